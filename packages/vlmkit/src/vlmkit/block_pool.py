@@ -1,0 +1,185 @@
+"""Which cache block belongs to whom, and which full blocks can be shared.
+
+A torch-free leaf that paged engines use inside; the core's scheduler never sees a block. Prefixes
+are shared by chained hashes as in vLLM's automatic prefix caching (Kwon et al., 2023,
+arXiv:2309.06180): a block's key is the sha256 of its parent's key, its own tokens and the digests
+of the images that overlap it; the first parent is the tenant, so that clients never share.
+Blocks that nobody uses keep their content until they are needed, oldest first, tail before head.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from vlmkit.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Table:
+    """One admitted sequence's blocks, in order, and the keys of its full ones."""
+
+    blocks: list[int]
+    keys: list[bytes] = field(default_factory=list)
+    num_committed: int = 0
+
+
+class BlockPool:
+    """Hands out ``num_blocks`` blocks of ``block_tokens`` tokens each.
+
+    Args:
+        num_blocks: blocks in all.
+        block_tokens: tokens a block holds.
+        shares_prefixes: whether full blocks are found again by later sequences.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_tokens: int, *, shares_prefixes: bool = True
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.shares_prefixes = shares_prefixes
+        self._num_users = [0] * num_blocks
+        self._key_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._tables: dict[Sequence, _Table] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no admitted sequence uses."""
+        return len(self._free)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are admitted."""
+        return len(self._tables)
+
+    def blocks(self, sequence: Sequence) -> list[int]:
+        """Return an admitted sequence's blocks in order; do not modify the list."""
+        return self._tables[sequence].blocks
+
+    def admit(self, sequence: Sequence) -> int | None:
+        """Make room for all present tokens and one more; see :meth:`protocols.Cache.admit`."""
+        if sequence in self._tables:
+            raise ValueError(f"sequence {sequence.id!r} is admitted already")
+        table = _Table([])
+        shared = self._find_prefix(sequence, table)
+        num_new = self._num_blocks_for(len(sequence) + 1) - len(shared)
+        if num_new > len(self._free) - sum(block in self._free for block in shared):
+            return None
+        for block in shared:
+            self._use(block)
+        table.blocks = [*shared, *(self._take() for _ in range(num_new))]
+        table.num_committed = len(shared)
+        self._tables[sequence] = table
+        return len(shared) * self.block_tokens
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make room for the first ``num_tokens``; False, and nothing changed, if full."""
+        blocks = self._tables[sequence].blocks
+        num_new = self._num_blocks_for(num_tokens) - len(blocks)
+        if num_new > len(self._free):
+            return False
+        blocks.extend(self._take() for _ in range(num_new))
+        return True
+
+    def commit(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that the first ``num_tokens`` are computed: their full blocks may be shared."""
+        if not self.shares_prefixes:
+            return
+        table = self._tables[sequence]
+        num_full = num_tokens // self.block_tokens
+        for index in range(table.num_committed, num_full):
+            key = self._key(sequence, table, index)
+            block = table.blocks[index]
+            if key not in self._block_of:  # else a twin holds the same content
+                self._key_of[block] = key
+                self._block_of[key] = block
+        table.num_committed = max(table.num_committed, num_full)
+
+    def truncate(self, sequence: Sequence, num_tokens: int) -> int:
+        """Forget tokens from ``num_tokens`` on; return how many are kept.
+
+        A block that others can find is never written twice, so the cut moves down to its start.
+        """
+        table = self._tables[sequence]
+        num_full = num_tokens // self.block_tokens
+        keeps_partial = num_full < len(table.blocks) and num_full >= table.num_committed
+        num_kept = self._num_blocks_for(num_tokens) if keeps_partial else num_full
+        for block in reversed(table.blocks[num_kept:]):
+            self._drop(block)
+        del table.blocks[num_kept:]
+        del table.keys[num_full:]
+        table.num_committed = min(table.num_committed, num_full)
+        return num_tokens if keeps_partial else num_full * self.block_tokens
+
+    def release(self, sequence: Sequence) -> None:
+        """Give up all blocks of an admitted sequence; full ones stay findable until reused."""
+        for block in reversed(self._tables.pop(sequence).blocks):
+            self._drop(block)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every block is free or used, and counted right."""
+        users = [0] * self.num_blocks
+        for table in self._tables.values():
+            for block in table.blocks:
+                users[block] += 1
+        assert users == self._num_users, "user counts differ from the tables"
+        assert {b for b, n in enumerate(users) if n == 0} == set(self._free), "free list is wrong"
+        assert {b: k for k, b in self._block_of.items()} == self._key_of, "keys are not mutual"
+
+    def _num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_tokens)
+
+    def _find_prefix(self, sequence: Sequence, table: _Table) -> list[int]:
+        """Return the blocks that hold the longest usable prefix of the sequence."""
+        found: list[int] = []
+        if not self.shares_prefixes:
+            return found
+        # The newest token is always computed, since its logits are wanted.
+        for index in range((len(sequence) - 1) // self.block_tokens):
+            block = self._block_of.get(self._key(sequence, table, index))
+            if block is None:
+                break
+            found.append(block)
+        for span in reversed(sequence.atomic_spans):
+            if span.start < len(found) * self.block_tokens < span.stop:
+                del found[span.start // self.block_tokens :]
+        return found
+
+    def _key(self, sequence: Sequence, table: _Table, index: int) -> bytes:
+        """Return the chained key of full block ``index``, computing the chain up to it."""
+        while len(table.keys) <= index:
+            number = len(table.keys)
+            start = number * self.block_tokens
+            stop = start + self.block_tokens
+            digest = hashlib.sha256(table.keys[-1] if number else _root(sequence.tenant))
+            digest.update(array("i", sequence.tokens(start, stop)).tobytes())
+            for image in sequence.prompt.images:
+                if image.start < stop and image.stop > start:
+                    digest.update(image.digest + (image.start - start).to_bytes(8, "big", signed=True))
+            table.keys.append(digest.digest())
+        return table.keys[index]
+
+    def _use(self, block: int) -> None:
+        self._num_users[block] += 1
+        self._free.pop(block, None)
+
+    def _take(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        if (key := self._key_of.pop(block, None)) is not None:
+            del self._block_of[key]
+        self._num_users[block] = 1
+        return block
+
+    def _drop(self, block: int) -> None:
+        self._num_users[block] -= 1
+        if self._num_users[block] == 0:
+            self._free[block] = None
+            if block not in self._key_of:
+                self._free.move_to_end(block, last=False)  # holds nothing worth keeping
+
+
+def _root(tenant: str) -> bytes:
+    return hashlib.sha256(tenant.encode()).digest()

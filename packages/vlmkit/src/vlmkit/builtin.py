@@ -1,0 +1,43 @@
+"""The components that come with the core. They enter by the same hooks as everyone else's."""
+
+from typing import Any
+
+from vlmkit.hookspecs import hookimpl
+from vlmkit.protocols import Sampler, Scheduler
+from vlmkit.registry import BuildContext, Registry
+from vlmkit.scheduler import SchedulerSettings
+
+VLMKIT_API = 1
+
+
+def _build_scheduler(context: BuildContext) -> Scheduler:
+    from vlmkit.scheduler import ContinuousScheduler
+
+    return ContinuousScheduler(context.settings)
+
+
+def _build_sampler(context: BuildContext) -> Sampler:
+    from vlmkit.sampler import ArraySampler
+
+    return ArraySampler()
+
+
+@hookimpl
+def vlmkit_register_schedulers(registry: Registry[Any]) -> None:
+    """Offer ``scheduler.use = "continuous"``."""
+    registry.add(
+        "continuous",
+        _build_scheduler,
+        settings=SchedulerSettings,
+        description="continuous batching, decode first, chunked prefill, priorities",
+    )
+
+
+@hookimpl
+def vlmkit_register_samplers(registry: Registry[Any]) -> None:
+    """Offer ``sampler.use = "array"``."""
+    registry.add(
+        "array",
+        _build_sampler,
+        description="every OpenAI sampling parameter, on NumPy or torch arrays",
+    )

@@ -1,0 +1,73 @@
+"""A model's files on this disk: where they are and what their small JSON files say.
+
+Does not download anything (a model source does) and never reads weights (an engine does).
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vlmkit.errors import CheckpointError
+
+MAX_JSON_BYTES = 64 * 2**20  # a tokenizer.json of a 256k vocabulary is about 35 MB
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model's folder.
+
+    Attributes:
+        name: how users call this model; the server lists it under this name.
+        path: the folder that holds ``config.json`` and its companions.
+        revision: the revision that was asked for, if the source knows revisions.
+    """
+
+    name: str
+    path: Path
+    revision: str | None = None
+
+    def has(self, pattern: str) -> bool:
+        """Tell whether any file of the folder matches a glob such as ``*.safetensors``."""
+        return any(self.path.glob(pattern))
+
+    def read_json(self, file: str) -> dict[str, Any]:
+        """Return a JSON file of the folder as a dictionary; an absent file is an empty one.
+
+        Raises:
+            CheckpointError: the file is too large, is not JSON or is not an object.
+        """
+        path = self.path / file
+        if not path.is_file():
+            return {}
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{file!r} of model {self.name!r} is over {MAX_JSON_BYTES} bytes")
+        try:
+            content = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise CheckpointError(f"{file!r} of model {self.name!r} is not valid JSON") from error
+        if not isinstance(content, dict):
+            raise CheckpointError(f"{file!r} of model {self.name!r} is not a JSON object")
+        return content
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The content of ``config.json``; empty where there is none."""
+        return self.read_json("config.json")
+
+    @property
+    def model_type(self) -> str:
+        """The family that ``config.json`` names, such as ``llava``; empty if it names none."""
+        return str(self.config.get("model_type", ""))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """64 hex digits that change when a file of the folder changes (by name, size or time)."""
+        digest = hashlib.sha256()
+        for path in sorted(p for p in self.path.rglob("*") if p.is_file()):
+            stat = path.stat()
+            entry = f"{path.relative_to(self.path)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+            digest.update(entry.encode())
+        return digest.hexdigest()

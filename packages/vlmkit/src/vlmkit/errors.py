@@ -1,0 +1,90 @@
+"""Every error vlmkit raises on purpose.
+
+VlmkitError
+├── ConfigError            a setting is unknown, missing or out of range
+├── PluginError            a plugin could not be loaded, or broke the contract
+│   ├── UnknownPlugin      no installed plugin provides the requested name
+│   └── PluginUnavailable  installed, but it cannot run here or cannot serve this model
+├── CheckpointError        a model's files are missing, broken or not supported
+├── RequestError           this one request is wrong; the engine is fine
+│   ├── PromptTooLong      the prompt and its answer do not fit the context
+│   ├── ImageError         an image is refused: format, size, address or content
+│   └── QueueFull          too many requests are waiting; try again later
+└── EngineError            a component failed while it ran this request
+
+A message names the subject, shows the value with ``!r`` and says what was expected; ``hint`` says
+what to do next. Messages never repeat what a client sent beyond the name of a field, and never
+carry the text of another library's exception: those go to the log.
+"""
+
+
+class VlmkitError(Exception):
+    """Base class: catch this to catch everything vlmkit raises on purpose."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")
+
+
+class ConfigError(VlmkitError):
+    """A setting is unknown, missing or out of range."""
+
+
+class PluginError(VlmkitError):
+    """A plugin could not be loaded, or broke the contract."""
+
+
+class UnknownPlugin(PluginError):  # noqa: N818 - reads as a sentence where it is raised
+    """No installed plugin provides the requested name."""
+
+
+class PluginUnavailable(PluginError):  # noqa: N818
+    """The plugin is installed, but it cannot run here or cannot serve this model."""
+
+
+class CheckpointError(VlmkitError):
+    """A model's files are missing, broken or not supported."""
+
+
+class RequestError(VlmkitError):
+    """This one request is wrong; the engine is fine.
+
+    Args:
+        message: what is wrong, safe to show to the client.
+        param: the field of the request that is wrong, such as ``messages[0].content``.
+        code: a short machine-readable reason, in OpenAI's manner.
+        hint: what to do about it.
+    """
+
+    code = "invalid_request"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+        self.code = code or type(self).code
+
+
+class PromptTooLong(RequestError):  # noqa: N818
+    """The prompt and its answer do not fit the context."""
+
+    code = "context_length_exceeded"
+
+
+class ImageError(RequestError):
+    """An image is refused: its format, its size, its address or its content."""
+
+    code = "invalid_image"
+
+
+class QueueFull(RequestError):  # noqa: N818
+    """Too many requests are waiting; try again later."""
+
+    code = "queue_full"
+
+
+class EngineError(VlmkitError):
+    """A component failed while it ran this request."""

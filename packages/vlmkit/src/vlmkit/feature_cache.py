@@ -1,0 +1,45 @@
+"""Image features by content, so that an image that was seen before is not encoded again.
+
+Keys hold the tenant and the slot's full sha256 digest; one cache belongs to one encoder. Least
+recently used features go first when the cache is full.
+"""
+
+from collections import OrderedDict
+
+from vlmkit.protocols import ImageFeatures
+
+
+class FeatureCache:
+    """Keeps up to ``max_bytes`` of features."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._entries: OrderedDict[tuple[str, bytes], ImageFeatures] = OrderedDict()
+        self.num_hits = 0
+        self.num_misses = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the kept features take."""
+        return self._num_bytes
+
+    def get(self, tenant: str, digest: bytes) -> ImageFeatures | None:
+        """Return the features of an image, or None."""
+        features = self._entries.get((tenant, digest))
+        if features is None:
+            self.num_misses += 1
+            return None
+        self.num_hits += 1
+        self._entries.move_to_end((tenant, digest))
+        return features
+
+    def put(self, tenant: str, digest: bytes, features: ImageFeatures) -> None:
+        """Keep features, unless they alone are over the bound."""
+        if features.num_bytes > self._max_bytes or (tenant, digest) in self._entries:
+            return
+        self._entries[tenant, digest] = features
+        self._num_bytes += features.num_bytes
+        while self._num_bytes > self._max_bytes:
+            _, dropped = self._entries.popitem(last=False)
+            self._num_bytes -= dropped.num_bytes

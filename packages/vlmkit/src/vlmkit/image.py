@@ -1,0 +1,211 @@
+"""A picture that was checked, decoded and turned upright.
+
+Everything hostile about picture files ends here: the size is read from the header before a pixel
+is decoded, only listed formats are opened, and no text of the decoder's errors leaves this module.
+Resizing and normalising for a model is the tokenizer's business; fetching by URL is the server's.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+import warnings
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+import msgspec
+
+from vlmkit.errors import ImageError
+
+if TYPE_CHECKING:
+    from PIL import Image as pil
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image or an array
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ImageLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is refused before it can cost memory or break a model.
+
+    Attributes:
+        max_bytes: size of the encoded file.
+        max_pixels: width times height, read from the header.
+        min_side_pixels: shortest side that a model's processor is trusted with.
+        max_aspect_ratio: longest side divided by the shortest.
+    """
+
+    max_bytes: Positive = 32 * 2**20
+    max_pixels: Positive = 50_000_000
+    min_side_pixels: Positive = 2
+    max_aspect_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 100.0
+
+
+class Image:
+    """An upright RGB picture with a content digest.
+
+    Make one with :meth:`open`. The object is immutable; its pixels are shared, never copied.
+    """
+
+    def __init__(self, picture: "pil.Image", *, source_size: tuple[int, int], turned: bool) -> None:
+        self._picture = picture
+        self.source_size = source_size
+        self.turned = turned
+
+    def __repr__(self) -> str:
+        return f"Image({self.width}x{self.height}, {self.digest.hex()[:12]})"
+
+    @property
+    def width(self) -> int:
+        """Width in pixels, after turning upright."""
+        return self._picture.width
+
+    @property
+    def height(self) -> int:
+        """Height in pixels, after turning upright."""
+        return self._picture.height
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Sha256 of the size and every pixel: equal pictures have equal digests."""
+        header = f"RGB {self.width}x{self.height}\0".encode()
+        return hashlib.sha256(header + self._picture.tobytes()).digest()
+
+    def to_pil(self) -> "pil.Image":
+        """Return the picture as a PIL image in mode RGB; do not modify it."""
+        return self._picture
+
+    @classmethod
+    def open(cls, source: ImageSource, limits: ImageLimits | None = None) -> "Image":
+        """Check, decode and turn a picture upright.
+
+        Animations give their first frame; transparency is laid on white; 16-bit, palette, grey
+        and CMYK pictures become 8-bit RGB.
+
+        Args:
+            source: a path, the bytes of a file, a ``data:`` URL, a PIL image, a uint8 array
+                ``[height, width, 3]``, or an Image, which is returned as it is.
+            limits: what to refuse; the defaults of :class:`ImageLimits` when None.
+
+        Raises:
+            ImageError: the source is not a picture that may be decoded.
+        """
+        if isinstance(source, Image):
+            return source
+        limits = limits or ImageLimits()
+        if isinstance(source, str) and source.startswith("data:"):
+            return cls._decode(_data_url_bytes(source, limits), limits)
+        if isinstance(source, bytes | bytearray | memoryview):
+            return cls._decode(bytes(source), limits)
+        if isinstance(source, str | PathLike):
+            return cls._decode(_file_bytes(Path(source), limits), limits)
+        return cls._from_object(source, limits)
+
+    @classmethod
+    def _decode(cls, content: bytes, limits: ImageLimits) -> "Image":
+        from PIL import Image as pil
+
+        if len(content) > limits.max_bytes:
+            raise ImageError(
+                f"image file is over {limits.max_bytes} bytes", code="image_too_large"
+            )
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # our own limits are the ones that count
+                picture = pil.open(io.BytesIO(content), formats=FORMATS)
+        except Exception as error:  # noqa: BLE001 - a decoder may raise anything
+            raise ImageError(f"image is not a readable {_listed(FORMATS)} file") from error
+        _check_size(picture.size, limits)
+        return cls._upright(picture)
+
+    @classmethod
+    def _from_object(cls, source: Any, limits: ImageLimits) -> "Image":
+        from PIL import Image as pil
+
+        if isinstance(source, pil.Image):
+            _check_size(source.size, limits)
+            return cls._upright(source)
+        shape, dtype = getattr(source, "shape", ()), str(getattr(source, "dtype", ""))
+        if len(shape) != 3 or shape[2] != 3 or dtype != "uint8":
+            raise ImageError(
+                "an image must be a path, bytes, a data: URL, a PIL image or a uint8 array "
+                "[height, width, 3]"
+            )
+        _check_size((shape[1], shape[0]), limits)
+        return cls._upright(pil.fromarray(source))
+
+    @classmethod
+    def _upright(cls, picture: "pil.Image") -> "Image":
+        from PIL import ImageOps
+
+        size = picture.size
+        try:
+            picture.load()
+            upright = ImageOps.exif_transpose(picture)
+            turned = picture.getexif().get(0x0112, 1) != 1
+            return cls(_to_rgb(upright), source_size=size, turned=turned)
+        except Exception as error:  # noqa: BLE001 - a decoder may raise anything
+            raise ImageError("image is broken: its pixels cannot be decoded") from error
+
+
+def _to_rgb(picture: "pil.Image") -> "pil.Image":
+    from PIL import Image as pil
+
+    if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
+        # Pillow clips wide greys to 255 where people expect the whole range to be scaled.
+        low, high = picture.getextrema()
+        scale = 255.0 / 65535.0 if picture.mode.startswith("I") else 255.0 / max(float(high), 1e-9)  # type: ignore[arg-type]
+        picture = picture.convert("F").point(lambda value: value * scale).convert("L")
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        paper = pil.new("RGBA", layer.size, "white")
+        picture = pil.alpha_composite(paper, layer)
+    return picture.convert("RGB")
+
+
+def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
+    width, height = size
+    if width * height > limits.max_pixels:
+        raise ImageError(
+            f"image of {width}x{height} is over {limits.max_pixels} pixels",
+            code="image_too_large",
+        )
+    if min(size) < limits.min_side_pixels:
+        raise ImageError(
+            f"image of {width}x{height} has a side under {limits.min_side_pixels} pixels",
+            code="image_too_small",
+        )
+    if max(size) > limits.max_aspect_ratio * min(size):
+        raise ImageError(
+            f"image of {width}x{height} is more than {limits.max_aspect_ratio:g} times as long "
+            "as it is wide"
+        )
+
+
+def _data_url_bytes(url: str, limits: ImageLimits) -> bytes:
+    header, comma, payload = url.partition(",")
+    if not comma or not header.endswith(";base64"):
+        raise ImageError("a data: URL must read data:image/...;base64,...")
+    if len(payload) * 3 // 4 > limits.max_bytes + 2:
+        raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
+    try:
+        return base64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ImageError("the data: URL's content is not valid base64") from error
+
+
+def _file_bytes(path: Path, limits: ImageLimits) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(limits.max_bytes + 1)
+    except OSError as error:
+        raise ImageError(
+            f"image {str(path)!r} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

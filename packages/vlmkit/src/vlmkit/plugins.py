@@ -1,0 +1,210 @@
+"""Find plugins, load each one in isolation, and collect what they offer.
+
+pluggy is used here and nowhere below. One plugin that is broken in any way (it fails to import,
+misspells a hook, gives a hook argument a default, claims a taken name, was written for another
+API version) is recorded with its reason, offers nothing and harms nobody; it is fatal only if the
+config selects something of it.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from vlmkit import builtin, hookspecs
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import PluginError
+from vlmkit.protocols import Engine, Sampler, Scheduler, Tokenizer, VisionEncoder
+from vlmkit.registry import Registry
+
+KINDS = ("tokenizers", "vision_encoders", "engines", "schedulers", "samplers", "models")
+
+
+@dataclass(slots=True)
+class Registries:
+    """One registry for each kind of component."""
+
+    owner: str = "vlmkit"
+    tokenizers: Registry[Tokenizer] = field(init=False)
+    vision_encoders: Registry[VisionEncoder] = field(init=False)
+    engines: Registry[Engine] = field(init=False)
+    schedulers: Registry[Scheduler] = field(init=False)
+    samplers: Registry[Sampler] = field(init=False)
+    models: Registry[Checkpoint] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            setattr(self, kind, Registry(kind.removesuffix("s").replace("_", " "), self.owner))
+
+    def merge(self, other: "Registries") -> None:
+        """Take everything that ``other`` offers, or nothing."""
+        trial = Registries()
+        for source in (self, other):
+            for kind in KINDS:
+                getattr(trial, kind).merge(getattr(source, kind))
+        for kind in KINDS:
+            getattr(self, kind).merge(getattr(other, kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One plugin that was found, and what became of it.
+
+    Attributes:
+        name: the entry point's name, or the file's stem.
+        source: the distribution's name, or the path of a local file.
+        version: of the distribution; empty for a file.
+        error: why it offers nothing; None when it loaded.
+        blocked: whether VLMKIT_BLOCK names it.
+    """
+
+    name: str
+    source: str
+    version: str = ""
+    error: Exception | None = None
+    blocked: bool = False
+
+
+@dataclass(slots=True)
+class Plugins(Registries):
+    """Everything that plugins offer, and every plugin that was found."""
+
+    found: list[Plugin] = field(default_factory=list)
+
+    @property
+    def broken(self) -> dict[str, Exception]:
+        """Reason by source of each plugin that could not be loaded."""
+        return {plugin.source: plugin.error for plugin in self.found if plugin.error}
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A plugin before it is loaded."""
+
+    name: str
+    source: str
+    version: str
+    entry: importlib.metadata.EntryPoint | Path | ModuleType
+
+    def load(self) -> Any:
+        if isinstance(self.entry, ModuleType):
+            return self.entry
+        if isinstance(self.entry, Path):
+            return _load_file(self.entry)
+        return self.entry.load()
+
+
+def load(
+    *,
+    files: Sequence[Path] = (),
+    block: Iterable[str] = (),
+    entry_points: Sequence[importlib.metadata.EntryPoint] | None = None,
+) -> Plugins:
+    """Load the built-in components and every plugin; a broken one is recorded, never fatal.
+
+    Args:
+        files: local Python files that are plugins too.
+        block: entry-point names, distribution names or file paths to leave out.
+        entry_points: what to load in place of the installed entry points, for tests.
+    """
+    if entry_points is None:
+        entry_points = list(importlib.metadata.entry_points(group=hookspecs.PROJECT))
+    candidates = [_Candidate("builtin", "vlmkit", "", builtin)]
+    candidates += sorted(map(_from_entry, entry_points), key=lambda c: (c.source, c.name))
+    candidates += [_Candidate(path.stem, str(path), "", path) for path in files]
+    blocked = {_canonical(name) for name in block if name}
+    plugins = Plugins()
+    for candidate in candidates:
+        if {_canonical(candidate.name), _canonical(candidate.source)} & blocked:
+            plugins.found.append(_record(candidate, blocked=True))
+            continue
+        try:
+            plugins.merge(_collect(candidate, candidates))
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            plugins.found.append(_record(candidate, error=error))
+        else:
+            plugins.found.append(_record(candidate))
+    return plugins
+
+
+def _from_entry(entry: importlib.metadata.EntryPoint) -> _Candidate:
+    if entry.dist is None:
+        return _Candidate(entry.name, entry.name, "", entry)
+    return _Candidate(entry.name, entry.dist.name, entry.dist.version, entry)
+
+
+def _record(
+    candidate: _Candidate, *, error: Exception | None = None, blocked: bool = False
+) -> Plugin:
+    return Plugin(candidate.name, candidate.source, candidate.version, error, blocked)
+
+
+def _canonical(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
+
+
+def _collect(candidate: _Candidate, candidates: Sequence[_Candidate]) -> Registries:
+    """Load one plugin and return what it registers; every trap of pluggy is sprung here."""
+    namesakes = {c.source for c in candidates if c.name == candidate.name}
+    if len(namesakes) > 1:
+        raise PluginError(
+            f"plugin name {candidate.name!r} is used by {' and '.join(sorted(namesakes))}",
+            hint="uninstall one of them, or block it with VLMKIT_BLOCK=<distribution>",
+        )
+    plugin = candidate.load()
+    _check_api_version(plugin)
+    manager = pluggy.PluginManager(hookspecs.PROJECT)  # one each: no half-registered state
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin, name=candidate.source)
+    manager.check_pending()  # a misspelt hook is an error, not silence
+    _refuse_defaults(manager, plugin)
+    offered = Registries(candidate.source)
+    for kind in KINDS:
+        getattr(manager.hook, f"vlmkit_register_{kind}")(registry=getattr(offered, kind))
+    return offered
+
+
+def _check_api_version(plugin: Any) -> None:
+    version = getattr(plugin, "VLMKIT_API", None)
+    if version != hookspecs.API_VERSION:
+        stated = "does not say VLMKIT_API" if version is None else f"has VLMKIT_API = {version!r}"
+        raise PluginError(
+            f"the plugin {stated}; this vlmkit offers API version {hookspecs.API_VERSION}",
+            hint=f"install a matching version, or state VLMKIT_API = {hookspecs.API_VERSION}",
+        )
+
+
+def _refuse_defaults(manager: pluggy.PluginManager, plugin: Any) -> None:
+    for caller in manager.get_hookcallers(plugin) or ():
+        for implementation in caller.get_hookimpls():
+            if implementation.kwargnames:
+                raise PluginError(
+                    f"hook {caller.name!r} gives {', '.join(implementation.kwargnames)} a "
+                    "default; pluggy would never pass the value",
+                    hint="remove the default",
+                )
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise PluginError(f"plugin file {str(path)!r} does not exist")
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    name = f"vlmkit_file_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"plugin file {str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look a class's module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

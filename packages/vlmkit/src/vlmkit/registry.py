@@ -1,0 +1,228 @@
+"""Named providers of one kind of component, and how one of them is built.
+
+A registry is filled by plugins at start-up and asked by the pipeline afterwards. It knows nothing
+of pluggy and never imports a plugin.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a provider's ``build`` gets.
+
+    Attributes:
+        reference: what the user called the model: a packaged name, a folder or a hub id.
+        checkpoint: the model's files; None for components that need none, and for model sources.
+        settings: the config section of this component, as the provider's own struct (or a plain
+            mapping where it declared none).
+        shared: one dictionary for each pipeline, through which the providers of one distribution
+            share what is costly to load; use :meth:`share`.
+    """
+
+    reference: str = ""
+    checkpoint: Checkpoint | None = None
+    settings: Any = None
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def files(self) -> Checkpoint:
+        """The checkpoint, which must be there."""
+        if self.checkpoint is None:
+            raise ConfigError("this component needs a model, and none was given")
+        return self.checkpoint
+
+    def share(self, key: object, make: Callable[[], T]) -> T:
+        """Return what another component of this pipeline made under ``key``, or make it now."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        return cast("T", self.shared[key])
+
+
+def _always() -> str | None:
+    return None
+
+
+def _any(_: object) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Provider(Generic[T]):
+    """One named way to get a component.
+
+    Attributes:
+        name: what a config selects it by.
+        build: makes the component; may import heavy libraries and take long.
+        why_not: says in one sentence why it cannot run on this machine; None when it can.
+            Must not import what it asks about.
+        cannot_serve: the same for one model: gets the Checkpoint (for model sources: the
+            reference) and looks at small files only.
+        settings: struct of the provider's own settings; None accepts no settings.
+        priority: ``auto`` prefers higher numbers.
+        description: one line for ``vlmkit plugins``.
+        plugin: the distribution or file that offers it; filled in by the loader.
+    """
+
+    name: str
+    build: Callable[[BuildContext], T]
+    why_not: Callable[[], str | None] = _always
+    cannot_serve: Callable[[Any], str | None] = _any
+    settings: type[msgspec.Struct] | None = None
+    priority: int = 0
+    description: str = ""
+    plugin: str = "vlmkit"
+
+
+class Registry(Generic[T]):
+    """What a ``vlmkit_register_*`` hook receives."""
+
+    def __init__(self, kind: str, plugin: str = "vlmkit") -> None:
+        self.kind = kind
+        self.plugin = plugin
+        self._providers: dict[str, Provider[T]] = {}
+
+    def __iter__(self) -> Iterator[Provider[T]]:
+        """Yield the providers by name."""
+        return iter(sorted(self._providers.values(), key=lambda provider: provider.name))
+
+    def add(
+        self,
+        name: str,
+        build: Callable[[BuildContext], T],
+        *,
+        why_not: Callable[[], str | None] = _always,
+        cannot_serve: Callable[[Any], str | None] = _any,
+        settings: type[msgspec.Struct] | None = None,
+        priority: int = 0,
+        description: str = "",
+    ) -> None:
+        """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
+
+        Raises:
+            PluginError: the name is taken or is not a plain word.
+        """
+        if not name.replace("-", "").replace("_", "").isalnum() or name == "auto":
+            raise PluginError(f"{self.kind} name {name!r} must be letters, digits, '-' or '_'")
+        self._take(
+            Provider(
+                name=name,
+                build=build,
+                why_not=why_not,
+                cannot_serve=cannot_serve,
+                settings=settings,
+                priority=priority,
+                description=description,
+                plugin=self.plugin,
+            )
+        )
+
+    def merge(self, other: "Registry[T]") -> None:
+        """Take everything that ``other`` offers, or nothing."""
+        for provider in other:
+            self._refuse_taken(provider)
+        for provider in other:
+            self._take(provider)
+
+    def get(self, name: str) -> Provider[T]:
+        """Return the provider of this name.
+
+        Raises:
+            UnknownPlugin: there is none; the hint names the nearest.
+        """
+        if (provider := self._providers.get(name)) is not None:
+            return provider
+        near = difflib.get_close_matches(name, self._providers, n=1)
+        installed = ", ".join(sorted(self._providers)) or "none"
+        hint = f"did you mean {near[0]!r}?" if near else f"installed: {installed}"
+        raise UnknownPlugin(f"no installed plugin provides {self.kind} {name!r}", hint=hint)
+
+    def objections(self, subject: object) -> dict[str, str | None]:
+        """Say of every provider why it cannot serve ``subject`` here; None where it can."""
+        return {p.name: p.why_not() or p.cannot_serve(subject) for p in self}
+
+    def choose(self, name: str, subject: object) -> Provider[T]:
+        """Return the named provider, or for ``auto`` the preferred one that can serve.
+
+        Raises:
+            UnknownPlugin: no plugin provides the name.
+            PluginUnavailable: the provider cannot serve; for ``auto``, none can. The message
+                says why of each.
+        """
+        if name != "auto":
+            provider = self.get(name)
+            if reason := provider.why_not() or provider.cannot_serve(subject):
+                raise PluginUnavailable(
+                    f"{self.kind} {name!r} from {provider.plugin!r} cannot be used: {reason}"
+                )
+            return provider
+        reasons = self.objections(subject)
+        able = [p for p in self if reasons[p.name] is None]
+        if not able:
+            detail = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise PluginUnavailable(
+                f"no installed {self.kind} can serve this model ({detail or 'none is installed'})",
+                hint="install a plugin that can, for example: pip install vlmkit-hf vlmkit-torch",
+            )
+        return max(able, key=lambda p: p.priority)
+
+    def build(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> T:
+        """Choose a provider, check its settings and build the component.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+        """
+        subject = context.checkpoint if context.checkpoint is not None else context.reference
+        provider = self.choose(name, subject)
+        checked = self.check_settings(provider, settings)
+        return provider.build(
+            BuildContext(context.reference, context.checkpoint, checked, context.shared)
+        )
+
+    def check_settings(self, provider: Provider[T], settings: Mapping[str, Any]) -> Any:
+        """Return the settings as the provider's own struct.
+
+        Raises:
+            ConfigError: a setting is unknown or out of range.
+        """
+        wanted = provider.settings
+        if wanted is None:
+            if settings:
+                raise ConfigError(
+                    f"{self.kind} {provider.name!r} has no setting {next(iter(settings))!r}"
+                )
+            return {}
+        known = [f.encode_name for f in msgspec.structs.fields(wanted)]
+        for key in settings:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                raise ConfigError(
+                    f"{self.kind} {provider.name!r} has no setting {key!r}", hint=hint
+                )
+        try:
+            return msgspec.convert(dict(settings), wanted, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{self.kind} {provider.name!r}: {error}") from error
+
+    def _refuse_taken(self, new: Provider[T]) -> None:
+        if (taken := self._providers.get(new.name)) is not None:
+            raise PluginError(
+                f"{self.kind} {new.name!r} from {new.plugin!r} is already provided by "
+                f"{taken.plugin!r}",
+                hint="uninstall one of them, or block it with VLMKIT_BLOCK",
+            )
+
+    def _take(self, new: Provider[T]) -> None:
+        self._refuse_taken(new)
+        self._providers[new.name] = new

@@ -1,0 +1,271 @@
+"""The default scheduler: who runs next, and with how many tokens.
+
+Continuous batching (Yu et al., 2022, "Orca") with decode first and chunked prefill in one token
+budget (Agrawal et al., 2023, arXiv:2308.16369). Pure: it holds sequences and integers, talks to a
+cache about room, and knows no clock, no text and no array.
+"""
+
+import heapq
+import itertools
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+from vlmkit.errors import QueueFull
+from vlmkit.protocols import Cache, EngineLimits
+from vlmkit.sequence import Sequence
+from vlmkit.step import EncodeItem, Step, WorkItem
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much runs together.
+
+    Attributes:
+        max_step_tokens: tokens computed in one step; smaller keeps running answers fluent while a
+            long prompt is read, larger reads prompts faster.
+        max_running: sequences with room in the cache at once; the engine may allow fewer.
+        max_waiting: sequences in the queue before a request is refused.
+        encoder_budget_tokens: image tokens encoded in one step, but always at least one image.
+    """
+
+    max_step_tokens: Positive = 1024
+    max_running: Positive = 256
+    max_waiting: Positive = 1024
+    encoder_budget_tokens: Positive = 4096
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step in the making, and what is left of its budgets."""
+
+    num_tokens_left: int
+    num_encoder_tokens_left: int
+    items: list[WorkItem] = field(default_factory=list)
+    encodes: list[EncodeItem] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    num_prefills: int = 0
+
+
+class ContinuousScheduler:
+    """Serves by priority, then first come first served; gives up the last comer's room first."""
+
+    def __init__(self, settings: SchedulerSettings | None = None) -> None:
+        self.settings = settings or SchedulerSettings()
+        self._ranks: dict[Sequence, tuple[int, int]] = {}
+        self._arrivals = itertools.count()
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
+        self._followers: dict[Sequence, list[Sequence]] = {}
+        self._running: list[Sequence] = []
+        self._num_removed = 0  # entries of the heap whose sequence is gone
+        self._is_prefill_turn = True
+
+    @property
+    def max_waiting(self) -> int:
+        """Sequences that the queue takes."""
+        return self.settings.max_waiting
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._ranks) - len(self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with room in the cache."""
+        return len(self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence; see :meth:`protocols.Scheduler.add`."""
+        if self.num_waiting >= self.settings.max_waiting:
+            raise QueueFull(
+                f"{self.settings.max_waiting} requests are waiting already",
+                hint="try again later",
+            )
+        self._ranks[sequence] = (sequence.priority, next(self._arrivals))
+        leader = sequence.leader
+        if leader in self._ranks and leader.is_prefilling:
+            self._followers.setdefault(leader, []).append(sequence)
+        else:
+            self._wait(sequence)
+
+    def plan(self, cache: Cache) -> Step:
+        """Choose the next step: decodes, then prefills under way, then newcomers."""
+        limits = cache.limits
+        draft = _Draft(self.settings.max_step_tokens, self.settings.encoder_budget_tokens)
+        mixes = limits.mixes_prefill_and_decode
+        if mixes or not self._is_prefill_turn:
+            self._plan_decodes(draft, cache)
+        if mixes or not draft.items:
+            self._plan_prefills(draft, cache)
+            self._admit(draft, cache)
+        if not mixes and not draft.items:
+            self._plan_decodes(draft, cache)
+        self._is_prefill_turn = not draft.num_prefills
+        return Step(tuple(draft.encodes), tuple(draft.items), tuple(draft.preempted))
+
+    def commit(self, step: Step) -> None:
+        """Note that a step was computed."""
+        for item in step.items:
+            item.sequence.num_computed_tokens = item.stop
+            if item.sequence in self._followers and item.stop >= item.sequence.num_prompt_tokens:
+                self._free_followers(item.sequence)
+
+    def remove(self, sequence: Sequence, cache: Cache) -> None:
+        """Forget a sequence that ended, and release its room."""
+        if self._ranks.pop(sequence, None) is None:
+            return
+        self._free_followers(sequence)
+        if sequence in self._running:
+            self._running.remove(sequence)
+            cache.release(sequence)
+        elif not self._unfollow(sequence):
+            self._num_removed += 1
+            self._compact()
+
+    def _plan_decodes(self, draft: _Draft, cache: Cache) -> None:
+        for sequence in list(self._running):
+            if sequence.is_held or sequence.is_prefilling or draft.num_tokens_left < 1:
+                continue
+            if sequence in draft.preempted or not self._make_room(sequence, draft, cache):
+                continue
+            draft.items.append(WorkItem(sequence, len(sequence) - 1, 1, wants_logits=True))
+            draft.num_tokens_left -= 1
+
+    def _plan_prefills(self, draft: _Draft, cache: Cache) -> None:
+        for sequence in list(self._running):
+            if sequence.is_prefilling and not sequence.is_held:
+                self._add_chunk(sequence, draft, cache.limits)
+
+    def _admit(self, draft: _Draft, cache: Cache) -> None:
+        """Admit newcomers in order of rank while there is budget and room."""
+        room = min(self.settings.max_running, cache.limits.max_sequences)
+        while draft.num_tokens_left > 0 and (sequence := self._head()) is not None:
+            if sequence in draft.preempted:  # it was sent away in this very step
+                return
+            if len(self._running) >= room and not self._yield_place(sequence, draft, cache):
+                return
+            while (num_cached := cache.admit(sequence)) is None:
+                if not self._yield_place(sequence, draft, cache):
+                    return
+            heapq.heappop(self._waiting)
+            sequence.num_computed_tokens = num_cached
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = num_cached
+            self._running.append(sequence)
+            self._running.sort(key=self._ranks.__getitem__)
+            if sequence.is_prefilling:
+                self._add_chunk(sequence, draft, cache.limits)
+
+    def _add_chunk(self, sequence: Sequence, draft: _Draft, limits: EngineLimits) -> None:
+        """Put the next chunk of a prompt into the step, if there is budget for one."""
+        if draft.num_tokens_left < 1:
+            return
+        start = sequence.num_computed_tokens
+        longest = min(draft.num_tokens_left, limits.max_chunk_tokens)
+        stop = _uncut(sequence, start, min(len(sequence), start + longest))
+        stop = self._within_encoder_budget(sequence, start, stop, draft)
+        if stop == start or (stop - start > draft.num_tokens_left and draft.num_prefills):
+            return
+        for image in _images_to_encode(sequence, start, stop):
+            draft.encodes.append(EncodeItem(sequence, image))
+            draft.num_encoder_tokens_left -= sequence.prompt.images[image].num_features
+        wants_logits = stop == len(sequence)
+        draft.items.append(WorkItem(sequence, start, stop - start, wants_logits))
+        draft.num_tokens_left -= stop - start
+        draft.num_prefills += 1
+
+    def _within_encoder_budget(
+        self, sequence: Sequence, start: int, stop: int, draft: _Draft
+    ) -> int:
+        """Shorten a chunk so that it stops before the first image that is over the budget."""
+        left = draft.num_encoder_tokens_left
+        is_first = not draft.encodes
+        for image in _images_to_encode(sequence, start, stop):
+            slot = sequence.prompt.images[image]
+            left -= slot.num_features
+            if left < 0 and not is_first:
+                cut = _uncut(sequence, start, max(start, slot.start), may_grow=False)
+                return cut if cut > start or draft.num_prefills else stop
+            is_first = False
+        return stop
+
+    def _make_room(self, sequence: Sequence, draft: _Draft, cache: Cache) -> bool:
+        """Reserve one more token, sending others away if need be; False if it went itself."""
+        while not cache.reserve(sequence, len(sequence)):
+            victim = next((s for s in reversed(self._running) if s.is_held), self._running[-1])
+            self._preempt(victim, draft, cache)
+            if victim is sequence:
+                return False
+        return True
+
+    def _yield_place(self, newcomer: Sequence, draft: _Draft, cache: Cache) -> bool:
+        """Send away the last runner if the newcomer is more urgent, unless it runs already."""
+        if not self._running:
+            return False
+        victim = self._running[-1]
+        if victim.priority <= newcomer.priority:
+            return False
+        if any(item.sequence is victim for item in draft.items):
+            return False
+        self._preempt(victim, draft, cache)
+        return True
+
+    def _preempt(self, sequence: Sequence, draft: _Draft, cache: Cache) -> None:
+        """Take a sequence's room; it will be computed again from its tokens."""
+        self._running.remove(sequence)
+        cache.release(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.features.clear()
+        draft.preempted.append(sequence)
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        heapq.heappush(self._waiting, (self._ranks[sequence], sequence))
+
+    def _head(self) -> Sequence | None:
+        """Return the next in the queue that may run, dropping those that are gone."""
+        while self._waiting:
+            sequence = self._waiting[0][1]
+            if sequence in self._ranks:
+                return sequence
+            heapq.heappop(self._waiting)
+            self._num_removed -= 1
+        return None
+
+    def _compact(self) -> None:
+        """Keep the heap from growing with cancelled requests."""
+        if self._num_removed > 64 and self._num_removed > len(self._waiting) // 2:
+            self._waiting = [entry for entry in self._waiting if entry[1] in self._ranks]
+            heapq.heapify(self._waiting)
+            self._num_removed = 0
+
+    def _free_followers(self, leader: Sequence) -> None:
+        for follower in self._followers.pop(leader, ()):
+            self._wait(follower)
+
+    def _unfollow(self, sequence: Sequence) -> bool:
+        group = self._followers.get(sequence.leader, []) if sequence.leader else []
+        if sequence not in group:
+            return False
+        group.remove(sequence)
+        return True
+
+
+def _uncut(sequence: Sequence, start: int, stop: int, *, may_grow: bool = True) -> int:
+    """Move the end of a chunk out of any atomic span: before it, or else past it."""
+    for span in sequence.atomic_spans:
+        if span.start < stop < span.stop:
+            return span.start if span.start > start or not may_grow else span.stop
+    return stop
+
+
+def _images_to_encode(sequence: Sequence, start: int, stop: int) -> list[int]:
+    """Return the images that a chunk touches and whose features are not there yet."""
+    return [
+        index
+        for index, slot in enumerate(sequence.prompt.images)
+        if slot.start < stop and slot.stop > start and index not in sequence.features
+    ]
