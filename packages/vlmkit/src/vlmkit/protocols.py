@@ -194,8 +194,9 @@ class Engine(Cache, Protocol):
     def forward(self, items: Seq[WorkItem]) -> Array:
         """Compute the items and return logits ``[rows, vocab]`` float, unnormalised.
 
-        There is one row for each item with ``wants_logits``, in order. Room was reserved. A call
-        that raised may be repeated with any subset of its items.
+        There is one row for each item with ``wants_logits``, in order. Room was reserved. Until
+        the next step the same items may be given again, alone or together, with the same result:
+        that is how a member that makes its batch fail is found.
         """
         ...
 

@@ -1,0 +1,419 @@
+"""The engine loop: plan, encode, forward, sample, commit, in a thread of its own.
+
+Everything that touches the scheduler, the encoder, the engine or the sampler happens here, so none
+of them needs a lock. Every request ends in exactly one of finished, aborted and failed; whatever
+the way, its room, its features and its place are gone afterwards. A member of a batch that fails
+is found by running the members alone; the others never notice.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import TypeVar
+
+from vlmkit.errors import EngineError, QueueFull, VlmkitError
+from vlmkit.feature_cache import FeatureCache
+from vlmkit.protocols import Engine, ImageFeatures, Sample, Sampler, Scheduler, VisionEncoder
+from vlmkit.sequence import Sequence
+from vlmkit.step import EncodeItem, Step, WorkItem
+from vlmkit.stream import Chunk, FinishReason, Stream, Wakeups
+from vlmkit.text import AnswerText
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M")
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One sequence and where its answer goes."""
+
+    sequence: Sequence
+    text: AnswerText
+    stream: Stream
+    index: int
+
+
+@dataclass(slots=True)
+class LoopStats:
+    """What the loop has done since it started."""
+
+    num_steps: int = 0
+    num_tokens_computed: int = 0
+    num_tokens_sampled: int = 0
+    num_images_encoded: int = 0
+    num_preemptions: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_failed: int = 0
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What other threads ask of the loop."""
+
+    jobs: deque[list[Job]] = field(default_factory=deque)
+    aborted: deque[Stream] = field(default_factory=deque)
+    is_closing: bool = False
+    is_draining: bool = False
+    is_changed: bool = False
+
+
+class Loop:
+    """Runs jobs until it is closed.
+
+    Args:
+        engine: computes.
+        encoder: encodes images; None for a text model.
+        scheduler: decides.
+        sampler: chooses tokens.
+        features: the image feature cache.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        encoder: VisionEncoder | None,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        features: FeatureCache,
+    ) -> None:
+        self._engine = engine
+        self._encoder = encoder
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._features = features
+        self._jobs: dict[Sequence, Job] = {}
+        self._held: set[Sequence] = set()
+        self._is_stuck = False  # nothing can run until a reader or a newcomer changes something
+        self._wakeups = Wakeups()
+        self._inbox = _Inbox()
+        self._bell = threading.Condition()
+        self._failure: EngineError | None = None
+        self.stats = LoopStats()
+        self._thread = threading.Thread(target=self._run, name="vlmkit-loop", daemon=True)
+        self._thread.start()
+
+    # Called from any thread.
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop can still serve requests."""
+        return self._failure is None and self._thread.is_alive()
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place."""
+        return sum(map(len, list(self._inbox.jobs))) + self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a place."""
+        return self._scheduler.num_running
+
+    @property
+    def num_jobs(self) -> int:
+        """Sequences that the loop knows of; zero when every request is over."""
+        return len(self._jobs)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Hand over the sequences of one request.
+
+        Raises:
+            QueueFull: too many wait already.
+            EngineError: the loop is closed or has failed.
+        """
+        with self._bell:
+            if self._failure is not None:
+                raise self._failure
+            if self._inbox.is_closing or self._inbox.is_draining:
+                raise EngineError("the pipeline is closing", hint="ask another server")
+            if self.num_waiting + len(jobs) > self._scheduler.max_waiting:
+                raise QueueFull(
+                    f"{self._scheduler.max_waiting} requests are waiting already",
+                    hint="try again later",
+                )
+            self._inbox.jobs.append(jobs)
+            self._ring()
+
+    def abort(self, stream: Stream) -> None:
+        """End a request; its room is free after the step that runs now."""
+        with self._bell:
+            self._inbox.aborted.append(stream)
+            self._ring()
+
+    def wake(self) -> None:
+        """Look again at sequences that were held for a slow reader."""
+        with self._bell:
+            self._ring()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new requests and wait for the present ones; tell whether all ended in time."""
+        with self._bell:
+            self._inbox.is_draining = True
+            self._ring()
+            return self._bell.wait_for(self._is_empty, timeout_s)
+
+    def close(self) -> None:
+        """End every request as aborted and stop the thread."""
+        with self._bell:
+            self._inbox.is_closing = True
+            self._ring()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _ring(self) -> None:
+        self._inbox.is_changed = True
+        self._bell.notify_all()
+
+    def _is_empty(self) -> bool:
+        return not self._jobs and not self._inbox.jobs
+
+    # The loop's own thread.
+
+    def _run(self) -> None:
+        try:
+            while self._serve_inbox():
+                step = self._scheduler.plan(self._engine)
+                items = self._encode(step)
+                samples = self._forward(items)
+                self._commit(step, samples)
+        except Exception as error:
+            log.exception("the engine loop failed; the pipeline serves no more requests")
+            with self._bell:
+                self._failure = EngineError("the engine failed", hint="see the server's log")
+                self._failure.__cause__ = error
+            self._end_all(self._failure)
+        else:
+            self._end_all(None)
+
+    def _serve_inbox(self) -> bool:
+        """Do what other threads asked for; wait while there is nothing to run."""
+        self._wakeups.flush()
+        with self._bell:
+            if self._inbox.is_draining and self._is_empty():
+                self._bell.notify_all()
+            self._bell.wait_for(lambda: self._inbox.is_changed or self._can_run())
+            self._inbox.is_changed = self._is_stuck = False
+            if self._inbox.is_closing:
+                return False
+            new = [job for jobs in _drained(self._inbox.jobs) for job in jobs]
+            aborted = list(_drained(self._inbox.aborted))
+            for job in new:
+                self._jobs[job.sequence] = job
+        for job in new:
+            self._accept(job)
+        for stream in aborted:
+            self._abort(stream)
+        for sequence in [s for s in self._held if not self._jobs[s].stream.is_behind]:
+            sequence.is_held = False
+            self._held.discard(sequence)
+        return True
+
+    def _can_run(self) -> bool:
+        return not self._is_stuck and len(self._jobs) > len(self._held)
+
+    def _accept(self, job: Job) -> None:
+        if job.sequence not in self._jobs:  # a sibling was refused, and this one with it
+            return
+        sequence = job.sequence
+        try:
+            sequence.atomic_spans = self._engine.atomic_spans(sequence.prompt)
+            self._scheduler.add(sequence)
+        except VlmkitError as error:
+            self._fail(job.stream, error)
+        except Exception as error:  # noqa: BLE001 - an engine may raise anything
+            self._fail(job.stream, _engine_error("the engine refused the prompt", error))
+        else:
+            job.stream.accept(self._wakeups)
+
+    def _encode(self, step: Step) -> tuple[WorkItem, ...]:
+        """Put features where the engine looks for them; return the items that can run."""
+        self.stats.num_preemptions += len(step.preempted)
+        if not step.items:
+            self._is_stuck = not step.preempted and not self._break_deadlock()
+            return ()
+        missing: dict[tuple[str, bytes], list[EncodeItem]] = {}
+        for item in step.encodes:
+            slot = item.sequence.prompt.images[item.image]
+            key = (item.sequence.tenant, slot.digest)
+            if (features := self._features.get(*key)) is not None:
+                item.sequence.features[item.image] = features
+            else:
+                missing.setdefault(key, []).append(item)
+        if missing:
+            self._encode_missing(missing)
+        return tuple(item for item in step.items if item.sequence in self._jobs)
+
+    def _encode_missing(self, missing: dict[tuple[str, bytes], list[EncodeItem]]) -> None:
+        """Encode each distinct image once, all in one batch if they go well."""
+        firsts = [group[0] for group in missing.values()]
+        results = _isolated(self._encode_batch, firsts)
+        for key, group, result in zip(missing, missing.values(), results, strict=True):
+            if isinstance(result, Exception):
+                error = _engine_error("the vision encoder failed on this image", result)
+                for item in group:
+                    self._fail_sequence(item.sequence, error)
+                continue
+            self.stats.num_images_encoded += 1
+            self._features.put(*key, result)
+            for item in group:
+                item.sequence.features[item.image] = result
+
+    def _encode_batch(self, items: Seq[EncodeItem]) -> list[ImageFeatures]:
+        if self._encoder is None:
+            raise EngineError("this pipeline has no vision encoder")
+        return self._encoder.encode([i.sequence.prompt.images[i.image] for i in items])
+
+    def _forward(self, items: Seq[WorkItem]) -> list[tuple[WorkItem, Sample | None]]:
+        """Compute the items; return those that went well, with the token chosen where wanted."""
+        for item in items:
+            self._jobs[item.sequence].stream.clock.start()
+        if not items:
+            return []
+        done: list[tuple[WorkItem, Sample | None]] = []
+        for item, result in zip(items, _isolated(self._compute, items), strict=True):
+            if isinstance(result, Exception):
+                error = _engine_error("the engine failed on this request", result)
+                self._fail_sequence(item.sequence, error)
+            else:
+                done.append((item, result))
+        return [(item, sample) for item, sample in done if item.sequence in self._jobs]
+
+    def _compute(self, items: Seq[WorkItem]) -> list[Sample | None]:
+        """Run the engine and the sampler on some items."""
+        logits = self._engine.forward(items)
+        wanted = [item.wants_logits for item in items]
+        sequences = [item.sequence for item in compress(items, wanted)]
+        samples = iter(self._sampler.sample(logits, sequences))
+        return [next(samples) if wants else None for wants in wanted]
+
+    def _commit(self, step: Step, samples: list[tuple[WorkItem, Sample | None]]) -> None:
+        """Note what was computed, and hand every new token on."""
+        if not samples:
+            return
+        done = tuple(item for item, _ in samples)
+        self._scheduler.commit(Step(step.encodes, done, step.preempted))
+        self.stats.num_steps += 1
+        self.stats.num_tokens_computed += step.num_tokens
+        for item, sample in samples:
+            job = self._jobs[item.sequence]
+            self._note_cached(job)
+            _drop_used_features(item)
+            if sample is not None:
+                self._take(job, sample)
+
+    def _take(self, job: Job, sample: Sample) -> None:
+        """Append one chosen token to its answer, and end the answer if it is complete."""
+        sequence = job.sequence
+        sequence.output_ids.append(sample.token_id)
+        self.stats.num_tokens_sampled += 1
+        job.stream.clock.token()
+        is_eos = sample.token_id in sequence.eos_ids and not sequence.params.ignore_eos
+        text = "" if is_eos else job.text.push(sample.token_id)
+        reason: FinishReason | None = None
+        if is_eos or job.text.is_stopped:
+            reason = "stop"
+        elif len(sequence.output_ids) >= sequence.max_tokens:
+            reason = "length"
+        if reason is not None:
+            text += job.text.finish()
+            self._remove(job)
+            self.stats.num_finished += 1
+        job.stream.put(Chunk(job.index, text, (sample,), reason), self._wakeups)
+        if reason is None and job.stream.is_behind:
+            sequence.is_held = True
+            self._held.add(sequence)
+
+    def _note_cached(self, job: Job) -> None:
+        if job.index == 0 and job.sequence.num_cached_tokens is not None:
+            cached = min(job.sequence.num_cached_tokens, job.sequence.num_prompt_tokens)
+            job.stream.cached_tokens = cached
+
+    def _abort(self, stream: Stream) -> None:
+        jobs = self._jobs_of(stream)
+        for job in jobs:
+            self._remove(job)
+            job.stream.put(Chunk(job.index, "", (), "abort"), self._wakeups)
+        self.stats.num_aborted += len(jobs)
+
+    def _fail(self, stream: Stream, error: VlmkitError) -> None:
+        jobs = self._jobs_of(stream)
+        for job in jobs:
+            self._remove(job)
+        self.stats.num_failed += len(jobs)
+        stream.fail(error, self._wakeups)
+
+    def _fail_sequence(self, sequence: Sequence, error: VlmkitError) -> None:
+        """Fail a sequence's request, unless a sibling's failure has done so already."""
+        if (job := self._jobs.get(sequence)) is not None:
+            self._fail(job.stream, error)
+
+    def _jobs_of(self, stream: Stream) -> list[Job]:
+        return [job for job in self._jobs.values() if job.stream is stream]
+
+    def _remove(self, job: Job) -> None:
+        """Free everything that a sequence has."""
+        self._scheduler.remove(job.sequence, self._engine)
+        job.sequence.features.clear()
+        self._held.discard(job.sequence)
+        del self._jobs[job.sequence]
+
+    def _break_deadlock(self) -> bool:
+        """Fail a request that finds no room although nobody else has any; tell if it did."""
+        if self._scheduler.num_running or not self._jobs:
+            return False
+        job = next(iter(self._jobs.values()))
+        self._fail(job.stream, EngineError("the request does not fit the engine's cache"))
+        return True
+
+    def _end_all(self, error: EngineError | None) -> None:
+        """Leave nobody waiting when the loop ends."""
+        with self._bell:
+            jobs = [*self._jobs.values(), *(j for js in _drained(self._inbox.jobs) for j in js)]
+            self._jobs = {job.sequence: job for job in jobs}
+            self._bell.notify_all()
+        for stream in {job.stream for job in jobs}:
+            if error is None:
+                self._abort(stream)
+            else:
+                self._jobs = {s: j for s, j in self._jobs.items() if j.stream is not stream}
+                stream.fail(error, self._wakeups)
+        self._wakeups.flush()
+
+
+def _isolated(run: Callable[[Seq[M]], list[R]], members: Seq[M]) -> list[R | Exception]:
+    """Run a batch; if it raises, run its members alone to find out which of them fail."""
+    try:
+        return list(run(members))
+    except Exception as error:  # noqa: BLE001 - a component may raise anything
+        if len(members) == 1:
+            return [error]
+    return [result for member in members for result in _isolated(run, [member])]
+
+
+def _drained(queue: deque[M]) -> Iterator[M]:
+    while queue:
+        yield queue.popleft()
+
+
+def _drop_used_features(item: WorkItem) -> None:
+    """Forget features whose image is in the cache as a whole."""
+    images = item.sequence.prompt.images
+    for image in [i for i in item.sequence.features if images[i].stop <= item.stop]:
+        del item.sequence.features[image]
+
+
+def _engine_error(message: str, cause: Exception) -> VlmkitError:
+    """Keep the library's words out of the answer and in the log."""
+    if isinstance(cause, VlmkitError):
+        return cause
+    log.error("%s", message, exc_info=cause)
+    error = EngineError(message, hint="see the server's log")
+    error.__cause__ = cause
+    return error
