@@ -1,0 +1,29 @@
+"""Tiny random models of real families, saved as complete checkpoint folders, for tests.
+
+Each one is built from the family's own config class with random weights, the family's own
+processor class, a small trained tokenizer with the family's special tokens, and a chat template
+that has the shape of the family's own. Answers are noise; everything else is as in a real
+checkpoint, so two programs that load the same folder must agree token for token.
+
+    folder = zoo.save("qwen2_vl", tmp_path)               weights too; needs torch
+    folder = zoo.save_processor("qwen2_vl", tmp_path)     all but the weights; no torch
+    inputs = zoo.reference("qwen2_vl", messages, images)  what the family's processor makes of them
+
+Nothing here needs torchvision or the network, and nothing here imports vlmkit: this is the
+reference that vlmkit is compared with.
+"""
+
+from zoo.picture import picture
+from zoo.reference import placeholder, processor, reference
+from zoo.save import NAMES_TEXT, NAMES_VISION, save, save_processor
+
+__all__ = [
+    "NAMES_TEXT",
+    "NAMES_VISION",
+    "picture",
+    "placeholder",
+    "processor",
+    "reference",
+    "save",
+    "save_processor",
+]
