@@ -33,9 +33,7 @@ class BlockPool:
         shares_prefixes: whether full blocks are found again by later sequences.
     """
 
-    def __init__(
-        self, num_blocks: int, block_tokens: int, *, shares_prefixes: bool = True
-    ) -> None:
+    def __init__(self, num_blocks: int, block_tokens: int, *, shares_prefixes: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.shares_prefixes = shares_prefixes
@@ -158,7 +156,9 @@ class BlockPool:
             digest.update(array("i", sequence.tokens(start, stop)).tobytes())
             for image in sequence.prompt.images:
                 if image.start < stop and image.stop > start:
-                    digest.update(image.digest + (image.start - start).to_bytes(8, "big", signed=True))
+                    digest.update(
+                        image.digest + (image.start - start).to_bytes(8, "big", signed=True)
+                    )
             table.keys.append(digest.digest())
         return table.keys[index]
 

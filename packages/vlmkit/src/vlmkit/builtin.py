@@ -16,7 +16,7 @@ def _build_scheduler(context: BuildContext) -> Scheduler:
     return ContinuousScheduler(context.settings)
 
 
-def _build_sampler(context: BuildContext) -> Sampler:
+def _build_sampler(_: BuildContext) -> Sampler:
     from vlmkit.sampler import ArraySampler
 
     return ArraySampler()

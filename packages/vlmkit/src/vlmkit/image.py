@@ -20,7 +20,7 @@ import msgspec
 from vlmkit.errors import ImageError
 
 if TYPE_CHECKING:
-    from PIL import Image as pil
+    import PIL.Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image or an array
@@ -50,7 +50,9 @@ class Image:
     Make one with :meth:`open`. The object is immutable; its pixels are shared, never copied.
     """
 
-    def __init__(self, picture: "pil.Image", *, source_size: tuple[int, int], turned: bool) -> None:
+    def __init__(
+        self, picture: "PIL.Image.Image", *, source_size: tuple[int, int], turned: bool
+    ) -> None:
         self._picture = picture
         self.source_size = source_size
         self.turned = turned
@@ -74,7 +76,7 @@ class Image:
         header = f"RGB {self.width}x{self.height}\0".encode()
         return hashlib.sha256(header + self._picture.tobytes()).digest()
 
-    def to_pil(self) -> "pil.Image":
+    def to_pil(self) -> "PIL.Image.Image":
         """Return the picture as a PIL image in mode RGB; do not modify it."""
         return self._picture
 
@@ -106,39 +108,38 @@ class Image:
 
     @classmethod
     def _decode(cls, content: bytes, limits: ImageLimits) -> "Image":
-        from PIL import Image as pil
+        import PIL.Image
 
         if len(content) > limits.max_bytes:
-            raise ImageError(
-                f"image file is over {limits.max_bytes} bytes", code="image_too_large"
-            )
+            raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # our own limits are the ones that count
-                picture = pil.open(io.BytesIO(content), formats=FORMATS)
-        except Exception as error:  # noqa: BLE001 - a decoder may raise anything
+                picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
+        except Exception as error:
             raise ImageError(f"image is not a readable {_listed(FORMATS)} file") from error
         _check_size(picture.size, limits)
         return cls._upright(picture)
 
     @classmethod
     def _from_object(cls, source: Any, limits: ImageLimits) -> "Image":
-        from PIL import Image as pil
+        import PIL.Image
 
-        if isinstance(source, pil.Image):
+        if isinstance(source, PIL.Image.Image):
             _check_size(source.size, limits)
             return cls._upright(source)
-        shape, dtype = getattr(source, "shape", ()), str(getattr(source, "dtype", ""))
+        shape: tuple[int, ...] = getattr(source, "shape", ())
+        dtype = str(getattr(source, "dtype", ""))
         if len(shape) != 3 or shape[2] != 3 or dtype != "uint8":
             raise ImageError(
                 "an image must be a path, bytes, a data: URL, a PIL image or a uint8 array "
                 "[height, width, 3]"
             )
         _check_size((shape[1], shape[0]), limits)
-        return cls._upright(pil.fromarray(source))
+        return cls._upright(PIL.Image.fromarray(source))
 
     @classmethod
-    def _upright(cls, picture: "pil.Image") -> "Image":
+    def _upright(cls, picture: "PIL.Image.Image") -> "Image":
         from PIL import ImageOps
 
         size = picture.size
@@ -147,22 +148,22 @@ class Image:
             upright = ImageOps.exif_transpose(picture)
             turned = picture.getexif().get(0x0112, 1) != 1
             return cls(_to_rgb(upright), source_size=size, turned=turned)
-        except Exception as error:  # noqa: BLE001 - a decoder may raise anything
+        except Exception as error:
             raise ImageError("image is broken: its pixels cannot be decoded") from error
 
 
-def _to_rgb(picture: "pil.Image") -> "pil.Image":
-    from PIL import Image as pil
+def _to_rgb(picture: "PIL.Image.Image") -> "PIL.Image.Image":
+    import PIL.Image
 
     if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
         # Pillow clips wide greys to 255 where people expect the whole range to be scaled.
-        low, high = picture.getextrema()
+        _, high = picture.getextrema()
         scale = 255.0 / 65535.0 if picture.mode.startswith("I") else 255.0 / max(float(high), 1e-9)  # type: ignore[arg-type]
         picture = picture.convert("F").point(lambda value: value * scale).convert("L")
     if picture.has_transparency_data:
         layer = picture.convert("RGBA")
-        paper = pil.new("RGBA", layer.size, "white")
-        picture = pil.alpha_composite(paper, layer)
+        paper = PIL.Image.new("RGBA", layer.size, "white")
+        picture = PIL.Image.alpha_composite(paper, layer)
     return picture.convert("RGB")
 
 

@@ -277,7 +277,8 @@ class Loop:
         if not items:
             return []
         done: list[tuple[WorkItem, Sample | None]] = []
-        for item, result in zip(items, _isolated(self._compute, items), strict=True):
+        results = _isolated(self._compute, items)
+        for item, result in zip(items, results, strict=True):
             if isinstance(result, Exception):
                 error = _engine_error("the engine failed on this request", result)
                 self._fail_sequence(item.sequence, error)

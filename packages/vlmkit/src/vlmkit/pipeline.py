@@ -9,11 +9,11 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence as Seq
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -33,7 +33,8 @@ from vlmkit.stream import Completion, Stream
 from vlmkit.text import AnswerText
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Turn = Message | str
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,9 +173,12 @@ class Pipeline:
             raise
         return stream
 
-    async def in_worker(self, function: Any, *args: Any) -> Any:
-        """Run a function in this pipeline's worker threads; abort its stream if we are cancelled."""
-        future = self._workers.submit(function, *args)
+    async def in_worker(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in this pipeline's worker threads, of which there are few.
+
+        A stream that it made is aborted if the caller is cancelled meanwhile.
+        """
+        future = self._workers.submit(function, *args, **kwargs)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -208,14 +212,14 @@ class Pipeline:
         self, prompt: str | Seq[Message], *, images: Seq[ImageSource] = (), **params: Any
     ) -> Completion:
         """Answer without blocking the event loop; arguments as for :meth:`generate`."""
-        request = await self.in_worker(lambda: self.request(prompt, images=images, **params))
+        request = await self.in_worker(self.request, prompt, images=images, **params)
         return await (await self.asubmit(request)).aresult()
 
     async def astream(
         self, prompt: str | Seq[Message], *, images: Seq[ImageSource] = (), **params: Any
     ) -> AsyncIterator[str]:
         """Yield the answer's text as it comes, without blocking the event loop."""
-        request = await self.in_worker(lambda: self.request(prompt, images=images, **params))
+        request = await self.in_worker(self.request, prompt, images=images, **params)
         async for chunk in await self.asubmit(request):
             if chunk.text:
                 yield chunk.text

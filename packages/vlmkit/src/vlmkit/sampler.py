@@ -103,7 +103,9 @@ class _Reports:
 
 def _bias(xp: Any, logits: Any, sequences: Seq[Sequence]) -> None:
     """Add each request's biases to its row, and keep answers going until their minimum."""
-    rows, columns, biases = [], [], []
+    rows: list[int] = []
+    columns: list[int] = []
+    biases: list[float] = []
     for row, sequence in enumerate(sequences):
         edits = dict(sequence.params.logit_bias)
         if len(sequence.output_ids) < sequence.params.min_tokens:

@@ -5,6 +5,7 @@ budget (Agrawal et al., 2023, arXiv:2308.16369). Pure: it holds sequences and in
 cache about room, and knows no clock, no text and no array.
 """
 
+import bisect
 import heapq
 import itertools
 from dataclasses import dataclass, field
@@ -96,12 +97,13 @@ class ContinuousScheduler:
         limits = cache.limits
         draft = _Draft(self.settings.max_step_tokens, self.settings.encoder_budget_tokens)
         mixes = limits.mixes_prefill_and_decode
+        self._admit_urgent(draft, cache)
         if mixes or not self._is_prefill_turn:
             self._plan_decodes(draft, cache)
         if mixes or not draft.items:
             self._plan_prefills(draft, cache)
             self._admit(draft, cache)
-        if not mixes and not draft.items:
+        if not draft.items:  # not its turn, or a newcomer whose prompt was cached but for a token
             self._plan_decodes(draft, cache)
         self._is_prefill_turn = not draft.num_prefills
         return Step(tuple(draft.encodes), tuple(draft.items), tuple(draft.preempted))
@@ -139,25 +141,36 @@ class ContinuousScheduler:
             if sequence.is_prefilling and not sequence.is_held:
                 self._add_chunk(sequence, draft, cache.limits)
 
+    def _admit_urgent(self, draft: _Draft, cache: Cache) -> None:
+        """Let newcomers take the places of less urgent sequences, before those are planned."""
+        while (sequence := self._head()) is not None and self._running:
+            if sequence.priority >= self._running[-1].priority or sequence in draft.preempted:
+                return
+            if not self._place(sequence, draft, cache):
+                return
+
     def _admit(self, draft: _Draft, cache: Cache) -> None:
         """Admit newcomers in order of rank while there is budget and room."""
-        room = min(self.settings.max_running, cache.limits.max_sequences)
         while draft.num_tokens_left > 0 and (sequence := self._head()) is not None:
-            if sequence in draft.preempted:  # it was sent away in this very step
+            if sequence in draft.preempted or not self._place(sequence, draft, cache):
                 return
-            if len(self._running) >= room and not self._yield_place(sequence, draft, cache):
-                return
-            while (num_cached := cache.admit(sequence)) is None:
-                if not self._yield_place(sequence, draft, cache):
-                    return
-            heapq.heappop(self._waiting)
-            sequence.num_computed_tokens = num_cached
-            if sequence.num_cached_tokens is None:
-                sequence.num_cached_tokens = num_cached
-            self._running.append(sequence)
-            self._running.sort(key=self._ranks.__getitem__)
             if sequence.is_prefilling:
                 self._add_chunk(sequence, draft, cache.limits)
+
+    def _place(self, sequence: Sequence, draft: _Draft, cache: Cache) -> bool:
+        """Give the head of the queue a place, sending less urgent sequences away if need be."""
+        num_places = min(self.settings.max_running, cache.limits.max_sequences)
+        num_cached: int | None = None
+        while len(self._running) >= num_places or (num_cached := cache.admit(sequence)) is None:
+            if not self._running or self._running[-1].priority <= sequence.priority:
+                return False
+            self._preempt(self._running[-1], draft, cache)
+        heapq.heappop(self._waiting)
+        sequence.num_computed_tokens = num_cached
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = num_cached
+        bisect.insort(self._running, sequence, key=self._ranks.__getitem__)
+        return True
 
     def _add_chunk(self, sequence: Sequence, draft: _Draft, limits: EngineLimits) -> None:
         """Put the next chunk of a prompt into the step, if there is budget for one."""
@@ -199,18 +212,6 @@ class ContinuousScheduler:
             self._preempt(victim, draft, cache)
             if victim is sequence:
                 return False
-        return True
-
-    def _yield_place(self, newcomer: Sequence, draft: _Draft, cache: Cache) -> bool:
-        """Send away the last runner if the newcomer is more urgent, unless it runs already."""
-        if not self._running:
-            return False
-        victim = self._running[-1]
-        if victim.priority <= newcomer.priority:
-            return False
-        if any(item.sequence is victim for item in draft.items):
-            return False
-        self._preempt(victim, draft, cache)
         return True
 
     def _preempt(self, sequence: Sequence, draft: _Draft, cache: Cache) -> None:

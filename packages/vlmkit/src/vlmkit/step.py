@@ -6,21 +6,22 @@ from typing import NamedTuple
 from vlmkit.sequence import Sequence
 
 
-class WorkItem(NamedTuple):
-    """Tokens ``[start, start + count)`` of one sequence, to be computed in this step.
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """The next ``num_tokens`` tokens of one sequence, from position ``start`` on, to be computed.
 
     ``wants_logits`` asks for one row of logits: that of the item's last token.
     """
 
     sequence: Sequence
     start: int
-    count: int
+    num_tokens: int
     wants_logits: bool
 
     @property
     def stop(self) -> int:
         """One past the last token."""
-        return self.start + self.count
+        return self.start + self.num_tokens
 
 
 class EncodeItem(NamedTuple):
@@ -47,4 +48,4 @@ class Step:
     @property
     def num_tokens(self) -> int:
         """Tokens computed by this step."""
-        return sum(item.count for item in self.items)
+        return sum(item.num_tokens for item in self.items)

@@ -15,7 +15,9 @@ class AnswerText:
         min_tokens: tokens before which a stop string does not count.
     """
 
-    def __init__(self, tokens: TokenStream, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, tokens: TokenStream, stop: tuple[str, ...] = (), min_tokens: int = 0
+    ) -> None:
         self._tokens = tokens
         self._stop = stop
         self._longest = max(map(len, stop), default=0)

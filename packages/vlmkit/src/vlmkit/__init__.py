@@ -1,0 +1,1 @@
+"""vlmkit: vision-language-model inference assembled from plugins."""

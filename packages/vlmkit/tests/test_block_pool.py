@@ -1,0 +1,190 @@
+"""The block pool: every block has one owner count, and prefixes are shared only when equal."""
+
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from vlmkit.block_pool import BlockPool
+from vlmkit.prompt import ImageSlot, Prompt, Span
+from vlmkit.sampling import SamplingParams
+from vlmkit.sequence import Sequence
+
+
+def sequence(token_ids, images=(), **fields):
+    prompt = Prompt(tuple(token_ids), tuple(images))
+    return Sequence(
+        id="s", prompt=prompt, params=SamplingParams(), seed=0, max_tokens=100, **fields
+    )
+
+
+def slot(start, stop, digest=b"a"):
+    return ImageSlot(start, stop, digest * 32, {}, stop - start)
+
+
+def computed(pool, seq):
+    """Admit a sequence and compute all of it."""
+    cached = pool.admit(seq)
+    pool.commit(seq, len(seq))
+    return cached
+
+
+def test_a_second_equal_prompt_finds_the_full_blocks_of_the_first():
+    pool = BlockPool(32, 4)
+    assert computed(pool, sequence(range(11))) == 0
+    assert pool.admit(sequence(range(11))) == 8
+
+
+def test_the_newest_token_is_always_left_to_compute():
+    pool = BlockPool(32, 4)
+    computed(pool, sequence(range(8)))
+    assert pool.admit(sequence(range(8))) == 4
+
+
+def test_blocks_that_were_not_computed_are_not_shared():
+    pool = BlockPool(32, 4)
+    first = sequence(range(11))
+    pool.admit(first)
+    pool.commit(first, 4)
+    assert pool.admit(sequence(range(11))) == 4
+
+
+def test_a_block_counts_only_behind_an_equal_prefix():
+    pool = BlockPool(32, 4)
+    computed(pool, sequence([1, 1, 1, 1, 5, 5, 5, 5, 9]))
+    assert pool.admit(sequence([2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
+
+
+def test_tenants_never_share():
+    pool = BlockPool(32, 4)
+    computed(pool, sequence(range(11), tenant="alice"))
+    assert pool.admit(sequence(range(11), tenant="bob")) == 0
+
+
+def test_equal_placeholders_of_different_images_are_different_prefixes():
+    pool = BlockPool(32, 4)
+    computed(pool, sequence([7] * 11, images=[slot(0, 6, b"a")]))
+    assert pool.admit(sequence([7] * 11, images=[slot(0, 6, b"b")])) == 0
+    assert pool.admit(sequence([7] * 11, images=[slot(0, 6, b"a")])) == 8
+
+
+def test_a_cached_prefix_never_ends_inside_an_atomic_span():
+    pool = BlockPool(32, 4)
+    span = (Span(6, 14),)
+    computed(pool, sequence(range(16), atomic_spans=span))
+    # The second prompt differs from the first inside the span.
+    other = sequence([*range(12), 99, 98, 97, 96], atomic_spans=span)
+    assert pool.admit(other) == 4
+
+
+def test_a_freed_block_keeps_its_content_until_room_is_needed():
+    pool = BlockPool(4, 4)
+    first = sequence(range(11))
+    computed(pool, first)
+    pool.release(first)
+    assert pool.num_free_blocks == 4
+    again = sequence(range(11))
+    assert pool.admit(again) == 8
+    pool.release(again)
+    crowd = sequence(range(100, 115))
+    assert pool.admit(crowd) == 0
+    pool.release(crowd)
+    assert pool.admit(sequence(range(11))) == 0
+
+
+def test_truncating_into_a_shared_block_gives_the_block_up():
+    pool = BlockPool(32, 4)
+    seq = sequence(range(11))
+    computed(pool, seq)
+    assert pool.truncate(seq, 6) == 4
+    assert pool.truncate(seq, 4) == 4
+    pool.check_integrity()
+
+
+def test_truncating_inside_the_newest_block_keeps_it():
+    pool = BlockPool(32, 4)
+    seq = sequence(range(11))
+    computed(pool, seq)
+    assert pool.truncate(seq, 10) == 10
+    pool.check_integrity()
+
+
+class Traffic(RuleBasedStateMachine):
+    """Random admissions, growth and releases."""
+
+    admitted = Bundle("admitted")
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(12, 4)
+        self.live = set()
+
+    @rule(
+        target=admitted,
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+        tenant=st.sampled_from(["", "t"]),
+    )
+    def admit(self, tokens, tenant):
+        seq = sequence(tokens, tenant=tenant)
+        free = self.pool.num_free_blocks
+        cached = self.pool.admit(seq)
+        if cached is None:
+            assert -(-(len(seq) + 1) // 4) > free - 12 or self.pool.num_free_blocks == free
+        else:
+            assert cached < len(seq)
+            assert cached % 4 == 0
+            assert len(self.pool.blocks(seq)) == -(-(len(seq) + 1) // 4)
+            self.live.add(seq)
+        return seq
+
+    @rule(seq=admitted, num=st.integers(0, 40))
+    def compute(self, seq, num):
+        if seq in self.live:
+            self.pool.commit(seq, min(num, len(seq)))
+
+    @rule(seq=admitted, token=st.integers(0, 1))
+    def grow(self, seq, token):
+        if seq in self.live and self.pool.reserve(seq, len(seq) + 1):
+            seq.output_ids.append(token)
+            assert len(self.pool.blocks(seq)) * 4 >= len(seq)
+
+    @rule(seq=admitted)
+    def release(self, seq):
+        if seq in self.live:
+            self.live.discard(seq)
+            self.pool.release(seq)
+
+    @rule(seq=admitted, num=st.integers(0, 40))
+    def truncate(self, seq, num):
+        if seq in self.live:
+            num = min(num, len(seq))
+            kept = self.pool.truncate(seq, num)
+            assert num - 4 < kept <= num
+            keep_output = max(0, kept - seq.num_prompt_tokens)
+            del seq.output_ids[keep_output:]
+            self.pool.reserve(seq, len(seq))
+
+    @invariant()
+    def every_block_is_accounted_for(self):
+        self.pool.check_integrity()
+
+    def teardown(self):
+        for seq in self.live:
+            self.pool.release(seq)
+        assert self.pool.num_free_blocks == 12
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(
+    first=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    second=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+)
+def test_what_is_shared_is_exactly_the_common_full_blocks(first, second):
+    pool = BlockPool(64, 4)
+    computed(pool, sequence(first))
+    common = 0
+    while common < min(len(first), len(second)) and first[common] == second[common]:
+        common += 1
+    full = min(common // 4 * 4, len(first) // 4 * 4, (len(second) - 1) // 4 * 4)
+    assert pool.admit(sequence(second)) == full

@@ -1,0 +1,355 @@
+"""The scheduler: budgets hold, spans stay whole, nobody starves, nothing is forgotten."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from vlmkit.block_pool import BlockPool
+from vlmkit.errors import QueueFull
+from vlmkit.prompt import ImageSlot, Prompt, Span
+from vlmkit.protocols import EngineLimits
+from vlmkit.sampling import SamplingParams
+from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
+from vlmkit.sequence import Sequence
+
+LIMITS = EngineLimits(
+    vocab_size=100,
+    max_sequence_tokens=64,
+    max_sequences=8,
+    capacity_tokens=64,
+    max_chunk_tokens=16,
+    mixes_prefill_and_decode=True,
+)
+
+
+class PoolCache:
+    """A cache that computes nothing: the block pool behind the protocol."""
+
+    def __init__(self, limits=LIMITS, block_tokens=4, **options):
+        self.limits = limits
+        self.pool = BlockPool(limits.capacity_tokens // block_tokens, block_tokens, **options)
+        self.admit, self.reserve = self.pool.admit, self.pool.reserve
+        self.truncate, self.release = self.pool.truncate, self.pool.release
+
+
+def sequence(num_prompt=5, max_tokens=3, images=(), name="s", **fields):
+    prompt = Prompt(tuple(range(num_prompt)), tuple(images))
+    params = SamplingParams()
+    return Sequence(
+        id=name, prompt=prompt, params=params, seed=0, max_tokens=max_tokens, **fields
+    )
+
+
+def slot(start, stop):
+    return ImageSlot(start, stop, bytes(32), {}, stop - start)
+
+
+class World:
+    """Runs a scheduler as the loop does, with tokens out of thin air, and checks every step."""
+
+    def __init__(self, scheduler, cache):
+        self.scheduler, self.cache = scheduler, cache
+        self.live, self.steps = set(), []
+
+    def add(self, seq):
+        self.scheduler.add(seq)
+        self.live.add(seq)
+
+    def step(self):
+        step = self.scheduler.plan(self.cache)
+        self.check(step)
+        for item in step.encodes:
+            item.sequence.features[item.image] = object()
+        self.scheduler.commit(step)
+        for item in step.items:
+            self.cache.pool.commit(item.sequence, item.stop)
+            if item.wants_logits:
+                item.sequence.output_ids.append(1)
+                if len(item.sequence.output_ids) >= item.sequence.max_tokens:
+                    self.end(item.sequence)
+        self.cache.pool.check_integrity()
+        self.steps.append(step)
+        return step
+
+    def end(self, seq):
+        self.scheduler.remove(seq, self.cache)
+        self.live.discard(seq)
+
+    def check(self, step):
+        limits, settings_ = self.cache.limits, self.scheduler.settings
+        members = [item.sequence for item in step.items]
+        assert len(set(members)) == len(members), "a sequence stands twice in a step"
+        assert not set(members) & set(step.preempted)
+        chunks = [i for i in step.items if i.sequence.is_prefilling]
+        for item in step.items:
+            seq = item.sequence
+            assert item.num_tokens > 0
+            assert item.start == seq.num_computed_tokens
+            assert item.stop <= len(seq)
+            assert item.wants_logits == (item.stop == len(seq))
+            assert len(self.cache.pool.blocks(seq)) * 4 >= item.stop
+            for span in seq.atomic_spans:
+                assert not span.start < item.stop < span.stop, "a span is cut"
+            for index, image in enumerate(seq.prompt.images):
+                if image.start < item.stop and image.stop > item.start:
+                    is_planned = (seq, index) in step.encodes
+                    assert is_planned or index in seq.features, "an image is not encoded"
+        if not any(seq.atomic_spans for seq in members):
+            assert step.num_tokens <= settings_.max_step_tokens
+            assert all(item.num_tokens <= limits.max_chunk_tokens for item in step.items)
+        if not limits.mixes_prefill_and_decode:
+            assert not chunks or len(chunks) == len(step.items)
+
+    def run(self, most=2000):
+        for _ in range(most):
+            if not self.live:
+                return
+            step = self.step()
+            assert step.items or step.preempted, "nothing runs although something is alive"
+        raise AssertionError(f"{len(self.live)} sequences did not finish")
+
+
+def world(limits=LIMITS, cache_options=None, **options):
+    scheduler = ContinuousScheduler(SchedulerSettings(**options))
+    return World(scheduler, PoolCache(limits, **(cache_options or {})))
+
+
+def test_decodes_come_before_prefill_chunks_in_one_step():
+    w = world(max_step_tokens=8)
+    first, second = sequence(4, 9), sequence(12)
+    w.add(first)
+    w.step()
+    w.add(second)
+    step = w.step()
+    assert [(i.sequence, i.num_tokens) for i in step.items] == [(first, 1), (second, 7)]
+
+
+def test_a_long_prompt_is_read_in_chunks_and_wants_logits_only_at_its_end():
+    w = world(max_step_tokens=8, cache_options={"shares_prefixes": False})
+    w.add(sequence(20, 1))
+    steps = [w.step() for _ in range(3)]
+    assert [s.items[0].num_tokens for s in steps] == [8, 8, 4]
+    assert [s.items[0].wants_logits for s in steps] == [False, False, True]
+
+
+def test_a_chunk_stops_before_a_span_that_does_not_fit():
+    w = world(max_step_tokens=8)
+    w.add(sequence(20, 1, atomic_spans=(Span(5, 12),)))
+    assert [w.step().items[0].num_tokens for _ in range(3)] == [5, 8, 7]
+
+
+def test_a_span_over_the_budget_runs_whole():
+    w = world(max_step_tokens=8)
+    w.add(sequence(20, 1, atomic_spans=(Span(0, 20),)))
+    assert w.step().items[0].num_tokens == 20
+
+
+def test_a_span_over_what_is_left_waits_for_the_next_step():
+    w = world(max_step_tokens=8)
+    w.add(sequence(4, 1))
+    w.add(sequence(6, 1, atomic_spans=(Span(0, 6),)))
+    assert len(w.step().items) == 1
+    assert w.step().items[0].num_tokens == 6
+
+
+def test_images_over_the_encoder_budget_wait_but_one_always_goes():
+    w = world(encoder_budget_tokens=5, max_step_tokens=64)
+    seq = sequence(15, 1, images=[slot(1, 7), slot(8, 12)])
+    w.add(seq)
+    first, second = w.step(), w.step()
+    assert [e.image for e in first.encodes] == [0]
+    assert first.items[0].num_tokens == 8
+    assert [e.image for e in second.encodes] == [1]
+
+
+def test_an_image_is_encoded_only_when_its_tokens_enter_the_plan():
+    w = world(max_step_tokens=4)
+    w.add(sequence(12, 1, images=[slot(6, 10)]))
+    assert not w.step().encodes
+    assert [e.image for e in w.step().encodes] == [0]
+    assert not w.step().encodes
+
+
+def test_the_last_comer_gives_up_its_room_when_the_cache_is_full():
+    limits = replace(LIMITS, capacity_tokens=16, max_sequence_tokens=16)
+    w = world(limits)
+    first, second = sequence(6, 8, name="1"), sequence(6, 8, name="2")
+    w.add(first)
+    w.add(second)
+    while not (step := w.step()).preempted:
+        pass
+    assert step.preempted == (second,)
+    assert second.num_computed_tokens == 0
+    assert second.output_ids, "its tokens are kept"
+    w.run()
+    assert len(second.output_ids) == 8
+
+
+def test_more_urgent_requests_run_first():
+    w = world(max_running=1)
+    late, urgent = sequence(name="late"), sequence(name="urgent", priority=-1)
+    w.add(late)
+    w.add(urgent)
+    assert w.step().items[0].sequence is urgent
+
+
+def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one():
+    w = world(max_running=1)
+    calm, urgent = sequence(5, 9, name="calm"), sequence(name="urgent", priority=-1)
+    w.add(calm)
+    w.step()
+    w.add(urgent)
+    w.step()
+    assert w.step().items[0].sequence is urgent
+    w.run()
+    assert len(calm.output_ids) == 9
+
+
+def test_equals_are_served_in_the_order_in_which_they_came():
+    w = world(max_running=1)
+    sequences = [sequence(5, 1, name=str(i)) for i in range(5)]
+    for seq in sequences:
+        w.add(seq)
+    assert [w.step().items[0].sequence for _ in sequences] == sequences
+
+
+def test_a_full_queue_refuses():
+    w = world(max_waiting=2)
+    w.add(sequence())
+    w.add(sequence())
+    with pytest.raises(QueueFull, match="2 requests are waiting already"):
+        w.scheduler.add(sequence())
+
+
+def test_a_held_sequence_keeps_its_place_and_does_not_run():
+    w = world()
+    seq = sequence(4, 5)
+    w.add(seq)
+    w.step()
+    seq.is_held = True
+    assert not w.step().items
+    assert w.scheduler.num_running == 1
+    seq.is_held = False
+    assert w.step().items
+
+
+def test_choices_of_one_request_share_their_prompt():
+    w = world()
+    leader = sequence(9, 2)
+    follower = Sequence(**{**fields(leader), "leader": leader})
+    w.add(leader)
+    w.add(follower)
+    assert [i.sequence for i in w.step().items] == [leader]
+    step = w.step()
+    chunk = next(i for i in step.items if i.sequence is follower)
+    assert (follower.num_cached_tokens, chunk.num_tokens) == (8, 1)
+
+
+def test_a_follower_runs_when_its_leader_is_cancelled():
+    w = world(max_step_tokens=4)
+    leader = sequence(9, 2)
+    follower = Sequence(**{**fields(leader), "leader": leader})
+    w.add(leader)
+    w.add(follower)
+    w.step()
+    w.end(leader)
+    w.run()
+    assert len(follower.output_ids) == 2
+
+
+def test_cancelled_waiting_requests_leave_nothing_behind():
+    w = world(max_running=1, max_waiting=1000)
+    w.add(sequence(5, 50))
+    w.step()
+    for _ in range(500):
+        seq = sequence()
+        w.add(seq)
+        w.end(seq)
+    assert w.scheduler.num_waiting == 0
+    assert len(w.scheduler._waiting) < 200
+
+
+def test_an_engine_that_cannot_mix_gets_prefills_and_decodes_in_turn():
+    w = world(replace(LIMITS, mixes_prefill_and_decode=False), max_step_tokens=4)
+    first = sequence(4, 6)
+    w.add(first)
+    w.step()
+    w.add(sequence(12, 1))
+    kinds = ["prefill" if w.step().items[0].sequence is not first else "decode" for _ in range(4)]
+    assert sorted(kinds) == ["decode", "decode", "prefill", "prefill"]
+    w.run()
+
+
+def fields(seq):
+    names = ("prompt", "params", "seed", "max_tokens")
+    return {"id": "copy", **{name: getattr(seq, name) for name in names}}
+
+
+@st.composite
+def prompts(draw):
+    num = draw(st.integers(1, 24))
+    images, spans, at = [], [], 0
+    while at < num and draw(st.booleans()):
+        start = draw(st.integers(at, num - 1))
+        stop = draw(st.integers(start + 1, min(num, start + 8)))
+        images.append(slot(start, stop))
+        if draw(st.booleans()):
+            spans.append(Span(start, stop))
+        at = stop
+    return num, images, tuple(spans)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(prompts(), st.integers(1, 12), st.integers(-1, 1), st.integers(0, 20)),
+        min_size=1,
+        max_size=12,
+    ),
+    budget=st.integers(1, 20),
+    encoder_budget=st.integers(1, 12),
+    capacity=st.sampled_from([40, 64, 128]),
+    mixes=st.booleans(),
+    shares=st.booleans(),
+    aborts=st.sets(st.integers(0, 40), max_size=6),
+)
+def test_whatever_comes_and_goes_everything_ends_and_the_cache_is_empty(
+    requests, budget, encoder_budget, capacity, mixes, shares, aborts
+):
+    limits = replace(LIMITS, capacity_tokens=capacity, mixes_prefill_and_decode=mixes)
+    w = world(
+        limits,
+        {"shares_prefixes": shares},
+        max_step_tokens=budget,
+        encoder_budget_tokens=encoder_budget,
+    )
+    pending = sorted(requests, key=lambda request: request[3])
+    for moment in range(3000):
+        while pending and pending[0][3] <= moment:
+            (num, images, spans), max_tokens, priority, _ = pending.pop(0)
+            w.add(sequence(num, max_tokens, images, atomic_spans=spans, priority=priority))
+        if moment in aborts and w.live:
+            w.end(sorted(w.live, key=len)[0])
+        if not w.live and not pending:
+            break
+        step = w.step()
+        assert step.items or step.preempted or not w.live
+    assert not w.live
+    assert w.scheduler.num_running == w.scheduler.num_waiting == 0
+    assert w.cache.pool.num_free_blocks == capacity // 4
+
+
+def test_planning_grows_with_what_runs_and_not_with_what_waits():
+    """Prints the time of one plan with 1,000 running and 10,000 waiting; asserts only the shape."""
+    limits = replace(LIMITS, max_sequences=1000, capacity_tokens=1000 * 64)
+    w = world(limits, max_running=1000, max_waiting=20_000, max_step_tokens=20_000)
+    for i in range(11_000):
+        w.add(sequence(5, 40, name=str(i)))
+    while w.scheduler.num_running < 1000:
+        w.step()
+    started = time.perf_counter()
+    step = w.scheduler.plan(w.cache)
+    print(f"one plan: {1e3 * (time.perf_counter() - started):.2f} ms")
+    assert len(step.items) == 1000
