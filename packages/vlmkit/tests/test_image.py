@@ -1,0 +1,142 @@
+"""Images: upright, checked before they are decoded, and silent about what was in the file."""
+
+import base64
+import io
+
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from vlmkit.errors import ImageError
+from vlmkit.image import Image, ImageLimits
+
+
+def encoded(picture, kind="PNG", **options):
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def picture(width=4, height=3, color="red"):
+    return PIL.Image.new("RGB", (width, height), color)
+
+
+def test_a_file_bytes_a_data_url_a_pil_image_and_an_array_give_the_same_image(tmp_path):
+    original = picture()
+    content = encoded(original)
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+    url = "data:image/png;base64," + base64.b64encode(content).decode()
+    sources = [path, str(path), content, url, original, np.asarray(original)]
+    assert len({Image.open(source).digest for source in sources}) == 1
+
+
+def test_an_orientation_tag_turns_the_picture():
+    sideways = PIL.Image.new("RGB", (6, 2), "white")
+    sideways.putpixel((0, 0), (255, 0, 0))
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    image = Image.open(encoded(sideways, "PNG", exif=exif))
+    assert (image.width, image.height, image.turned) == (2, 6, True)
+    assert image.to_pil().getpixel((1, 0)) == (255, 0, 0)
+    assert image.source_size == (6, 2)
+
+
+def test_equal_bytes_of_another_size_have_another_digest():
+    wide, tall = picture(6, 2), picture(2, 6)
+    assert wide.tobytes() == tall.tobytes()
+    assert Image.open(wide).digest != Image.open(tall).digest
+
+
+def test_transparency_is_laid_on_white():
+    image = Image.open(encoded(PIL.Image.new("RGBA", (2, 2), (255, 0, 0, 0))))
+    assert image.to_pil().getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_sixteen_bit_grey_keeps_its_range():
+    values = np.array([[0, 32768], [65535, 65535]], dtype=np.uint16)
+    image = Image.open(encoded(PIL.Image.fromarray(values)))
+    greys = [image.to_pil().getpixel((x, y))[0] for y in (0, 1) for x in (0, 1)]
+    assert greys[0] == 0
+    assert 126 <= greys[1] <= 129
+    assert greys[2:] == [255, 255]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK", "RGB"])
+def test_every_mode_becomes_rgb(mode):
+    kind = "JPEG" if mode == "CMYK" else "PNG"
+    image = Image.open(encoded(picture(8, 8).convert(mode), kind))
+    assert image.to_pil().mode == "RGB"
+
+
+def test_an_animation_gives_its_first_frame():
+    frames = [picture(color="red"), picture(color="blue")]
+    content = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    red, _, blue = Image.open(content).to_pil().getpixel((0, 0))
+    assert red > 200 > blue
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"", "not a readable PNG, JPEG, WEBP, GIF or BMP file"),
+        (b"%PDF-1.7 nonsense", "not a readable"),
+        ("data:image/png,xyz", "must read data:image/...;base64,..."),
+        ("data:image/png;base64,@@@@", "not valid base64"),
+        ("no-such-file.png", "cannot be read: No such file or directory"),
+        (np.zeros((3, 3)), "uint8 array [height, width, 3]"),
+        (7, "must be a path, bytes"),
+    ],
+)
+def test_what_is_not_a_picture_is_refused(source, message):
+    with pytest.raises(ImageError) as caught:
+        Image.open(source)
+    assert message in str(caught.value)
+
+
+def test_a_truncated_file_is_refused_without_the_decoders_words():
+    content = encoded(PIL.Image.effect_noise((64, 64), 50).convert("RGB"))
+    with pytest.raises(ImageError, match="image is broken: its pixels cannot be decoded"):
+        Image.open(content[: len(content) // 2])
+
+
+def test_formats_outside_the_list_are_refused():
+    with pytest.raises(ImageError, match="not a readable"):
+        Image.open(encoded(picture(), "TIFF"))
+
+
+def test_size_is_refused_before_a_pixel_is_decoded(monkeypatch):
+    content = encoded(picture(100, 100))
+    monkeypatch.setattr(PIL.Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(ImageError, match="image of 100x100 is over 9999 pixels") as caught:
+        Image.open(content, ImageLimits(max_pixels=9999))
+    assert caught.value.code == "image_too_large"
+
+
+@pytest.mark.parametrize(
+    ("size", "limits", "message"),
+    [
+        ((1, 50), ImageLimits(), "a side under 2 pixels"),
+        ((400, 2), ImageLimits(), "more than 100 times as long"),
+        ((9, 9), ImageLimits(max_bytes=10), "over 10 bytes"),
+    ],
+)
+def test_limits_are_kept(size, limits, message):
+    with pytest.raises(ImageError, match=message):
+        Image.open(encoded(picture(*size)), limits)
+
+
+def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr(base64, "b64decode", lambda *a, **k: pytest.fail("decoded"))
+    with pytest.raises(ImageError, match="over 30 bytes"):
+        Image.open("data:image/png;base64," + "A" * 1000, ImageLimits(max_bytes=30))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"RIFF"]))
+def test_noise_is_refused_or_opened_and_never_anything_else(noise, magic):
+    try:
+        Image.open(magic + noise)
+    except ImageError:
+        pass

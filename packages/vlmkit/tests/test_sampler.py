@@ -1,0 +1,221 @@
+"""The reference sampler: each parameter does what its formula says, for each row by itself."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from vlmkit.errors import EngineError
+from vlmkit.prompt import Prompt
+from vlmkit.sampler import ArraySampler, uniform
+from vlmkit.sampling import SamplingParams
+from vlmkit.sequence import Sequence
+
+VOCAB = 50
+
+
+def sequence(output=(), prompt=(1, 2), seed=0, banned=(), eos=(), **params):
+    seq = Sequence(
+        id="s",
+        prompt=Prompt(tuple(prompt)),
+        params=SamplingParams(**params),
+        seed=seed,
+        max_tokens=1000,
+        banned_ids=tuple(banned),
+        eos_ids=frozenset(eos),
+    )
+    seq.output_ids.extend(output)
+    return seq
+
+
+def rows(*values):
+    return np.array(values, dtype=np.float32)
+
+
+def random_logits(seed, num=1, vocab=VOCAB):
+    return np.random.default_rng(seed).normal(size=(num, vocab)).astype(np.float32) * 3
+
+
+def choose(logits, *sequences):
+    return [sample.token_id for sample in ArraySampler().sample(logits, list(sequences))]
+
+
+def frequencies(logits, num=4000, **params):
+    """Return how often each token is drawn by as many requests with different seeds."""
+    sequences = [sequence(seed=seed, **params) for seed in range(num)]
+    ids = choose(np.repeat(logits, num, axis=0), *sequences)
+    return np.bincount(ids, minlength=logits.shape[1]) / num
+
+
+def softmax(values):
+    weights = np.exp(values - values.max())
+    return weights / weights.sum()
+
+
+def test_no_rows_give_no_samples():
+    assert ArraySampler().sample(np.zeros((0, VOCAB), np.float32), []) == []
+
+
+def test_temperature_zero_takes_the_likeliest():
+    assert choose(rows([0, 3, 1], [2, 0, 1]), sequence(), sequence()) == [1, 0]
+
+
+def test_draws_follow_the_softmax_of_logits_over_temperature():
+    logits = random_logits(1, vocab=8)
+    drawn = frequencies(logits, temperature=1.5)
+    assert np.abs(drawn - softmax(logits[0] / 1.5)).max() < 0.03
+
+
+def test_top_k_draws_from_the_k_likeliest_in_their_proportions():
+    logits = random_logits(2, vocab=8)
+    drawn = frequencies(logits, temperature=1.0, top_k=3)
+    expected = np.where(logits[0] >= np.sort(logits[0])[-3], softmax(logits[0]), 0)
+    assert np.abs(drawn - expected / expected.sum()).max() < 0.03
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_the_sum():
+    logits = np.log(rows([0.5, 0.3, 0.15, 0.05]))
+    drawn = frequencies(logits, temperature=1.0, top_p=0.7)
+    assert drawn[2:].sum() == 0
+    assert abs(drawn[0] - 0.625) < 0.03
+
+
+def test_min_p_drops_tokens_far_below_the_likeliest():
+    logits = np.log(rows([0.5, 0.3, 0.15, 0.05]))
+    drawn = frequencies(logits, temperature=1.0, min_p=0.2)
+    assert drawn[3] == 0
+    assert drawn[2] > 0.1
+
+
+def test_filters_work_on_a_vocabulary_over_the_candidate_bound():
+    logits = np.zeros((1, 5000), np.float32)
+    drawn = frequencies(logits, num=300, temperature=1.0, top_p=0.9)
+    assert (drawn > 0).sum() > 250
+    assert drawn.max() < 0.05
+
+
+def test_a_token_without_probability_is_never_drawn():
+    logits = rows([-math.inf, 0.0, -math.inf])
+    assert frequencies(logits, num=500, temperature=2.0)[1] == 1.0
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
+    logits = rows([3.0, 2.9, -1.0, -1.1])
+    assert choose(logits, sequence(prompt=[0], repetition_penalty=1.5)) == [1]
+    only_negative = rows([-1.0, -1.1, -9.0])
+    assert choose(only_negative, sequence(output=[0], prompt=[2], repetition_penalty=1.5)) == [1]
+
+
+def test_frequency_and_presence_penalties_count_the_answer_and_not_the_prompt():
+    logits = rows([3.0, 2.0, 0.0])
+    assert choose(logits, sequence(prompt=[0, 0, 0], frequency_penalty=2.0)) == [0]
+    assert choose(logits, sequence(output=[0], frequency_penalty=0.9)) == [0]
+    assert choose(logits, sequence(output=[0, 0], frequency_penalty=0.9)) == [1]
+    assert choose(logits, sequence(output=[0, 0], presence_penalty=0.9)) == [0]
+    assert choose(logits, sequence(output=[0], presence_penalty=1.1)) == [1]
+
+
+def test_penalties_keep_count_as_the_answer_grows():
+    logits, seq = rows([3.0, 2.0, 1.0]), sequence(frequency_penalty=0.6)
+    for _ in range(6):
+        seq.output_ids += choose(logits, seq)
+    assert seq.output_ids == [0, 0, 1, 0, 1, 0]
+
+
+def test_logit_bias_moves_a_token():
+    assert choose(rows([3.0, 0.0]), sequence(logit_bias={1: 4.0})) == [1]
+    assert choose(rows([3.0, 0.0]), sequence(logit_bias={0: -100.0})) == [1]
+
+
+def test_banned_tokens_are_never_chosen_whatever_the_bias():
+    seq = sequence(banned=[0, 2], logit_bias={0: 100.0})
+    assert choose(rows([3.0, 0.0, 9.0]), seq) == [1]
+
+
+def test_an_answer_does_not_end_before_its_minimum():
+    logits = rows([9.0, 1.0])
+    assert choose(logits, sequence(eos=[0], min_tokens=2, output=[1])) == [1]
+    assert choose(logits, sequence(eos=[0], min_tokens=2, output=[1, 1])) == [0]
+
+
+def test_logprobs_are_the_models_own_whatever_temperature_and_bias_say():
+    logits = random_logits(3)
+    seq = sequence(temperature=0.5, logit_bias={7: 50.0}, logprobs=True, top_logprobs=3)
+    sample = ArraySampler().sample(logits, [seq])[0]
+    expected = np.log(softmax(logits[0].astype(np.float64)))
+    assert sample.token_id == 7
+    assert sample.logprob == pytest.approx(expected[7], abs=1e-4)
+    assert [t.token_id for t in sample.top] == list(np.argsort(-expected)[:3])
+    assert sample.top[0].logprob == pytest.approx(expected.max(), abs=1e-4)
+
+
+def test_logprobs_are_absent_where_they_were_not_asked_for():
+    asks, does_not = sequence(logprobs=True), sequence()
+    first, second = ArraySampler().sample(random_logits(4, 2), [asks, does_not])
+    assert first.logprob is not None
+    assert (second.logprob, second.top) == (None, ())
+
+
+def test_logits_without_a_finite_value_are_an_engine_error():
+    with pytest.raises(EngineError, match="without a finite value"):
+        choose(rows([math.nan, math.nan]), sequence())
+    with pytest.raises(EngineError, match="without a finite value"):
+        choose(rows([-math.inf, -math.inf]), sequence())
+
+
+def test_the_logits_that_were_passed_in_stay_as_they_were():
+    logits = random_logits(5)
+    before = logits.copy()
+    choose(logits, sequence(banned=[1], repetition_penalty=2.0, temperature=1.0))
+    assert np.array_equal(logits, before)
+
+
+def test_draws_are_spread_evenly_over_the_unit_interval():
+    draws = [uniform(sequence(seed=s, output=[0] * n)) for s in range(50) for n in range(50)]
+    assert max(draws) < 1.0
+    counts = np.histogram(draws, bins=10, range=(0, 1))[0]
+    assert counts.min() > 190
+
+
+PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+        "top_k": st.sampled_from([0, 1, 5]),
+        "top_p": st.sampled_from([1.0, 0.9, 0.1]),
+        "min_p": st.sampled_from([0.0, 0.1]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "frequency_penalty": st.sampled_from([0.0, 0.5]),
+        "logprobs": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    members=st.lists(
+        st.tuples(PARAMS, st.integers(0, 2**40), st.lists(st.integers(0, VOCAB - 1), max_size=5)),
+        min_size=1,
+        max_size=6,
+    ),
+    seed=st.integers(0, 2**31),
+)
+def test_a_row_is_chosen_the_same_alone_and_among_others(members, seed):
+    logits = random_logits(seed, len(members))
+
+    def make(member):
+        params, own_seed, output = member
+        return sequence(seed=own_seed, output=output, banned=[3], **params)
+
+    together = choose(logits, *map(make, members))
+    alone = [choose(logits[i : i + 1], make(m))[0] for i, m in enumerate(members)]
+    assert together == alone
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}])
+def test_torch_rows_give_the_same_tokens_as_numpy_rows(params):
+    torch = pytest.importorskip("torch")
+    logits = random_logits(6, 40)
+    make = [sequence(seed=i, banned=[2], frequency_penalty=0.3, output=[5], **params) for i in range(40)]
+    assert choose(torch.from_numpy(logits), *make) == choose(logits, *make)

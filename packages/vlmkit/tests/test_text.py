@@ -1,0 +1,60 @@
+"""Answer text: nothing shown is taken back, and a stop string never shows."""
+
+from hypothesis import given, strategies as st
+
+from vlmkit.text import AnswerText
+
+
+class Letters:
+    """A detokenizer whose tokens are code points."""
+
+    def push(self, token_id):
+        return chr(token_id)
+
+    def flush(self):
+        return ""
+
+
+def show(text, stop=(), min_tokens=0):
+    """Feed a text letter by letter; return what is shown, piece by piece."""
+    answer, pieces = AnswerText(Letters(), tuple(stop), min_tokens), []
+    for letter in text:
+        pieces.append(answer.push(ord(letter)))
+        if answer.is_stopped:
+            break
+    pieces.append(answer.finish())
+    return pieces
+
+
+def test_without_stop_strings_every_letter_shows_at_once():
+    assert show("abc") == ["a", "b", "c", ""]
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it():
+    assert "".join(show("hello END more", ["END"])) == "hello "
+
+
+def test_text_that_may_become_a_stop_string_is_held_back():
+    assert show("xENx", ["END"]) == ["x", "", "", "ENx", ""]
+
+
+def test_held_text_shows_when_the_answer_ends():
+    assert show("xEN", ["END"]) == ["x", "", "", "EN"]
+
+
+def test_a_stop_string_does_not_count_before_the_minimum():
+    assert "".join(show("ENDxENDy", ["END"], min_tokens=5)) == "ENDx"
+
+
+@given(
+    text=st.text("ab", max_size=30),
+    stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_what_shows_is_the_text_before_the_stop_string_that_completes_first(text, stop):
+    shown = "".join(show(text, stop))
+    ends = [text.index(s) + len(s) for s in stop if s in text]
+    if not ends:
+        assert shown == text
+    else:
+        complete = text[: min(ends)]
+        assert shown == complete[: min(complete.find(s) for s in stop if s in complete)]
