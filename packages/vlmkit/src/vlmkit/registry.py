@@ -5,8 +5,9 @@ of pluggy and never imports a plugin.
 """
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -15,6 +16,7 @@ from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ class BuildContext:
             mapping where it declared none).
         shared: one dictionary for each pipeline, through which the providers of one distribution
             share what is costly to load; use :meth:`share`.
+        revision: for model sources: the revision that the user asked for; None is the newest.
     """
 
     reference: str = ""
     checkpoint: Checkpoint | None = None
     settings: Any = None
     shared: dict[Any, Any] = field(default_factory=dict)
+    revision: str | None = None
 
     @property
     def files(self) -> Checkpoint:
@@ -71,6 +75,7 @@ class Provider(Generic[T]):
         settings: struct of the provider's own settings; None accepts no settings.
         priority: ``auto`` prefers higher numbers.
         description: one line for ``vlmkit plugins``.
+        list_models: for sources of many models: the references of those that are on this disk.
         plugin: the distribution or file that offers it; filled in by the loader.
     """
 
@@ -81,7 +86,20 @@ class Provider(Generic[T]):
     settings: type[msgspec.Struct] | None = None
     priority: int = 0
     description: str = ""
+    list_models: Callable[[], Iterable[str]] | None = None
     plugin: str = "vlmkit"
+
+    def objection(self, *subject: object) -> str | None:
+        """Say why it cannot run here, or cannot serve the subject if one is given.
+
+        A check that raises is an objection too: a broken plugin must not stand in the way of
+        the others.
+        """
+        try:
+            return self.why_not() or (self.cannot_serve(*subject) if subject else None)
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            log.warning("%s: the check of %r failed", self.plugin, self.name, exc_info=error)
+            return f"its own check failed with {type(error).__name__}"
 
 
 class Registry(Generic[T]):
@@ -106,6 +124,7 @@ class Registry(Generic[T]):
         settings: type[msgspec.Struct] | None = None,
         priority: int = 0,
         description: str = "",
+        list_models: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
 
@@ -123,6 +142,7 @@ class Registry(Generic[T]):
                 settings=settings,
                 priority=priority,
                 description=description,
+                list_models=list_models,
                 plugin=self.plugin,
             )
         )
@@ -149,7 +169,7 @@ class Registry(Generic[T]):
 
     def objections(self, subject: object) -> dict[str, str | None]:
         """Say of every provider why it cannot serve ``subject`` here; None where it can."""
-        return {p.name: p.why_not() or p.cannot_serve(subject) for p in self}
+        return {p.name: p.objection(subject) for p in self}
 
     def choose(self, name: str, subject: object) -> Provider[T]:
         """Return the named provider, or for ``auto`` the preferred one that can serve.
@@ -161,7 +181,7 @@ class Registry(Generic[T]):
         """
         if name != "auto":
             provider = self.get(name)
-            if reason := provider.why_not() or provider.cannot_serve(subject):
+            if reason := provider.objection(subject):
                 raise PluginUnavailable(
                     f"{self.kind} {name!r} from {provider.plugin!r} cannot be used: {reason}"
                 )
@@ -185,9 +205,7 @@ class Registry(Generic[T]):
         subject = context.checkpoint if context.checkpoint is not None else context.reference
         provider = self.choose(name, subject)
         checked = self.check_settings(provider, settings)
-        return provider.build(
-            BuildContext(context.reference, context.checkpoint, checked, context.shared)
-        )
+        return provider.build(replace(context, settings=checked))
 
     def check_settings(self, provider: Provider[T], settings: Mapping[str, Any]) -> Any:
         """Return the settings as the provider's own struct.
