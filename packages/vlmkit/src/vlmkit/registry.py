@@ -97,7 +97,7 @@ class Provider(Generic[T]):
         """
         try:
             return self.why_not() or (self.cannot_serve(*subject) if subject else None)
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        except Exception as error:
             log.warning("%s: the check of %r failed", self.plugin, self.name, exc_info=error)
             return f"its own check failed with {type(error).__name__}"
 
