@@ -1,0 +1,226 @@
+"""The attention function that transformers calls in every layer of a decoder.
+
+Writes the new keys and values into the paged cache and reads back what each token may see. One
+batched attention for all decoding sequences, one for each prefill chunk. Knows soft caps and
+attention sinks; refuses arguments that it does not know rather than ignore them.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from vlmkit.errors import CheckpointError
+from vlmkit_torch.attention.step import LayerKind, Step
+from vlmkit_torch.kv_cache import KVCache
+
+IMPLEMENTATION = "vlmkit_paged"  # not registered for masks: the models then build none
+HARMLESS = frozenset({"position_ids", "cache_position"})
+SLOT = "vlmkit_layer"
+
+
+@dataclass(slots=True)
+class Board:
+    """Where an engine pins what its layers need; one for each engine, so engines never mix."""
+
+    cache: KVCache
+    step: Step | None = None
+
+
+class Layer:
+    """One layer's attention: its cache, and which tokens it sees."""
+
+    def __init__(self, board: Board, index: int, kind: LayerKind) -> None:
+        self.board = board
+        self.index = index
+        self.kind = kind
+        self._kinds: dict[int | None, LayerKind] = {None: kind}
+
+    def kind_with(self, window: int | None) -> LayerKind:
+        """Return the layer's kind; a window that the family's code passes counts."""
+        if window not in self._kinds:
+            self._kinds[window] = self.kind._replace(window=window)
+        return self._kinds[window]
+
+
+def install() -> None:
+    """Make the function known to transformers; harmless to repeat."""
+    AttentionInterface.register(IMPLEMENTATION, attend)
+
+
+def bind(decoder: nn.Module, board: Board, kinds: list[LayerKind]) -> None:
+    """Tell every attention module of a decoder which layer of which engine it is."""
+    for module in decoder.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and 0 <= index < len(kinds):
+            setattr(module, SLOT, Layer(board, index, kinds[index]))
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute one layer's attention over a step; called by transformers.
+
+    Args:
+        module: the family's attention module.
+        query: ``[1, heads, tokens, head]``.
+        key: ``[1, kv_heads, tokens, head]``.
+        value: ``[1, kv_heads, tokens, value_head]``.
+        attention_mask: must be None; the step knows what is visible.
+        scaling: of the scores; None is one over the square root of ``head``.
+        dropout: ignored, since nothing is trained here.
+        sliding_window: the layer's window, if the family's code passes one.
+        softcap: scores are squashed into plus or minus this.
+        s_aux: ``[heads]`` scores of the attention sinks.
+        others: further arguments; an unknown tensor among them is refused.
+
+    Returns:
+        ``[1, tokens, heads, value_head]`` and None.
+    """
+    _refuse_unknown(attention_mask, others)
+    layer: Layer = getattr(module, SLOT)
+    step = layer.board.step
+    if step is None:
+        raise RuntimeError("attention was called outside a step")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rule = _Rule(layer.kind_with(sliding_window or None), scale, softcap, s_aux)
+    cached = layer.board.cache.write(layer.index, step.write_slots, key[0], value[0])
+    parts = []
+    if (group := step.decodes) is not None:
+        parts.append(_decode(query[0, :, : group.batch], cached, group.reach(rule.kind), rule))
+    for chunk in step.chunks:
+        start, stop = chunk.rows
+        rows = query[:, :, start:stop]
+        if chunk.is_plain(rule.kind) and rule.is_plain:
+            fresh = (key[:, :, start:stop], value[:, :, start:stop])
+            parts.append(_start_of_sequence(rows, *fresh, scale))
+        else:
+            slots, mask = chunk.reach(rule.kind)
+            parts.append(_chunk(rows, cached, slots, mask, rule))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out[None], None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """How scores become weights."""
+
+    kind: LayerKind
+    scale: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+
+def _decode(
+    query: torch.Tensor,
+    cached: tuple[torch.Tensor, torch.Tensor],
+    reach: tuple[torch.Tensor, torch.Tensor | None],
+    rule: _Rule,
+) -> torch.Tensor:
+    """Attend with one query for each sequence: ``[heads, batch, head]`` -> ``[batch, ...]``.
+
+    The heads that share keys stand as queries of one head, so that no key is repeated.
+    """
+    slots, mask = reach
+    batch, width = slots.shape
+    flat = slots.reshape(-1)
+    keys, values = (
+        pool.index_select(0, flat).view(batch, width, *pool.shape[1:]).transpose(1, 2)
+        for pool in cached
+    )
+    kv_heads = keys.shape[1]
+    grouped = query.transpose(0, 1).reshape(batch, kv_heads, -1, query.shape[-1])
+    if rule.is_plain:
+        out = functional.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=mask, scale=rule.scale
+        )
+    else:
+        out = _explicit(grouped[:, :, :, None], keys, values, mask, rule)[:, :, :, 0]
+    return out.reshape(batch, query.shape[0], -1)
+
+
+def _start_of_sequence(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attend causally among the chunk's own tokens; the cache is not read."""
+    out = functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return out[0].transpose(0, 1)
+
+
+def _chunk(
+    query: torch.Tensor,
+    cached: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: _Rule,
+) -> torch.Tensor:
+    """Attend with several queries of one sequence: ``[1, heads, count, head]``."""
+    keys, values = (pool.index_select(0, slots).transpose(0, 1)[None] for pool in cached)
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    if rule.is_plain:
+        out = functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, scale=rule.scale, enable_gqa=heads != kv_heads
+        )
+    else:
+        grouped = query.reshape(1, kv_heads, heads // kv_heads, *query.shape[2:])
+        out = _explicit(grouped, keys, values, mask, rule).reshape(1, heads, query.shape[2], -1)
+    return out[0].transpose(0, 1)
+
+
+def _explicit(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: _Rule,
+) -> torch.Tensor:
+    """Attend step by step, for soft caps and sinks.
+
+    Args:
+        query: ``[batch, kv_heads, group, count, head]``.
+        keys: ``[batch, kv_heads, width, head]``.
+        values: ``[batch, kv_heads, width, value_head]``.
+        mask: additive, broadcast to ``[batch, kv_heads, group, count, width]``.
+        rule: cap, sinks and scale.
+    """
+    batch, kv_heads, group, count, head = query.shape
+    scores = query.reshape(batch, kv_heads, group * count, head) @ keys.transpose(-1, -2)
+    scores = scores.view(batch, kv_heads, group, count, -1).mul_(rule.scale)
+    if rule.softcap is not None:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    if mask is not None:
+        scores = scores + (mask[:, :, None] if mask.ndim == 4 else mask)  # noqa: PLR2004
+    width = scores.shape[-1]
+    if rule.sinks is not None:
+        sinks = rule.sinks.view(kv_heads, group, 1, 1).expand(batch, -1, -1, count, -1)
+        scores = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
+    weights = scores.softmax(-1, dtype=torch.float32)[..., :width].to(values.dtype)
+    out = weights.reshape(batch, kv_heads, group * count, width) @ values
+    return out.view(batch, kv_heads, group, count, -1)
+
+
+def _refuse_unknown(mask: torch.Tensor | None, others: dict[str, Any]) -> None:
+    if mask is not None:
+        raise CheckpointError("the model builds an attention mask of its own, not supported")
+    for name, value in others.items():
+        if isinstance(value, torch.Tensor) and name not in HARMLESS:
+            raise CheckpointError(f"the model's attention needs {name!r}, not supported")

@@ -1,0 +1,130 @@
+"""What a loaded model needs of a cache, what it is refused for, and what limits follow."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit.protocols import EngineLimits
+from vlmkit_torch import hardware
+from vlmkit_torch.attention.paged import Board
+from vlmkit_torch.attention.step import Chunk, LayerKind, Step
+from vlmkit_torch.kv_cache import LayerShape
+from vlmkit_torch.refusal import LAYER_TYPES
+from vlmkit_torch.settings import EngineSettings
+from vlmkit_torch.views import Views
+
+DEFAULT_CONTEXT_TOKENS = 4096  # where a checkpoint does not say how long it may read
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a probe forward showed.
+
+    Attributes:
+        layer_shapes: what each layer keeps for a token.
+        vocab_size: columns of the logits.
+    """
+
+    layer_shapes: dict[int, LayerShape]
+    vocab_size: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Cache bytes for each token."""
+        return sum(shape.token_bytes for shape in self.layer_shapes.values())
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raise CheckpointError for a model whose state is more than keys and values."""
+    if model._is_stateful:
+        raise CheckpointError(
+            f"model type {model.config.model_type!r} keeps a recurrent state, not supported"
+        )
+    for layer_type in getattr(model.config.get_text_config(), "layer_types", None) or ():
+        if layer_type not in LAYER_TYPES:
+            raise CheckpointError(f"layer type {layer_type!r} is not supported")
+
+
+def layer_kinds(views: Views) -> list[LayerKind]:
+    """Return which tokens each layer looks at, from the family's configuration."""
+    config = views.text_config
+    window = getattr(config, "sliding_window", None)
+    section = getattr(config, "attention_chunk_size", None)
+    by_name = {
+        "full_attention": LayerKind("full_attention"),
+        "sliding_attention": LayerKind("sliding_attention", window=window),
+        "chunked_attention": LayerKind("chunked_attention", section=section),
+    }
+    names = getattr(config, "layer_types", None)
+    if names is None:
+        names = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    return [by_name[name] for name in names]
+
+
+def probe(views: Views, board: Board, num_layers: int, device: torch.device) -> Needs:
+    """Run one token and see what every layer writes.
+
+    Raises:
+        CheckpointError: a layer has no attention that can be paged.
+    """
+    slots = torch.zeros(1, dtype=torch.long, device=device)
+    chunk = Chunk((0, 1), 0, slots, views.model.dtype)
+    board.step = Step(slots, None, (chunk,))
+    try:
+        hidden = views.decoder(
+            input_ids=slots[None],
+            position_ids=slots[None],
+            attention_mask=None,
+            past_key_values=None,
+            use_cache=False,
+        ).last_hidden_state
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"model type {views.model.config.model_type!r} does not run on a paged cache"
+        ) from error
+    finally:
+        board.step = None
+    shapes = board.cache.shapes
+    if len(shapes) != num_layers:
+        raise CheckpointError(
+            f"{num_layers - len(shapes)} of {num_layers} layers of model type "
+            f"{views.model.config.model_type!r} have no attention that can be paged"
+        )
+    return Needs(shapes, views.head(hidden[0]).shape[-1])
+
+
+def limits(
+    views: Views, settings: EngineSettings, needs: Needs, device: torch.device
+) -> EngineLimits:
+    """Return what an engine with these settings can do.
+
+    Raises:
+        ConfigError: the cache would not hold one block for each of two sequences.
+    """
+    longest = settings.max_sequence_tokens or getattr(
+        views.text_config, "max_position_embeddings", DEFAULT_CONTEXT_TOKENS
+    )
+    capacity = settings.cache_tokens
+    if capacity is None:
+        gib = settings.cache_gib
+        room = hardware.cache_bytes(device) if gib is None else int(gib * hardware.GIB)
+        capacity = min(room // needs.token_bytes, longest * settings.max_sequences)
+    capacity -= capacity % settings.block_tokens
+    if capacity < 2 * settings.block_tokens:
+        raise ConfigError(
+            f"the cache has room for {capacity} tokens, and {2 * settings.block_tokens} are the "
+            f"least; a token takes {needs.token_bytes} bytes",
+            hint="raise engine.cache_gib or engine.cache_tokens",
+        )
+    return EngineLimits(
+        vocab_size=needs.vocab_size,
+        max_sequence_tokens=min(longest, capacity),
+        max_sequences=settings.max_sequences,
+        capacity_tokens=capacity,
+        max_chunk_tokens=settings.max_chunk_tokens,
+        mixes_prefill_and_decode=True,
+        prefix_block_tokens=settings.block_tokens if settings.prefix_cache else 0,
+        is_batch_invariant=False,
+    )

@@ -1,0 +1,150 @@
+"""The vision encoder: a family's own image tower and projector, run ahead of the language model.
+
+Gives one set of rows for each image, so that images can be cached and recombined one by one. What
+the rows mean to the decoder is the engine's business.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from vlmkit.errors import CheckpointError, EngineError
+from vlmkit.prompt import ImageSlot
+from vlmkit.protocols import ImageFeatures
+from vlmkit.registry import BuildContext
+from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, to_tensor
+from vlmkit_torch.settings import EncoderSettings
+from vlmkit_torch.weights import LoadedModel, shared_model
+
+
+class TorchVisionEncoder:
+    """Computes image features with transformers' own ``get_image_features``.
+
+    Args:
+        loaded: the whole model.
+        fingerprint: of its files.
+        max_batch_images: most images in one call of the tower.
+    """
+
+    def __init__(self, loaded: LoadedModel, fingerprint: str, max_batch_images: int) -> None:
+        self._loaded = loaded
+        self._tower: Any = loaded.model.base_model.get_image_features
+        self._names = frozenset(inspect.signature(self._tower).parameters)
+        self._max_batch_images = max_batch_images
+        self._identity = (
+            f"torch:{fingerprint}:{loaded.dtype}:{loaded.device.type}:"
+            f"transformers-{transformers.__version__}"
+        )
+
+    @property
+    def identity(self) -> str:
+        """Says what computes the features: weights, precision, device, library."""
+        return self._identity
+
+    def encode(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
+        """Return the features of each image, in order.
+
+        Neighbours whose arrays fit together are computed in one call.
+
+        Raises:
+            EngineError: the tower's rows are not as many as the prompt has places for.
+        """
+        features: list[ImageFeatures] = []
+        for group in _groups(slots, self._max_batch_images):
+            features += self._encode_group(group)
+        return features
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        del self._loaded, self._tower
+
+    @torch.no_grad()
+    def _encode_group(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
+        output = self._tower(**self._inputs(slots), return_dict=True)
+        counts = [slot.num_features for slot in slots]
+        layers = dict(_layers(output))
+        total = {name: rows.shape[0] for name, rows in layers.items()}
+        if set(total.values()) == {sum(counts)}:
+            split = {name: rows.split(counts) for name, rows in layers.items()}
+            return [
+                _features({name: rows[i] for name, rows in split.items()})
+                for i in range(len(slots))
+            ]
+        if len(slots) > 1:  # this family pads or packs what stands together
+            return [features for slot in slots for features in self._encode_group([slot])]
+        raise EngineError(
+            f"the image tower gave {sorted(set(total.values()))} rows for an image, and its "
+            f"prompt has {counts[0]} places"
+        )
+
+    def _inputs(self, slots: Sequence[ImageSlot]) -> dict[str, torch.Tensor]:
+        names = [name for name in slots[0].inputs if name in self._names]
+        device, dtype = self._loaded.device, self._loaded.dtype
+        return {
+            name: torch.cat([to_tensor(slot.inputs[name], device, dtype) for slot in slots])
+            for name in names
+        }
+
+
+def build(context: BuildContext) -> TorchVisionEncoder:
+    """Make an encoder on the pipeline's model.
+
+    Raises:
+        CheckpointError: the model has no image tower that can run on its own.
+    """
+    settings: EncoderSettings = context.settings or EncoderSettings()
+    loaded = shared_model(context, prefers_loaded=True)
+    if not hasattr(loaded.model.base_model, "get_image_features"):
+        raise CheckpointError(
+            f"model type {loaded.model.config.model_type!r} has no image tower of its own"
+        )
+    return TorchVisionEncoder(loaded, context.files.fingerprint, settings.max_batch_images)
+
+
+def _groups(slots: Sequence[ImageSlot], most: int) -> Iterator[list[ImageSlot]]:
+    """Yield runs of neighbours whose arrays can be joined along the first axis."""
+    group: list[ImageSlot] = []
+    for slot in slots:
+        if group and (len(group) == most or _signature(slot) != _signature(group[0])):
+            yield group
+            group = []
+        group.append(slot)
+    if group:
+        yield group
+
+
+def _signature(slot: ImageSlot) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape[1:]) for name, array in slot.inputs.items()}
+
+
+def _layers(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the rows ``[rows, hidden]`` of all images, then those of each deepstack level."""
+    main = output.get("pooler_output")
+    deepstack = output.get("deepstack_features")
+    if main is None and deepstack is None:
+        main = output.last_hidden_state
+    if main is not None:
+        yield "", _rows(main)
+    for number, level in enumerate(deepstack or ()):
+        if isinstance(level, tuple) and isinstance(level[0], int):
+            yield f"{DEEPSTACK_AT}{level[0]}", _rows(level[1])
+        else:
+            yield f"{DEEPSTACK}{number}", _rows(level)
+
+
+def _rows(value: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
+    parts = [value] if isinstance(value, torch.Tensor) else list(value)
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _features(layers: dict[str, torch.Tensor]) -> ImageFeatures:
+    """Make one image's features of its own copy of the rows."""
+    own = {name: rows.clone() for name, rows in layers.items()}
+    main = own.pop("", None)
+    if main is None:  # a family that has deepstack rows only
+        main = torch.zeros_like(next(iter(own.values())))
+    num_bytes = sum(rows.numel() * rows.element_size() for rows in (main, *own.values()))
+    return ImageFeatures(main.shape[0], main, own, num_bytes)

@@ -1,0 +1,189 @@
+"""The LLM engine: weights and a paged cache, driven by work items.
+
+Keeps the promises of ``vlmkit.protocols.Engine``. Never decides who runs, never samples.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+
+import torch
+
+from vlmkit.block_pool import BlockPool
+from vlmkit.errors import RequestError
+from vlmkit.prompt import Prompt, Span
+from vlmkit.protocols import EngineLimits
+from vlmkit.registry import BuildContext
+from vlmkit.sequence import Sequence
+from vlmkit.step import WorkItem
+from vlmkit_torch import capacity, packing, selfcheck
+from vlmkit_torch.attention.paged import Board, bind
+from vlmkit_torch.batch import Batch, Batcher, PromptState
+from vlmkit_torch.kv_cache import KVCache
+from vlmkit_torch.prompt_inputs import Layout, PromptReader
+from vlmkit_torch.settings import EngineSettings
+from vlmkit_torch.views import Views
+from vlmkit_torch.weights import LoadedModel, shared_model
+
+NUM_REMEMBERED_LAYOUTS = 8  # between asking for a prompt's spans and running it
+
+
+class TorchEngine:
+    """Runs any decoder-only model of transformers over a paged cache.
+
+    Args:
+        loaded: the model; its decoder is switched to paged attention for good.
+        views: of that model.
+        settings: sizes and switches.
+    """
+
+    def __init__(self, loaded: LoadedModel, views: Views, settings: EngineSettings) -> None:
+        self._views = views
+        views.use_paged_attention()
+        kinds = capacity.layer_kinds(views)
+        self._board = Board(KVCache(settings.block_tokens, loaded.device))
+        bind(views.decoder, self._board, kinds)
+        needs = capacity.probe(views, self._board, len(kinds), loaded.device)
+        self._limits = capacity.limits(views, settings, needs, loaded.device)
+        num_blocks = self._limits.capacity_tokens // settings.block_tokens
+        self._pool = BlockPool(
+            num_blocks, settings.block_tokens, shares_prefixes=settings.prefix_cache
+        )
+        self._board.cache = KVCache(
+            num_blocks * settings.block_tokens, loaded.device, needs.layer_shapes
+        )
+        self._reader = PromptReader(views, loaded.device, loaded.dtype)
+        self._batcher = Batcher(self._pool, self._reader, self._board.cache.zero_slot)
+        self._states: dict[Sequence, PromptState] = {}
+        self._layouts: OrderedDict[int, tuple[Prompt, Layout]] = OrderedDict()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What this engine can do; constant."""
+        return self._limits
+
+    def atomic_spans(self, prompt: Prompt) -> tuple[Span, ...]:
+        """Return the ranges whose tokens see each other both ways, such as image blocks.
+
+        Raises:
+            RequestError: a range is longer than one step may be.
+        """
+        spans = self._layout(prompt).spans()
+        longest = max((span.stop - span.start for span in spans), default=0)
+        if longest > self._limits.max_chunk_tokens:
+            raise RequestError(
+                f"the prompt has a part of {longest} tokens that must be computed at once; "
+                f"this engine computes at most {self._limits.max_chunk_tokens}",
+                hint="raise engine.max_chunk_tokens",
+            )
+        return spans
+
+    def admit(self, sequence: Sequence) -> int | None:
+        """Make room, reusing a cached prefix; see :meth:`vlmkit.protocols.Cache.admit`."""
+        if self._pool.num_sequences >= self._limits.max_sequences:
+            return None
+        return self._pool.admit(sequence)
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make room for the first ``num_tokens`` of an admitted sequence; False if full."""
+        return self._pool.reserve(sequence, num_tokens)
+
+    def truncate(self, sequence: Sequence, num_tokens: int) -> None:
+        """Forget what follows; a shared block that is cut is copied first."""
+        size = self._pool.block_tokens
+        old = list(self._pool.blocks(sequence))
+        num_kept = self._pool.truncate(sequence, num_tokens)
+        if num_kept == num_tokens:
+            return
+        if not self._pool.reserve(sequence, num_tokens):
+            raise RuntimeError("no block is free for the copy of a shared one")
+        index = num_kept // size
+        self._board.cache.copy(
+            old[index] * size, self._pool.blocks(sequence)[index] * size, num_tokens - num_kept
+        )
+
+    def release(self, sequence: Sequence) -> None:
+        """Give up an admitted sequence's room and state."""
+        self._states.pop(sequence, None)
+        self._pool.release(sequence)
+
+    @torch.no_grad()
+    def forward(self, items: Seq[WorkItem]) -> torch.Tensor:
+        """Compute the items; see :meth:`vlmkit.protocols.Engine.forward`."""
+        if not items:
+            return torch.zeros(0, self._limits.vocab_size)
+        for item in items:
+            if item.sequence not in self._states:
+                self._states[item.sequence] = PromptState(self._layout(item.sequence.prompt))
+        batch = self._batcher.build(items, self._states)
+        self._board.step = batch.step
+        try:
+            hidden = self._views.decoder(
+                **batch.arguments, attention_mask=None, past_key_values=None, use_cache=False
+            ).last_hidden_state
+        finally:
+            self._board.step = None
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        self._note_computed(items, self._wipe_broken(hidden, batch))
+        return self._views.head(hidden[batch.rows])
+
+    def close(self) -> None:
+        """Free the cache and let go of the weights."""
+        self._board.cache.free()
+        self._states.clear()
+        self._layouts.clear()
+        del self._views, self._reader, self._batcher
+
+    def _layout(self, prompt: Prompt) -> Layout:
+        """Return a prompt's layout, remembered for a moment."""
+        if (found := self._layouts.get(id(prompt))) is not None:
+            return found[1]
+        with torch.no_grad():
+            layout = self._reader.layout(prompt)
+        self._layouts[id(prompt)] = (prompt, layout)  # the prompt too, or its id may be reused
+        if len(self._layouts) > NUM_REMEMBERED_LAYOUTS:
+            self._layouts.popitem(last=False)
+        return layout
+
+    def _wipe_broken(self, hidden: torch.Tensor, batch: Batch) -> set[Sequence]:
+        """Wipe what a sequence with values that are not finite left in the cache.
+
+        Its blocks will belong to others, and a masked slot still takes part in the arithmetic.
+        """
+        if hidden.isfinite().all():
+            return set()
+        is_broken = ~hidden.isfinite().all(-1)
+        self._board.cache.wipe(batch.step.write_slots[is_broken])
+        rows = is_broken.tolist()
+        return {owner for owner, start, stop in batch.owners if any(rows[start:stop])}
+
+    def _note_computed(self, items: Seq[WorkItem], broken: set[Sequence]) -> None:
+        """Let full blocks be shared, and drop embeddings that no later token needs."""
+        for item in items:
+            sequence = item.sequence
+            if sequence not in broken:
+                self._pool.commit(sequence, item.stop)
+            images = sequence.prompt.images
+            if images and item.stop >= images[-1].stop:
+                self._states[sequence].embeds = None
+
+
+def build(context: BuildContext) -> TorchEngine:
+    """Load the checkpoint and make an engine that was shown to compute right.
+
+    Raises:
+        CheckpointError: the checkpoint is broken or is not supported.
+        ConfigError: the device is not there, or the cache is too small to be of use.
+    """
+    settings: EngineSettings = context.settings or EngineSettings()
+    loaded = shared_model(context)
+    capacity.refuse_unsupported(loaded.model)
+    with torch.no_grad():
+        views = Views(loaded.model)
+        expected = selfcheck.reference(views, loaded.device) if settings.self_check else None
+        if settings.packed_weights and packing.gains(loaded):
+            packing.pack(loaded.model, views.decoder)
+            views = Views(loaded.model)
+        engine = TorchEngine(loaded, views, settings)
+        if expected is not None:
+            selfcheck.check(engine, views, expected)
+    return engine

@@ -1,0 +1,78 @@
+"""Image features between an encoder and a family's merging code: arrays in, containers out.
+
+Families disagree on the container (a list of rows, one tensor) though not on the rows; the forms
+are tried once and the one that a family takes is remembered.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from vlmkit.prompt import Array, ImageSlot
+from vlmkit.protocols import ImageFeatures
+
+DEEPSTACK = "deepstack."  # extra rows of the n-th level
+DEEPSTACK_AT = "deepstack_at."  # extra rows for a numbered layer
+
+
+class FeatureForm(Enum):
+    """How a family wants the rows of all images."""
+
+    LIST = "a list of [tokens, hidden]"
+    TENSOR = "[1, tokens, hidden]"
+
+
+@dataclass
+class FeatureOutput(BaseModelOutputWithPooling):
+    """What a family's merging code gets in place of its own encoder's output."""
+
+    deepstack_features: Any = None
+
+
+def to_tensor(array: Array, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return any array as a tensor on a device, in another precision if it is of floats."""
+    tensor = array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
+    if dtype is not None and tensor.is_floating_point():
+        return tensor.to(device=device, dtype=dtype)
+    return tensor.to(device)
+
+
+def compose(
+    form: FeatureForm,
+    slots: Sequence[ImageSlot],
+    features: Mapping[int, ImageFeatures],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> FeatureOutput:
+    """Put the rows of all images in order, zeros for those whose features are not there."""
+
+    def rows(name: str) -> torch.Tensor:
+        present = {i: f.extra[name] if name else f.embeddings for i, f in features.items()}
+        width = next(iter(present.values())).shape[-1]
+        return torch.cat(
+            [
+                to_tensor(present[i], device, dtype)
+                if i in present
+                else torch.zeros(slot.num_features, width, device=device, dtype=dtype)
+                for i, slot in enumerate(slots)
+            ]
+        )
+
+    main = rows("")
+    wrapped: Any = [main] if form is FeatureForm.LIST else main[None]
+    extra = next(iter(features.values())).extra
+    levels = sorted((n for n in extra if n.startswith(DEEPSTACK)), key=_number)
+    layers = sorted((n for n in extra if n.startswith(DEEPSTACK_AT)), key=_number)
+    deepstack: list[Any] = [[rows(name)] for name in levels]
+    deepstack += [(_number(name), [rows(name)]) for name in layers]
+    return FeatureOutput(
+        pooler_output=wrapped, last_hidden_state=main, deepstack_features=deepstack or None
+    )
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition(".")[2])

@@ -1,0 +1,101 @@
+"""The memory that keeps keys and values: one pool of slots for each layer.
+
+A slot holds one token. Which slot belongs to whom is the block pool's business. Memory is zero at
+first and what is not finite is wiped, because a masked slot still takes part in the arithmetic
+and zero times infinity is not zero.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps for each token: ``[kv_heads, head]`` of keys and of values."""
+
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes for each token."""
+        numbers = self.keys[0] * self.keys[1] + self.values[0] * self.values[1]
+        return numbers * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of ``num_slots`` tokens, and one slot of zeros after them.
+
+    Args:
+        num_slots: tokens that can be kept.
+        device: where.
+        shapes: what each layer keeps; layers that are not among them get room when they first
+            write.
+    """
+
+    def __init__(
+        self, num_slots: int, device: torch.device, shapes: Mapping[int, LayerShape] | None = None
+    ) -> None:
+        self.num_slots = num_slots
+        self.device = device
+        self._pools: dict[int, tuple[torch.Tensor, torch.Tensor]] = {
+            index: (self._make_pool(shape.keys, shape.dtype), self._make_pool(shape.values, shape.dtype))
+            for index, shape in (shapes or {}).items()
+        }
+
+    @property
+    def zero_slot(self) -> int:
+        """The slot that nothing is ever written to."""
+        return self.num_slots
+
+    @property
+    def shapes(self) -> dict[int, LayerShape]:
+        """Return what each layer that was computed so far keeps for each token."""
+        return {
+            index: LayerShape((k.shape[1], k.shape[2]), (v.shape[1], v.shape[2]), k.dtype)
+            for index, (k, v) in self._pools.items()
+        }
+
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep new keys and values; return the layer's pools ``[slots, kv_heads, head]``.
+
+        Args:
+            layer: which layer's.
+            slots: ``[tokens]`` where to.
+            key: ``[kv_heads, tokens, head]``.
+            value: ``[kv_heads, tokens, value_head]``.
+        """
+        if layer not in self._pools:
+            self._pools[layer] = (
+                self._make_pool((key.shape[0], key.shape[2]), key.dtype),
+                self._make_pool((value.shape[0], value.shape[2]), value.dtype),
+            )
+        keys, values = self._pools[layer]
+        keys.index_copy_(0, slots, key.transpose(0, 1))
+        values.index_copy_(0, slots, value.transpose(0, 1))
+        return keys, values
+
+    def wipe(self, slots: torch.Tensor) -> None:
+        """Set slots back to zero in every layer."""
+        for keys, values in self._pools.values():
+            keys.index_fill_(0, slots, 0)
+            values.index_fill_(0, slots, 0)
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy ``count`` neighbouring slots in every layer."""
+        for pools in self._pools.values():
+            for pool in pools:
+                pool[target : target + count] = pool[source : source + count].clone()
+
+    def free(self) -> None:
+        """Give all memory back."""
+        self._pools.clear()
+
+    def _make_pool(self, row: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        # On a CPU the pages of a zeroed tensor take no memory before they are written.
+        return torch.zeros((self.num_slots + 1, *row), dtype=dtype, device=self.device)

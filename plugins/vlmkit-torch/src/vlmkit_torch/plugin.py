@@ -1,0 +1,50 @@
+"""The hooks of vlmkit-torch. Imports nothing heavy: the build functions do."""
+
+from typing import Any
+
+from vlmkit.hookspecs import hookimpl
+from vlmkit.registry import BuildContext, Registry
+from vlmkit_torch import refusal
+from vlmkit_torch.settings import EncoderSettings, EngineSettings
+
+VLMKIT_API = 1
+
+
+def _build_engine(context: BuildContext) -> Any:
+    from vlmkit_torch.engine import build
+
+    return build(context)
+
+
+def _build_encoder(context: BuildContext) -> Any:
+    from vlmkit_torch.encoder import build
+
+    return build(context)
+
+
+@hookimpl
+def vlmkit_register_engines(registry: Registry[Any]) -> None:
+    """Offer ``engine.use = "torch"``."""
+    registry.add(
+        "torch",
+        _build_engine,
+        why_not=refusal.why_not,
+        cannot_serve=refusal.engine_cannot_serve,
+        settings=EngineSettings,
+        priority=10,
+        description="any decoder-only family of transformers; paged cache; CUDA, MPS, CPU",
+    )
+
+
+@hookimpl
+def vlmkit_register_vision_encoders(registry: Registry[Any]) -> None:
+    """Offer ``vision_encoder.use = "torch"``."""
+    registry.add(
+        "torch",
+        _build_encoder,
+        why_not=refusal.why_not,
+        cannot_serve=refusal.encoder_cannot_serve,
+        settings=EncoderSettings,
+        priority=10,
+        description="the image tower and projector of any family of transformers",
+    )

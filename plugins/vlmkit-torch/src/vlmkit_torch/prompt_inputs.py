@@ -1,0 +1,235 @@
+"""What a family makes of a prompt: positions, masks, and embeddings with the images merged in.
+
+Asks the Prepare view, so that every rule is the family's own. The layout (positions and masks)
+depends on the tokens and the images' sizes only and is read without any features; embeddings are
+read when features arrive, with zero rows for images that are cached already or not reached yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from vlmkit.errors import EngineError
+from vlmkit.prompt import ImageSlot, Prompt, Span
+from vlmkit.protocols import ImageFeatures
+from vlmkit_torch.attention.step import Visibility
+from vlmkit_torch.features import FeatureForm, compose, to_tensor
+from vlmkit_torch.views import Views
+
+VISUAL_MASKS = ("visual_pos_masks", "vision_mask")
+NOT_PER_TOKEN = frozenset(
+    {
+        "attention_mask",
+        "cache_position",
+        "input_ids",
+        "labels",
+        "logits_to_keep",
+        "mm_encoder_outputs",
+        "output_attentions",
+        "output_hidden_states",
+        "past_key_values",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+        *VISUAL_MASKS,
+    }
+)
+# Families that type the whole prompt 0 where others type image tokens 1.
+PREFIX_TYPED = frozenset({"paligemma"})
+MANY_AXES = 3  # rows of positions: time, height, width; a fourth before them is the token's index
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a prompt's tokens stand and what they see.
+
+    Attributes:
+        positions: ``[axes, seq]``; None where token ``i`` stands at ``i``.
+        offset: token ``i`` after the prompt stands at ``i + offset``.
+        views: the family's own masks by kind of layer, where not simply causal.
+    """
+
+    positions: torch.Tensor | None
+    offset: int
+    views: dict[str, Visibility] = field(default_factory=dict)
+
+    @property
+    def num_axes(self) -> int:
+        """Rows of the positions."""
+        return 1 if self.positions is None else self.positions.shape[0]
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return the token ranges in which some token sees a later one."""
+        if not self.views:
+            return ()
+        stops = torch.stack([view.stop for view in self.views.values()]).amax(0).tolist()
+        spans: list[Span] = []
+        for index, stop in enumerate(stops):
+            if stop <= index + 1:
+                continue
+            if spans and index < spans[-1].stop:
+                spans[-1] = Span(spans[-1].start, max(stop, spans[-1].stop))
+            else:
+                spans.append(Span(index, stop))
+        return tuple(spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeds:
+    """A prompt's decoder arguments, token by token.
+
+    Attributes:
+        images: the images whose features are in them.
+        per_token: ``[1, seq, ...]`` by argument name.
+        per_visual: by argument name a list, or a dictionary by layer, of ``[visual, hidden]``.
+        visual: ``[seq]`` bool, the tokens that have rows in ``per_visual``; None if none have.
+        visual_name: the argument that tells the decoder about them.
+        visual_width: their last axis in that argument; 0 if it has none.
+    """
+
+    images: frozenset[int]
+    per_token: dict[str, torch.Tensor]
+    per_visual: dict[str, Any] = field(default_factory=dict)
+    visual: torch.Tensor | None = None
+    visual_name: str = ""
+    visual_width: int = 0
+
+
+class PromptReader:
+    """Reads prompts through the Prepare view of one model.
+
+    Args:
+        views: of the model.
+        device: where the arrays go.
+        dtype: of embeddings.
+    """
+
+    def __init__(self, views: Views, device: torch.device, dtype: torch.dtype) -> None:
+        self.views = views
+        self.device = device
+        self.dtype = dtype
+        config = views.model.config
+        self._image_token = getattr(config, "image_token_id", None)
+        self._is_prefix_typed = config.model_type in PREFIX_TYPED
+        self._positional = views.positional_inputs()
+        self._form: FeatureForm | None = None
+
+    def layout(self, prompt: Prompt) -> Layout:
+        """Return positions and masks of a prompt; image features play no part."""
+        if not self.views.has_prepare:
+            return Layout(None, 0)
+        arguments = self.views.prepare(**self._inputs(prompt))
+        count = len(prompt)
+        positions = _positions(arguments.get("position_ids"))
+        views = _visibilities(arguments.get("attention_mask"), count)
+        if positions is None or (
+            positions.shape[0] == 1
+            and torch.equal(positions[0], torch.arange(count, device=positions.device))
+        ):
+            return Layout(None, 0, views)
+        highest = int(positions[-MANY_AXES:].max())
+        return Layout(positions, highest + 1 - count, views)
+
+    def embeds(self, prompt: Prompt, features: Mapping[int, ImageFeatures]) -> Embeds:
+        """Return the decoder's arguments for a prompt, with the features that are there.
+
+        Raises:
+            EngineError: the features do not fit the prompt's placeholders.
+        """
+        images = frozenset(features)
+        inputs = self._inputs(prompt)
+        if not features:
+            return self._sort(self.views.prepare(**inputs), len(prompt), images)
+        for form in FeatureForm if self._form is None else [self._form]:
+            output = compose(form, prompt.images, features, self.device, self.dtype)
+            try:
+                arguments = self.views.prepare(**inputs, mm_encoder_outputs={"image": output})
+            except (TypeError, AttributeError):
+                continue  # the family wants the rows in another container
+            except (ValueError, RuntimeError) as error:
+                raise EngineError(
+                    "image features do not fit the prompt: the tokenizer expects "
+                    f"{sum(slot.num_features for slot in prompt.images)} rows"
+                ) from error
+            self._form = form
+            return self._sort(arguments, len(prompt), images)
+        raise EngineError("the model takes image features in no form that is known")
+
+    def plain(self, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the decoder's arguments for text tokens ``[1, tokens]``, wherever they stand."""
+        if not self.views.has_prepare:
+            return {"inputs_embeds": self.views.embed(token_ids)}
+        arguments = self.views.prepare(
+            input_ids=token_ids, position_ids=torch.zeros_like(token_ids)
+        )
+        return self._sort(arguments, token_ids.shape[1], frozenset()).per_token
+
+    def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        """Return what the family's code needs to place images: ids, token types, sizes."""
+        ids = torch.tensor([prompt.token_ids], device=self.device)
+        inputs = {"input_ids": ids}
+        is_image = (ids == self._image_token).long()
+        if self.views.prepare_takes("mm_token_type_ids"):
+            inputs["mm_token_type_ids"] = is_image
+        if self.views.prepare_takes("token_type_ids"):
+            typed = torch.zeros_like(ids) if self._is_prefix_typed else is_image
+            inputs["token_type_ids"] = typed
+        for name in self._positional:
+            if prompt.images and name in prompt.images[0].inputs:
+                parts = [self._array(slot, name) for slot in prompt.images]
+                inputs[name] = torch.cat(parts)
+        return inputs
+
+    def _array(self, slot: ImageSlot, name: str) -> torch.Tensor:
+        return to_tensor(slot.inputs[name], self.device)
+
+    def _sort(self, arguments: dict[str, Any], count: int, images: frozenset[int]) -> Embeds:
+        """Sort recorded arguments into those per token and those per visual token."""
+        if arguments.get("inputs_embeds") is None:
+            arguments["inputs_embeds"] = self.views.embed(arguments["input_ids"])
+        name = next((n for n in VISUAL_MASKS if arguments.get(n) is not None), "")
+        mask = arguments.get(name)
+        per_token, per_visual = {}, {}
+        for key, value in arguments.items():
+            if key in NOT_PER_TOKEN or value is None or isinstance(value, bool | int | float | str):
+                continue
+            if isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[1] == count:
+                per_token[key] = value
+            elif isinstance(value, list | tuple | dict) and mask is not None:
+                per_visual[key] = value
+            elif isinstance(value, torch.Tensor | list | tuple | dict) and len(value):
+                raise EngineError(f"the model's decoder needs {key!r}, which cannot be cut")
+        if mask is None:
+            return Embeds(images, per_token)
+        width = mask.shape[-1] if mask.ndim > 2 else 0  # noqa: PLR2004 - [1, seq] or with hidden
+        visual = mask[0, :, 0] if width else mask[0]
+        return Embeds(images, per_token, per_visual, visual, name, width)
+
+
+def _positions(value: torch.Tensor | None) -> torch.Tensor | None:
+    """Return positions as ``[axes, seq]``, from ``[1, seq]`` or ``[axes, 1, seq]``."""
+    return None if value is None else value.reshape(-1, value.shape[-1])
+
+
+def _visibilities(masks: Any, count: int) -> dict[str, Visibility]:
+    """Turn masks ``[1, 1, seq, seq]`` into intervals, if any token sees a later one.
+
+    A mask that only looks back is left out: the layer's own window says the same.
+    """
+    if isinstance(masks, torch.Tensor):
+        masks = {"full_attention": masks}
+    views, looks_ahead = {}, False
+    for name, mask in (masks or {}).items():
+        if not isinstance(mask, torch.Tensor) or mask.ndim != 4:  # noqa: PLR2004
+            continue
+        visible = mask[0, 0, :, :count]
+        visible = visible if visible.dtype == torch.bool else visible > -1
+        index = torch.arange(count, device=visible.device)
+        start = torch.where(visible, index, count).amin(1)
+        stop = torch.where(visible, index + 1, 0).amax(1)
+        has_holes = not torch.equal(visible.sum(1), stop - start)
+        looks_ahead |= has_holes or bool((stop > index + 1).any())
+        views[name] = Visibility(start, stop, visible if has_holes else None)
+    return views if looks_ahead else {}

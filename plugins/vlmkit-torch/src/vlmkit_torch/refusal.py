@@ -1,0 +1,100 @@
+"""Which checkpoints this plugin turns down before anything heavy is imported.
+
+Looks at ``config.json`` and at file names only. What shows only in a loaded model (an attention
+argument that nobody here understands, say) is refused by ``views`` and ``selfcheck``.
+"""
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlmkit.checkpoint import Checkpoint
+
+NEEDS = {"torch": (2, 6), "transformers": (5, 20), "safetensors": (0, 5)}
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+# Keys of config.json that only families with such a mechanism have.
+MECHANISMS = {
+    "cross_attention_layers": "cross-attention to image features",
+    "cross_layer_interval": "cross-attention to image features",
+    "add_cross_attention": "cross-attention",
+    "index_topk": "sparse attention with an indexer",
+    "conv_L_cache": "convolution layers",
+    "mamba_d_state": "recurrent layers",
+    "ssm_state_size": "recurrent layers",
+    "lru_width": "recurrent layers",
+    "linear_num_key_heads": "linear attention",
+}
+
+
+def why_not() -> str | None:
+    """Say why nothing of this plugin can run here; None when it can."""
+    for name, wanted in NEEDS.items():
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed: pip install vlmkit-torch"
+        version = importlib.metadata.version(name)
+        found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        if found < wanted:
+            return f"{name} {version} found, {'.'.join(map(str, wanted))} needed"
+    return None
+
+
+def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    """Say why the engine cannot run this checkpoint; None when it seems to be able to."""
+    config = checkpoint.config
+    if reason := _files_reason(checkpoint):
+        return reason
+    if config.get("is_encoder_decoder"):
+        return "encoder-decoder models are not supported"
+    for part in _parts(config):
+        for key, mechanism in MECHANISMS.items():
+            if part.get(key):
+                return f"{mechanism} is not supported"
+        for layer_type in part.get("layer_types") or ():
+            if layer_type not in LAYER_TYPES:
+                return f"layer type {layer_type!r} is not supported"
+    return None
+
+
+def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    """Say why the vision encoder cannot run this checkpoint; None when it seems to be able to."""
+    if reason := _files_reason(checkpoint):
+        return reason
+    if not isinstance(checkpoint.config.get("vision_config"), Mapping):
+        return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
+    return None
+
+
+def _files_reason(checkpoint: Checkpoint) -> str | None:
+    if not checkpoint.model_type:
+        return "config.json is absent or names no 'model_type'"
+    if "auto_map" in checkpoint.config and not _is_known(checkpoint.model_type):
+        return "the model is defined by code in the checkpoint, which is never run"
+    if not _is_known(checkpoint.model_type):
+        return f"model type {checkpoint.model_type!r} is not one that transformers defines"
+    if not checkpoint.has("*.safetensors"):
+        return "there are no *.safetensors weights"
+    return None
+
+
+def _is_known(model_type: str) -> bool:
+    """Whether transformers has a folder for the family, or may know it by another name."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return True  # why_not() has the better reason
+    from pathlib import Path
+
+    known = {path.name for path in (Path(spec.submodule_search_locations[0]) / "models").iterdir()}
+    stem = model_type.replace("-", "_").lower()
+    names = [stem, *(stem.removesuffix(suffix) for suffix in ("_text", "_vl", "_llm"))]
+    return any(name in known for name in names) or stem.split("_")[0] in known
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the configurations that describe the decoder."""
+    yield config
+    for key in ("text_config", "llm_config", "language_config"):
+        if isinstance(part := config.get(key), Mapping):
+            yield part

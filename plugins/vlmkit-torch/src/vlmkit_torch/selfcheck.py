@@ -1,0 +1,77 @@
+"""Shows at load that paged, chunked computation agrees with the plain model.
+
+Catches what no list of families can: an attention that works otherwise than we believe, a kernel
+that is wrong on this machine. Two dozen tokens, once.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from vlmkit.errors import CheckpointError
+from vlmkit.prompt import Prompt
+from vlmkit.sampling import SamplingParams
+from vlmkit.sequence import Sequence
+from vlmkit.step import WorkItem
+from vlmkit_torch.views import Views
+
+if TYPE_CHECKING:
+    from vlmkit_torch.engine import TorchEngine
+
+STOPS = (9, 20, 21, 22)  # ends of the chunks; the last two are single tokens
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+
+
+def reference(views: Views, device: torch.device) -> torch.Tensor:
+    """Return logits ``[seq, vocab]`` of the check's tokens, computed the family's plain way.
+
+    Must be called before the decoder is switched to paged attention.
+    """
+    ids = torch.tensor([_token_ids(views)], device=device)
+    views.set_attention("eager")
+    hidden = views.decoder(input_ids=ids, use_cache=False).last_hidden_state
+    return views.head(hidden[0])
+
+
+def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
+    """Compute the same tokens in chunks through the engine and compare.
+
+    Raises:
+        CheckpointError: the answers differ by more than rounding.
+    """
+    ids = _token_ids(views)
+    # All but the first count as answer tokens: those are causal in every family.
+    sequence = Sequence(
+        id="self-check",
+        prompt=Prompt(ids[:1]),
+        params=SamplingParams(),
+        seed=0,
+        max_tokens=len(ids),
+        tenant="vlmkit-torch self-check",
+        output_ids=list(ids[1:]),
+    )
+    if engine.admit(sequence) is None:
+        return  # a cache this small is for tests
+    rows, start = [], 0
+    for stop in STOPS:
+        rows.append(engine.forward([WorkItem(sequence, start, stop - start, True)])[0])
+        start = stop
+    engine.release(sequence)
+    wanted = expected[[stop - 1 for stop in STOPS]].float()
+    difference = (torch.stack(rows).float() - wanted).abs().max().item()
+    largest = wanted.abs().max().item()
+    if not difference <= TOLERANCE.get(expected.dtype, 8e-2) * max(largest, 1e-6):
+        raise CheckpointError(
+            f"paged computation of this model differs from the plain one by {difference:.2g} "
+            f"where logits reach {largest:.2g}; it would answer wrong",
+            hint="report the model type; engine.self_check = false runs it all the same",
+        )
+
+
+def _token_ids(views: Views) -> tuple[int, ...]:
+    """Return arbitrary text tokens of the model."""
+    vocab = views.decoder.get_input_embeddings().weight.shape[0]
+    config = views.model.config
+    special = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")}
+    candidates = ((7 + 37 * number) % vocab for number in range(4 * STOPS[-1]))
+    return tuple(token for token in candidates if token not in special)[: STOPS[-1]]

@@ -1,0 +1,61 @@
+"""What a user can set for the engine and for the vision encoder. Nothing here imports torch."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and how precisely a model computes; engine and encoder share one copy if equal.
+
+    Attributes:
+        device: ``auto`` takes cuda, then mps, then cpu; or a name such as ``cuda:1``.
+        dtype: ``auto`` is float32 on a CPU and the checkpoint's own elsewhere.
+        num_threads: CPU threads that torch may use, for the whole process; None leaves it alone.
+    """
+
+    device: str = "auto"
+    dtype: Dtype = "auto"
+    num_threads: Positive | None = None
+
+
+class EncoderSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the vision encoder.
+
+    Attributes:
+        max_batch_images: most images computed in one call of the tower.
+    """
+
+    max_batch_images: Positive = 8
+
+
+class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the LLM engine.
+
+    Attributes:
+        cache_tokens: tokens that the cache holds; None derives it from ``cache_gib``.
+        cache_gib: memory for the cache; None takes a part of what is free.
+        block_tokens: tokens in a cache block; prefixes are shared in multiples of it.
+        prefix_cache: whether computed prefixes are reused by later prompts.
+        max_sequence_tokens: longest sequence; None is what the checkpoint was made for.
+        max_sequences: most sequences with room in the cache.
+        max_chunk_tokens: most tokens of one sequence in one step; an image block that may not be
+            cut has to fit.
+        packed_weights: on a CPU in float32, keep linear layers in the layout that small batches
+            read fastest.
+        self_check: at load, compare paged and chunked computation with the plain model.
+    """
+
+    cache_tokens: Positive | None = None
+    cache_gib: Annotated[float, Meta(gt=0)] | None = None
+    block_tokens: Positive = 16
+    prefix_cache: bool = True
+    max_sequence_tokens: Positive | None = None
+    max_sequences: Positive = 64
+    max_chunk_tokens: Positive = 2048
+    packed_weights: bool = True
+    self_check: bool = True

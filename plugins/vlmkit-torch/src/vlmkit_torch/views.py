@@ -1,0 +1,191 @@
+"""Three views of one transformers model, sharing every weight.
+
+Prepare   the family's own code up to its decoder, whose arguments are recorded: embeddings with
+          images merged in, positions, masks, whatever else the family hands over per token
+decoder   tokens of many sequences -> hidden states, with our attention function inside
+head      hidden states -> logits, with every scaling and cap of the family
+
+This is the only module that knows how transformers nests its modules. A view is made of shallow
+copies with one child replaced: nothing of transformers is patched, no weight is copied.
+"""
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from vlmkit.errors import CheckpointError
+from vlmkit_torch.attention.paged import IMPLEMENTATION, install
+
+PROBE = "vlmkit_probe"
+
+
+class Views:
+    """The three views of a model; the decoder is switched to paged attention for good."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.base: Any = model.base_model
+        self.decoder: Any = _decoder_of(model)
+        self.text_config = model.config.get_text_config()
+        self.has_prepare = self.base is not self.decoder and hasattr(
+            self.base, "get_image_features"
+        )
+        self._recorder = _Recorder(self.decoder)
+        self._prepare = self._make_prepare() if self.has_prepare else None
+        inner = self.decoder if self.base is model else self.base
+        self._head = _with_child(model, _path_of(model, inner), _Passage(inner))
+
+    def use_paged_attention(self) -> None:
+        """Route the decoder's attention through our function; towers keep their own."""
+        install()
+        self.set_attention(IMPLEMENTATION)
+
+    def set_attention(self, implementation: str) -> None:
+        """Switch the decoder's attention, and nothing else's.
+
+        Raises:
+            CheckpointError: the family's code does not let its attention be replaced.
+        """
+        config = self.decoder.config
+        parts = {name: getattr(config, name, None) for name in config.sub_configs}
+        kept = {
+            name: part._attn_implementation for name, part in parts.items() if part is not None
+        }
+        self.decoder.set_attn_implementation({"": implementation, **kept})
+        if config._attn_implementation != implementation:
+            raise CheckpointError(
+                f"model type {self.model.config.model_type!r} does not let its attention be "
+                "replaced, so it cannot use a paged cache"
+            )
+
+    def prepare(self, **inputs: Any) -> dict[str, Any]:
+        """Run the family's own merging code; return what it hands to its decoder.
+
+        Only families with images have this view. Single-threaded: some families keep notes on
+        themselves while they run.
+        """
+        view = self._prepare
+        if view is None:
+            raise RuntimeError("a text-only family has no prepare view")
+        if "rope_deltas" in vars(view):
+            view.rope_deltas = None  # left by the prompt before
+        try:
+            view(**inputs, use_cache=False)
+        except _Recorded:
+            return self._recorder.take()
+        raise RuntimeError("the decoder was never reached")
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits ``[rows, vocab]`` of hidden states ``[rows, hidden]``."""
+        logits: torch.Tensor = self._head(inputs_embeds=hidden[None]).logits[0]
+        return logits
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the decoder's embeddings of token ids."""
+        rows: torch.Tensor = self.decoder.get_input_embeddings()(token_ids)
+        return rows
+
+    def prepare_takes(self, name: str) -> bool:
+        """Whether the family's own code has an argument of this name."""
+        return name in inspect.signature(self.base.forward).parameters
+
+    def positional_inputs(self) -> frozenset[str]:
+        """Return the processor outputs that the family computes image positions from."""
+        rope_index = getattr(self.base, "get_rope_index", None)
+        if rope_index is None:
+            return frozenset()
+        names = frozenset(inspect.signature(rope_index).parameters)
+        return names - {"input_ids", "attention_mask", "mm_token_type_ids", "kwargs"}
+
+    def _make_prepare(self) -> Any:
+        AttentionMaskInterface.register(PROBE, _unusual_mask)
+        view = _with_child(self.base, _path_of(self.base, self.decoder), self._recorder)
+        config = copy.deepcopy(self.base.config)  # only this view sees the probe
+        config.get_text_config()._attn_implementation_internal = PROBE
+        view.config = config
+        return view
+
+
+def _unusual_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """Return a family's mask ``[1, 1, seq, seq]``, or None where it is simply causal."""
+    if kwargs.get("mask_function", causal_mask_function) is causal_mask_function:
+        return None
+    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+
+
+class _Recorded(Exception):  # noqa: N818 - a signal, not an error
+    """The decoder was reached and its arguments are recorded."""
+
+
+class _Standin(nn.Module):
+    """Takes a module's place in a view; everything but ``forward`` is the module's own."""
+
+    def __init__(self, target: nn.Module) -> None:
+        super().__init__()
+        object.__setattr__(self, "target", target)  # not a child: weights stay where they are
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "target"), name)
+
+
+class _Recorder(_Standin):
+    """Stands where the decoder stands, keeps its arguments and goes no further."""
+
+    arguments: dict[str, Any] | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        if args:
+            names = list(inspect.signature(self.target.forward).parameters)
+            kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+        self.arguments = kwargs
+        raise _Recorded
+
+    def take(self) -> dict[str, Any]:
+        arguments, self.arguments = self.arguments, None
+        return arguments or {}
+
+
+class _Passage(_Standin):
+    """Stands where the base model stands and returns its input as the hidden states."""
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> BaseModelOutputWithPast:
+        return _Output(last_hidden_state=inputs_embeds)
+
+
+class _Output(BaseModelOutputWithPast):
+    """An output of which every field that a family may ask for is there, though None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def _decoder_of(model: PreTrainedModel) -> Any:
+    decoder = model.get_decoder()
+    while decoder.get_output_embeddings() is not None:  # a whole causal LM inside a VLM
+        decoder = decoder.model
+    return decoder
+
+
+def _path_of(root: nn.Module, target: nn.Module) -> str:
+    return next(name for name, module in root.named_modules() if module is target)
+
+
+def _with_child(root: nn.Module, path: str, new: nn.Module) -> Any:
+    """Copy the modules along ``path`` shallowly, with the last one replaced."""
+    name, _, rest = path.partition(".")
+    view = copy.copy(root)
+    child = root._modules[name]
+    view._modules = dict(root._modules)
+    view._modules[name] = _with_child(child, rest, new) if rest and child is not None else new
+    return view

@@ -1,0 +1,134 @@
+"""Loads a checkpoint through transformers: safetensors only, no remote code, nothing missing.
+
+One loaded model serves engine and encoder of a pipeline. How it is run is not decided here.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError
+from vlmkit.registry import BuildContext
+from vlmkit_torch.hardware import choose_device, choose_dtype
+from vlmkit_torch.settings import ComputeSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, ready to compute, without a cache."""
+
+    model: PreTrainedModel
+    device: torch.device
+    dtype: torch.dtype
+
+
+def shared_model(context: BuildContext, *, prefers_loaded: bool = False) -> LoadedModel:
+    """Return the pipeline's model for these settings, loading it at the first call.
+
+    Args:
+        context: of the component that is being built.
+        prefers_loaded: take a model that is loaded already where the settings leave it open.
+
+    Raises:
+        CheckpointError: the checkpoint is broken or is not supported.
+        ConfigError: the device is not there.
+    """
+    settings: ComputeSettings = context.settings or ComputeSettings()
+    loaded: dict[Any, LoadedModel] = context.share("vlmkit_torch.models", dict)
+    is_open = settings.device == "auto" and settings.dtype == "auto"
+    if prefers_loaded and is_open and loaded:
+        return next(iter(loaded.values()))
+    checkpoint = context.files
+    config = read_config(checkpoint)
+    device = choose_device(settings)
+    own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    dtype = choose_dtype(settings, device, own if isinstance(own, torch.dtype) else None)
+    if (device, dtype) not in loaded:
+        loaded[device, dtype] = LoadedModel(load(checkpoint, config, device, dtype), device, dtype)
+    return loaded[device, dtype]
+
+
+def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
+    """Return the checkpoint's configuration as transformers reads it.
+
+    Raises:
+        CheckpointError: transformers does not know the family or cannot read the file.
+    """
+    try:
+        return AutoConfig.from_pretrained(
+            checkpoint.path, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"config.json of model {checkpoint.name!r} is not one that transformers can read"
+        ) from error
+
+
+def load(
+    checkpoint: Checkpoint, config: PretrainedConfig, device: torch.device, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Read the weights, memory-mapped, and put them on the device.
+
+    Raises:
+        CheckpointError: weights are absent, of the wrong shape, or need what is not installed.
+    """
+    auto = _auto_class(checkpoint, config)
+    try:
+        model, report = auto.from_pretrained(
+            checkpoint.path,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
+        hint = f"it is quantized with {method!r}; are that method's packages here?" if method else ""
+        raise CheckpointError(
+            f"the weights of model {checkpoint.name!r} could not be loaded", hint=hint
+        ) from error
+    _refuse_gaps(checkpoint, report)
+    model.eval().requires_grad_(requires_grad=False)
+    return model.to(device)  # type: ignore[no-any-return]
+
+
+def _auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
+    if config.is_encoder_decoder:
+        raise CheckpointError(f"model {checkpoint.name!r} is an encoder-decoder, not supported")
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    raise CheckpointError(
+        f"model {checkpoint.name!r} of type {config.model_type!r} generates no text that "
+        "transformers knows of"
+    )
+
+
+def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
+    """Weights that were not in the files would be random: an answer of such a model is noise."""
+    for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
+        if names := sorted(str(key) for key in report.get(kind) or ()):
+            raise CheckpointError(
+                f"model {checkpoint.name!r} {what} {len(names)} weights, such as {names[0]!r}"
+            )
+    if unused := report.get("unexpected_keys"):
+        logger.warning("model %r has %d weights that are not used", checkpoint.name, len(unused))
