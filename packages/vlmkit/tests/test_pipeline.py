@@ -1,0 +1,421 @@
+"""A pipeline on the mock: every request ends exactly once, and leaves nothing behind."""
+
+import asyncio
+import json
+import threading
+import time
+
+import PIL.Image
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from vlmkit.errors import (
+    ConfigError,
+    EngineError,
+    ImageError,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+)
+from vlmkit.message import ImagePart, Message, TextPart
+from vlmkit.image import Image
+from vlmkit.pipeline import Pipeline, PipelineSettings
+from vlmkit.request import Request
+from vlmkit.sampling import SamplingParams
+from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+
+class Counting(MockVisionEncoder):
+    """Notes how many images each call got."""
+
+    def __init__(self, settings=None):
+        super().__init__(settings)
+        self.calls = []
+
+    def encode(self, slots):
+        features = super().encode(slots)
+        self.calls.append(len(slots))
+        return features
+
+
+def pipeline(
+    *, engine=None, scheduler=None, encoder=None, images=True, **options
+):
+    model = Pipeline(
+        tokenizer=MockTokenizer(),
+        engine=MockEngine(MockEngineSettings(**(engine or {}))),
+        vision_encoder=(encoder or MockVisionEncoder()) if images else None,
+        scheduler=ContinuousScheduler(SchedulerSettings(**(scheduler or {}))),
+        settings=PipelineSettings(**options),
+    )
+    model.engine = model._engine
+    return model
+
+
+@pytest.fixture
+def model():
+    with pipeline() as made:
+        yield made
+
+
+def script(**fields):
+    return json.dumps({"mock": fields})
+
+
+def picture(width=8, height=6, color="red"):
+    return PIL.Image.new("RGB", (width, height), color)
+
+
+def wait_until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def assert_empty(model):
+    """Nothing runs, nothing waits, no block is used."""
+    wait_until(lambda: model._loop.num_jobs == model._loop.num_waiting == 0)
+    stats = model.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+    wait_until(lambda: model.engine._pool.num_sequences == 0)
+    model.engine.check_integrity()
+    pool = model.engine._pool
+    assert pool.num_free_blocks == pool.num_blocks
+
+
+def test_an_answer_comes_whole(model):
+    done = model.generate(script(text="hello"))
+    assert done.text == "hello"
+    assert done.choices[0].finish_reason == "stop"
+    assert done.usage.completion_tokens == len("hello") + 1
+
+
+def test_an_answer_comes_in_pieces(model):
+    assert list(model.stream(script(text="abc"))) == ["a", "b", "c"]
+
+
+def test_the_model_is_shown_the_picture(model):
+    image = Image.open(picture())
+    text = model.generate("what?", images=[image]).text
+    assert text.startswith(f"image 1: 8x6 sha256:{image.digest.hex()[:16]}")
+
+
+def test_pictures_stand_where_they_were_put(model):
+    first, second = Image.open(picture(8, 6)), Image.open(picture(4, 9))
+    message = Message("user", (ImagePart(second), TextPart("and"), ImagePart(first)))
+    lines = model.generate([message]).text.splitlines()
+    assert [line.split()[2] for line in lines[:2]] == ["4x9", "8x6"]
+
+
+def test_an_answer_stops_at_max_tokens(model):
+    done = model.generate(script(text="abcdef"), max_tokens=3)
+    assert (done.text, done.choices[0].finish_reason) == ("abc", "length")
+
+
+def test_an_answer_stops_before_a_stop_string(model):
+    done = model.generate(script(text="one STOP two"), stop=("STOP",))
+    assert (done.text, done.choices[0].finish_reason) == ("one ", "stop")
+
+
+def test_ignoring_the_end_goes_on_to_max_tokens(model):
+    done = model.generate(script(text="ab"), ignore_eos=True, max_tokens=7)
+    assert done.usage.completion_tokens == 7
+
+
+def test_several_choices_share_their_prompt_and_differ_by_seed(model):
+    question = script(text="x" * 40) + " " * 100
+    done = model.generate(question, n=3, temperature=2.0, seed=1, max_tokens=30)
+    assert len(done.choices) == 3
+    assert done.usage.completion_tokens == sum(len(c.samples) for c in done.choices)
+    assert model.stats().counters["num_tokens_computed"] < 2 * done.usage.prompt_tokens + 90
+
+
+def test_a_seed_repeats_an_answer(model):
+    def ask(seed):
+        question = script(text="abc", tokens=400)
+        return model.generate(question, temperature=2.0, seed=seed).choices[0].token_ids
+
+    assert ask(5) == ask(5)
+    assert ask(5) != ask(6)
+
+
+def test_a_question_asked_again_finds_its_prompt_in_the_cache(model):
+    question = script(text="hi") + " " * 200
+    assert model.generate(question).usage.cached_tokens == 0
+    assert model.generate(question).usage.cached_tokens > 150
+
+
+def test_a_picture_seen_before_is_not_encoded_again():
+    encoder = Counting()
+    with pipeline(encoder=encoder, engine={"shares_prefixes": False}) as model:
+        for question in ("one", "two", "three"):
+            model.generate(question, images=[picture()])
+        assert encoder.calls == [1]
+        assert model.stats().num_feature_hits == 2
+
+
+def test_tenants_do_not_share_features():
+    encoder = Counting()
+    with pipeline(encoder=encoder) as model:
+        messages = [Message.of("user", "hello " * 9, [Image.open(picture())])]
+        for tenant in ("alice", "bob", "alice"):
+            done = model.submit(Request(messages=messages, tenant=tenant)).result()
+        assert encoder.calls == [1, 1]
+        assert done.usage.cached_tokens > 0
+
+
+def test_one_picture_several_times_is_encoded_once():
+    encoder = Counting()
+    with pipeline(encoder=encoder) as model:
+        done = model.generate("same?", images=[picture()] * 5)
+        assert encoder.calls == [1]
+        assert done.usage.image_tokens == (4,) * 5
+
+
+def test_a_failing_member_does_not_harm_its_neighbours(model):
+    good = [model.submit(model.request(script(text="fine", latency_s=0.002))) for _ in range(4)]
+    bad = model.submit(model.request(script(text="doomed", fail_at_token=2, latency_s=0.002)))
+    assert [stream.result().text for stream in good] == ["fine"] * 4
+    with pytest.raises(EngineError, match="told to fail at token 2"):
+        bad.result()
+    assert_empty(model)
+
+
+def test_what_came_before_a_failure_is_delivered(model):
+    pieces = []
+    with pytest.raises(EngineError):
+        for text in model.stream(script(text="abcdef", fail_at_token=3)):
+            pieces.append(text)
+    assert pieces == ["a", "b", "c"]
+
+
+def test_a_picture_that_breaks_the_encoder_fails_only_its_own_request():
+    encoder = MockVisionEncoder(MockEncoderSettings(fail_size=(6, 8)))
+    with pipeline(encoder=encoder) as model:
+        bad = model.submit(model.request("x", images=[picture(8, 6), picture(8, 6, "blue")], n=2))
+        good = model.submit(model.request("y", images=[picture(9, 9)]))
+        assert "9x9" in good.result().text
+        with pytest.raises(EngineError):
+            bad.result()
+        assert_empty(model)
+
+
+def test_a_crashed_engine_fails_requests_and_says_no_more_than_that(model):
+    with pytest.raises(EngineError) as caught:
+        model.generate(script(text="abc", crash_at_token=1))
+    assert "told to crash" not in str(caught.value)
+    assert_empty(model)
+
+
+def test_an_abort_frees_everything_and_says_so(model):
+    stream = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
+    chunks = iter(stream)
+    next(chunks)
+    stream.abort()
+    assert [c.finish_reason for c in chunks][-1] == "abort"
+    assert_empty(model)
+
+
+def test_leaving_an_iteration_aborts_the_request(model):
+    for _ in model.stream(script(text="x", tokens=4000, latency_s=0.001)):
+        break
+    assert_empty(model)
+
+
+def test_a_slow_reader_is_held_and_others_go_on():
+    with pipeline(max_unread_tokens=10) as model:
+        slow = model.submit(model.request(script(text="s", tokens=500)))
+        assert model.generate(script(text="f", tokens=300)).text == "f" * 300
+        time.sleep(0.05)
+        assert len(slow._chunks) <= 12
+        assert slow.result().text == "s" * 500
+        assert_empty(model)
+
+
+def test_a_full_queue_refuses_and_serves_those_it_took():
+    with pipeline(scheduler={"max_running": 1, "max_waiting": 2}) as model:
+        question = script(text="ab", tokens=50, latency_s=0.001)
+        streams, refused = [], 0
+        for _ in range(6):
+            try:
+                streams.append(model.submit(model.request(question)))
+            except QueueFull:
+                refused += 1
+        assert refused >= 2
+        finished = [s.result() for s in streams]
+        assert all(f.text == "ab" * 25 for f in finished)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prompt": []}, RequestError, "messages is empty"),
+        ({"prompt": "x" * 300}, PromptTooLong, "the context holds 256 tokens, but the prompt has"),
+        ({"prompt": "x", "max_tokens": 255}, PromptTooLong, "255 to generate"),
+        ({"prompt": "x", "max_tokens": 999}, RequestError, "max_tokens is over the limit of 500"),
+        ({"prompt": "x", "images": [picture()] * 3}, RequestError, "3 images are over the limit"),
+        ({"prompt": "x", "images": [b"no"]}, ImageError, "not a readable"),
+        ({"prompt": "x", "temperature": 9}, RequestError, "temperature: Expected `float` <= 2"),
+        ({"prompt": "x", "tempo": 1}, RequestError, "unknown field `tempo`"),
+        ({"prompt": "x", "top_logprobs": 3}, RequestError, "top_logprobs needs logprobs"),
+        ({"prompt": "x", "logit_bias": {999: 1.0}}, RequestError, "token id 999 is not in the"),
+        ({"prompt": script(wrong=1)}, RequestError, "mock directive is not valid"),
+    ],
+)
+def test_a_wrong_request_is_refused_by_name(arguments, error, message):
+    with pipeline(
+        engine={"max_sequence_tokens": 256}, max_images=2, max_output_tokens=500
+    ) as model:
+        with pytest.raises(error) as caught:
+            model.generate(**arguments)
+        assert message in str(caught.value)
+        assert_empty(model)
+
+
+def test_a_text_model_refuses_pictures():
+    with pipeline(images=False) as model, pytest.raises(RequestError, match="takes no images"):
+        model.generate("x", images=[picture()])
+
+
+def test_a_cache_smaller_than_one_sequence_is_refused():
+    class Small(MockEngine):
+        @property
+        def limits(self):
+            return type(super().limits)(
+                vocab_size=9, max_sequence_tokens=99, max_sequences=1, capacity_tokens=9,
+                max_chunk_tokens=9,
+            )
+
+    with pytest.raises(ConfigError, match="9 tokens does not hold one sequence of 99"):
+        Pipeline(tokenizer=MockTokenizer(), engine=Small())
+
+
+def test_two_pipelines_live_side_by_side():
+    with pipeline() as one, pipeline(engine={"text": "two"}) as two:
+        assert (one.generate("one").text, two.generate("x").text) == ("one", "two")
+
+
+def test_closing_ends_what_runs_as_aborted():
+    model = pipeline()
+    stream = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
+    model.close()
+    model.close()
+    assert stream.result().choices[0].finish_reason == "abort"
+    with pytest.raises(EngineError, match="the pipeline is closing"):
+        model._loop.submit([])
+
+
+def test_draining_serves_what_runs_and_refuses_what_comes(model):
+    stream = model.submit(model.request(script(text="ab", tokens=60, latency_s=0.002)))
+    drained = []
+    waiter = threading.Thread(target=lambda: drained.append(model.drain(5.0)))
+    waiter.start()
+    wait_until(lambda: model._loop._inbox.is_draining)
+    with pytest.raises(EngineError, match="closing"):
+        model.generate("late")
+    assert stream.result().choices[0].finish_reason == "stop"
+    waiter.join()
+    assert drained == [True]
+
+
+def test_timings_add_up(model):
+    done = model.generate(script(text="abc", prefill_latency_s=0.02, latency_s=0.01))
+    assert done.timings.first_token_s >= 0.02
+    assert done.timings.decode_s >= 0.03
+
+
+def test_many_questions_at_once_without_blocking_the_event_loop(model):
+    async def ask(i):
+        text = ""
+        async for piece in model.astream(script(text=f"answer {i}")):
+            text += piece
+        return text
+
+    async def main():
+        return await asyncio.gather(*(ask(i) for i in range(50)))
+
+    assert asyncio.run(main()) == [f"answer {i}" for i in range(50)]
+    assert_empty(model)
+
+
+def test_a_cancelled_task_cancels_its_request(model):
+    async def main():
+        request = model.request(script(text="x", tokens=4000, latency_s=0.001))
+        task = asyncio.create_task(model.agenerate(request.messages))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert_empty(model)
+
+
+def test_a_refusal_reaches_an_async_caller_before_the_first_chunk(model):
+    async def main():
+        with pytest.raises(RequestError, match="directive"):
+            await model.asubmit(model.request(script(wrong=1)))
+
+    asyncio.run(main())
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.integers(1, 40),  # tokens of the answer
+        st.integers(1, 3),  # choices
+        st.integers(0, 2),  # images
+        st.integers(-1, 1),  # priority
+        st.sampled_from(["read", "abort at once", "abort later", "fail"]),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    actions=ACTIONS,
+    capacity=st.sampled_from([160, 512]),
+    step=st.sampled_from([3, 16, 64]),
+    mixes=st.booleans(),
+    atomic=st.booleans(),
+)
+def test_whatever_is_asked_and_cancelled_nothing_is_left(actions, capacity, step, mixes, atomic):
+    engine = {
+        "capacity_tokens": capacity,
+        "max_sequence_tokens": 160,
+        "block_tokens": 4,
+        "mixes_prefill_and_decode": mixes,
+        "images_are_atomic": atomic,
+    }
+    with pipeline(engine=engine, scheduler={"max_step_tokens": step}, encoder=Counting()) as model:
+        streams = []
+        for tokens, n, num_images, priority, fate in actions:
+            fail = tokens // 2 if fate == "fail" else None
+            text = script(text="ab", tokens=tokens, fail_at_token=fail)
+            opened = [Image.open(picture(5 + i, 5)) for i in range(num_images)]
+            params = SamplingParams(n=n, max_tokens=60)
+            request = Request(
+                messages=[Message.of("user", text, opened)], params=params, priority=priority
+            )
+            streams.append((model.submit(request), fate, tokens))
+            if fate == "abort at once":
+                streams[-1][0].abort()
+        for stream, fate, tokens in streams:
+            if fate == "abort later":
+                next(iter(stream), None)
+            elif fate == "fail":
+                with pytest.raises(EngineError, match="told to fail"):
+                    stream.result()
+            elif fate == "read":
+                done = stream.result()
+                assert {c.text for c in done.choices} == {("ab" * 20)[:tokens]}
+        assert_empty(model)
+        counters = model.stats().counters
+        ended = sum(counters[f"num_{how}"] for how in ("finished", "aborted", "failed"))
+        assert ended == sum(action[1] for action in actions)
