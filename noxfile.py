@@ -1,0 +1,115 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox>=2025.5"]
+# ///
+"""Every task of the project. ``nox -s demo`` sets up and runs, ``nox -s tests`` sets up and tests.
+
+The sessions use virtualenv and pip, so they see a machine's pip configuration. ``VLMKIT_TORCH=any``
+takes the torch that pip prefers (a CUDA build, say) in place of the pinned one for CPUs.
+"""
+
+import os
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests", "lint", "types"]
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
+TORCH, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-demo"
+ALL = [CORE, MOCK, HF, TORCH, DEMO]
+TORCH_PIN = [] if os.environ.get("VLMKIT_TORCH") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
+PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
+
+
+def install(session: nox.Session, *distributions: str, groups: tuple[str, ...] = ()) -> None:
+    """Install distributions in editable mode, with the pinned torch if any of them needs it."""
+    editable = [argument for path in distributions for argument in ("-e", path)]
+    pins = TORCH_PIN if TORCH in distributions else []
+    requirements = nox.project.dependency_groups(PROJECT, *groups) if groups else ()
+    session.install("-q", *editable, *requirements, *pins)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Answer a question about a picture with the packaged model."""
+    install(session, CORE, HF, TORCH, DEMO)
+    session.run("vlmkit", "ask", "demo", "What is in this picture?", "--image", PICTURE)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run every test that needs no GPU."""
+    install(session, *ALL, groups=("test",))
+    session.run("pytest", "-m", "not gpu", *session.posargs)
+
+
+@nox.session
+def contract(session: nox.Session) -> None:
+    """Run the contract classes on every component of this workspace."""
+    install(session, *ALL, groups=("test",))
+    session.run("pytest", "-k", "contract", *session.posargs)
+
+
+@nox.session
+def core_alone(session: nox.Session) -> None:
+    """Install the core without any backend and run its tests on the mock."""
+    install(session, CORE, MOCK, groups=("test",))
+    for heavy in ("torch", "transformers", "tokenizers", "huggingface_hub"):
+        session.run("python", "-c", f"import importlib.util as u; assert not u.find_spec({heavy!r})")
+    session.run("pytest", f"{CORE}/tests", f"{MOCK}/tests", "-m", "not torch", *session.posargs)
+
+
+@nox.session
+def text_alone(session: nox.Session) -> None:
+    """Install the text side without torch and run its tests."""
+    install(session, CORE, HF, groups=("test",))
+    session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
+    session.run("pytest", f"{HF}/tests", "-m", "not torch", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, formatting and the direction of imports."""
+    session.install("-q", *nox.project.dependency_groups(PROJECT, "lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.env["PYTHONPATH"] = os.pathsep.join(f"{path}/src" for path in ALL)
+    session.run("lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check all types, strictly."""
+    install(session, *ALL, groups=("test", "types"))
+    session.run("mypy", *(f"{path}/src" for path in ALL))
+    session.run("mypy", "examples/vlmkit-typical/vlmkit_typical.py")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build an sdist and a wheel of each distribution, install the wheels alone and try them."""
+    session.install("-q", "build", *TORCH_PIN)
+    output = Path(session.create_tmp()) / "dist"
+    for path in ALL:
+        session.run("python", "-m", "build", "-q", "-o", str(output), path, silent=True)
+    wheels = sorted(map(str, output.glob("*.whl")))
+    session.install("-q", "--force-reinstall", "--no-deps", *wheels)
+    session.install("-q", "--find-links", str(output), *(Path(path).name for path in ALL), *TORCH_PIN)
+    session.run("vlmkit", "plugins")
+    session.run("vlmkit", "ask", "demo", "What is in this picture?", "--image", PICTURE)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure vlmkit against its peers; arguments go to ``benchmarks/run.py``."""
+    install(session, *ALL)
+    session.install("-q", "openai>=2", "transformers[serving]>=5.20", *TORCH_PIN)
+    session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+if __name__ == "__main__":
+    nox.main()
