@@ -1,0 +1,153 @@
+"""Errors on the wire: one table from error classes to HTTP, and OpenAI's error body.
+
+A body holds our own words only: never what a client sent beyond the name of a field, never the
+text of a library's exception.
+"""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2
+CLIENT_GONE = 499  # nginx's number; nobody is left to read it
+
+
+class ModelNotFound(RequestError):  # noqa: N818 - reads as a sentence where it is raised
+    """No model of this name is served."""
+
+    code = "model_not_found"
+
+
+class WrongMediaType(RequestError):  # noqa: N818
+    """The body is not announced as JSON."""
+
+    code = "unsupported_media_type"
+
+
+class BodyTooLarge(RequestError):  # noqa: N818
+    """The body is over the server's limit."""
+
+    code = "request_too_large"
+
+
+class BodyTooSlow(RequestError):  # noqa: N818
+    """The body did not arrive in time."""
+
+    code = "request_timeout"
+
+
+class HostRefused(RequestError):  # noqa: N818
+    """The request was meant for another host."""
+
+    code = "host_not_allowed"
+
+
+class Overloaded(QueueFull):
+    """The server has as many requests under way as it takes."""
+
+    code = "server_overloaded"
+
+
+class Unavailable(VlmkitError):  # noqa: N818
+    """The server takes no work now: it loads, drains or has failed."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ClientGone(Exception):  # noqa: N818 - not an error of ours, and nobody is told
+    """The client closed the connection before its answer was ready."""
+
+
+class _Status(NamedTuple):
+    status: int
+    type: str
+    retry_after_s: int | None = None
+
+
+_STATUS: Mapping[type[VlmkitError], _Status] = {
+    ModelNotFound: _Status(404, "invalid_request_error"),
+    BodyTooSlow: _Status(408, "invalid_request_error"),
+    BodyTooLarge: _Status(413, "invalid_request_error"),
+    WrongMediaType: _Status(415, "invalid_request_error"),
+    HostRefused: _Status(421, "invalid_request_error"),
+    QueueFull: _Status(429, "rate_limit_error", RETRY_AFTER_S),
+    RequestError: _Status(400, "invalid_request_error"),
+    Unavailable: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
+    EngineError: _Status(500, "server_error"),
+}
+_INTERNAL = _Status(500, "server_error")
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What went wrong, in OpenAI's shape."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer that is an error."""
+
+    error: Fault
+
+
+INTERNAL_FAULT = Fault("the server failed; see its log", "server_error", code="internal_error")
+
+
+def fault_of(error: Exception) -> Fault:
+    """Return what a client may know about an error; anything unexpected goes to the log."""
+    status = _status_of(error)
+    if status is _INTERNAL:
+        log.error("a request failed", exc_info=error)
+        return INTERNAL_FAULT
+    hint = f" ({error.hint})" if isinstance(error, VlmkitError) and error.hint else ""
+    param = error.param if isinstance(error, RequestError) else None
+    return Fault(f"{error}{hint}", status.type, param, getattr(error, "code", "engine_error"))
+
+
+def respond_to_error(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Answer an exception of ours, or any that was not expected."""
+    status = _status_of(error)
+    headers = {}
+    if status.retry_after_s is not None:
+        headers["retry-after"] = str(status.retry_after_s)
+    if status.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+        headers["connection"] = "close"  # the rest of the body is not worth reading
+    return _response(fault_of(error), status.status, headers)
+
+
+def respond_to_http_error(
+    _request: Request[Any, Any, Any], error: HTTPException
+) -> Response[bytes]:
+    """Answer what the framework refuses: a wrong path, a wrong method."""
+    phrase = HTTPStatus(error.status_code).phrase
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    fault = Fault(phrase.lower(), kind, code=phrase.lower().replace(" ", "_"))
+    return _response(fault, error.status_code, dict(error.headers or {}))
+
+
+def respond_to_gone(_request: Request[Any, Any, Any], _error: Exception) -> Response[bytes]:
+    """End a request whose client is gone; the bytes go nowhere."""
+    return Response(b"", status_code=CLIENT_GONE)
+
+
+def _status_of(error: Exception) -> _Status:
+    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), _INTERNAL)
+
+
+def _response(fault: Fault, status: int, headers: dict[str, str]) -> Response[bytes]:
+    body = msgspec.json.encode(ErrorBody(fault))
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
