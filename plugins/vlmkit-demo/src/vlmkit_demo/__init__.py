@@ -1,0 +1,1 @@
+"""A small trained vision-language model, packaged as a vlmkit plugin."""

@@ -1,0 +1,15 @@
+"""Makes the training scripts importable, as they are when one of them is run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "training"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    """The packaged checkpoint folder."""
+    return ROOT / "src" / "vlmkit_demo" / "checkpoint"
