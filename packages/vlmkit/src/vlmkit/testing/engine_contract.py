@@ -9,7 +9,6 @@ import pytest
 from vlmkit.prompt import Prompt
 from vlmkit.protocols import Engine, ImageFeatures
 from vlmkit.sequence import Sequence
-from vlmkit.step import WorkItem
 from vlmkit.testing.engine_host import EngineHost, Row
 
 
@@ -34,7 +33,7 @@ class EngineContract:
         """
         raise NotImplementedError
 
-    def features(self, prompt: Prompt) -> Mapping[int, ImageFeatures]:
+    def features(self, prompt: Prompt) -> Mapping[int, ImageFeatures]:  # noqa: ARG002
         """Return the encoder's results for a prompt, by image."""
         return {}
 
@@ -93,7 +92,7 @@ class EngineContract:
         """Only the last chunk of a prompt has a row."""
         sequence = self._admitted(host, longest)
         item = host.chunk(sequence, len(longest) // 2)
-        assert len(host.step([item._replace(wants_logits=False)])) == 0
+        assert len(host.step([dataclasses.replace(item, wants_logits=False)])) == 0
         host.engine.release(sequence)
 
     def test_rows_come_in_the_order_of_their_items(self, host: EngineHost) -> None:
@@ -293,9 +292,12 @@ class EngineContract:
         for token_id in (one, other, third):
             host.decode(sequence, token_id)
         del sequence.output_ids[1:]
-        host.engine.truncate(sequence, len(sequence))
-        sequence.num_computed_tokens = len(sequence)
-        self.agree(host.decode(sequence, third), host.last_logits(longest, [one, third]))
+        num_kept = host.engine.truncate(sequence, len(sequence))
+        assert 0 <= num_kept <= len(sequence)
+        sequence.num_computed_tokens = num_kept
+        sequence.output_ids.append(third)
+        assert host.engine.reserve(sequence, len(sequence))
+        self.agree(host.prefill(sequence), host.last_logits(longest, [one, third]))
         host.engine.release(sequence)
 
     def test_releasing_one_leaves_the_others_alone(self, host: EngineHost) -> None:

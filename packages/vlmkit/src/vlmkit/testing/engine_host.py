@@ -68,11 +68,11 @@ class EngineHost:
             item = self.chunk(sequence, chunk_tokens)
             rows = self.step([item])
             if item.wants_logits:
-                return rows[0]
+                return np.asarray(rows[0])
 
     def decode(self, sequence: Sequence, token_id: int) -> Row:
         """Append a token, compute it and return its logits."""
-        return self.step([self.next_item(sequence, token_id)])[0]
+        return np.asarray(self.step([self.next_item(sequence, token_id)])[0])
 
     def next_item(self, sequence: Sequence, token_id: int) -> WorkItem:
         """Append a token, make room for it and return the item that computes it."""

@@ -2,8 +2,9 @@
 
 import secrets
 from collections.abc import Iterable, Sequence as Seq
+from typing import Any
 
-from vlmkit.prompt import Prompt, Span
+from vlmkit.prompt import Prompt
 from vlmkit.sampling import SamplingParams
 from vlmkit.sequence import Sequence
 
@@ -13,13 +14,7 @@ def new_sequence(
     *,
     params: SamplingParams | None = None,
     output_ids: Iterable[int] = (),
-    max_tokens: int = 16,
-    seed: int = 0,
-    eos_ids: Iterable[int] = (),
-    banned_ids: Iterable[int] = (),
-    tenant: str = "",
-    priority: int = 0,
-    atomic_spans: Iterable[Span] = (),
+    **fields: Any,
 ) -> Sequence:
     """Return a sequence with an id of its own.
 
@@ -27,19 +22,12 @@ def new_sequence(
         prompt: a prompt, or the token ids of one without images.
         params: greedy when None.
         output_ids: tokens that it has generated already.
-
-    The others are fields of :class:`vlmkit.sequence.Sequence`.
+        **fields: other fields of :class:`vlmkit.sequence.Sequence`.
     """
     return Sequence(
         id=f"test-{secrets.token_hex(4)}",
         prompt=prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt)),
         params=params or SamplingParams(),
-        seed=seed,
-        max_tokens=max_tokens,
-        eos_ids=frozenset(eos_ids),
-        banned_ids=tuple(banned_ids),
-        tenant=tenant,
-        priority=priority,
-        atomic_spans=tuple(atomic_spans),
         output_ids=list(output_ids),
+        **({"seed": 0, "max_tokens": 16} | fields),
     )

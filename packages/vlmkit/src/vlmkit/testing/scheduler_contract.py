@@ -1,0 +1,260 @@
+"""What every scheduler must do."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from vlmkit.prompt import ImageSlot, Prompt, Span
+from vlmkit.protocols import EngineLimits, Scheduler
+from vlmkit.sequence import Sequence
+from vlmkit.testing.scheduler_simulation import Simulation
+from vlmkit.testing.sequences import new_sequence
+
+NUM_SLOT_TOKENS = 6
+LIMITS = EngineLimits(
+    vocab_size=1000,
+    max_sequence_tokens=64,
+    max_sequences=8,
+    capacity_tokens=256,
+    max_chunk_tokens=64,
+    mixes_prefill_and_decode=True,
+    prefix_block_tokens=4,
+)
+
+examples = settings(
+    max_examples=150,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A sequence to be, so that it can be made twice."""
+
+    num_tokens: int
+    max_tokens: int
+    image_starts: tuple[int, ...]
+    priority: int
+    first_token: int
+
+    def make(self, *, atomic: bool) -> Sequence:
+        """Return a fresh sequence; its images are atomic spans if wanted."""
+        spans = [Span(start, start + NUM_SLOT_TOKENS) for start in self.image_starts]
+        slots = [ImageSlot(*span, bytes([i]) * 32, {}, 4) for i, span in enumerate(spans)]
+        token_ids = (self.first_token, *range(1, self.num_tokens))
+        return new_sequence(
+            Prompt(token_ids, tuple(slots)),
+            max_tokens=self.max_tokens,
+            priority=self.priority,
+            atomic_spans=tuple(spans) if atomic else (),
+        )
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Prompts of 1 to 48 tokens with up to three images that do not overlap."""
+    num_tokens = draw(st.integers(1, 48))
+    places = range(1, num_tokens - NUM_SLOT_TOKENS, NUM_SLOT_TOKENS + 1)
+    chosen = draw(st.sets(st.sampled_from(places), max_size=3)) if places else set()
+    return Job(
+        num_tokens=num_tokens,
+        max_tokens=draw(st.integers(1, 15)),
+        image_starts=tuple(sorted(chosen)),
+        priority=draw(st.integers(0, 2)),
+        first_token=draw(st.sampled_from([0, 0, 500])),
+    )
+
+
+@st.composite
+def engine_limits(draw: st.DrawFn) -> EngineLimits:
+    """Engines that have room for any one job, and not for many."""
+    return dataclasses.replace(
+        LIMITS,
+        max_sequences=draw(st.integers(1, 6)),
+        capacity_tokens=draw(st.sampled_from([64, 80, 160])),
+        max_chunk_tokens=draw(st.sampled_from([NUM_SLOT_TOKENS, 17, 64])),
+        mixes_prefill_and_decode=draw(st.booleans()),
+        prefix_block_tokens=draw(st.sampled_from([0, 4])),
+    )
+
+
+class SchedulerContract:
+    """Inherit, override :meth:`make`, and run pytest.
+
+    Attributes:
+        max_step_tokens: what :meth:`make` was told to compute at most in a step; None if it has no
+            such bound.
+    """
+
+    max_step_tokens: int | None = None
+
+    def make(self) -> Scheduler:
+        """Return a fresh scheduler whose queue holds at least 16."""
+        raise NotImplementedError
+
+    def simulation(self, limits: EngineLimits = LIMITS) -> Simulation:
+        """Return a loop around a fresh scheduler."""
+        return Simulation(self.make(), limits)
+
+    def test_an_idle_scheduler_plans_nothing(self) -> None:
+        """An empty step, not an error."""
+        step = self.simulation().step()
+        assert (step.encodes, step.items, step.preempted) == ((), (), ())
+
+    @examples
+    @given(
+        work=st.lists(jobs(), min_size=1, max_size=8), limits=engine_limits(), atomic=st.booleans()
+    )
+    def test_every_sequence_finishes(
+        self, work: list[Job], limits: EngineLimits, atomic: bool
+    ) -> None:
+        """The simulation checks every rule in every step; nobody starves and nothing is left."""
+        simulation = self.simulation(limits)
+        sequences = [job.make(atomic=atomic) for job in work]
+        for sequence in sequences:
+            simulation.add(sequence)
+        simulation.run()
+        assert [len(s.output_ids) for s in sequences] == [job.max_tokens for job in work]
+        simulation.check_empty()
+
+    @examples
+    @given(
+        work=st.lists(st.tuples(jobs(), st.integers(0, 12)), min_size=1, max_size=8),
+        limits=engine_limits(),
+    )
+    def test_a_plan_is_a_function_of_what_was_added(
+        self, work: list[tuple[Job, int]], limits: EngineLimits
+    ) -> None:
+        """No clock and no chance: the same arrivals give the same steps."""
+        traces = []
+        for _ in range(2):
+            simulation = self.simulation(limits)
+            for number in range(13):
+                for job, arrival in work:
+                    if arrival == number:
+                        simulation.add(job.make(atomic=False))
+                simulation.step()
+            simulation.run()
+            traces.append(simulation.trace)
+        assert traces[0] == traces[1]
+
+    @examples
+    @given(
+        work=st.lists(st.tuples(jobs(), st.integers(0, 8)), min_size=1, max_size=8),
+        limits=engine_limits(),
+    )
+    def test_whoever_is_taken_out_leaves_nothing_behind(
+        self, work: list[tuple[Job, int]], limits: EngineLimits
+    ) -> None:
+        """At any moment: waiting, reading, or in the middle of an answer."""
+        simulation = self.simulation(limits)
+        sequences = [job.make(atomic=True) for job, _ in work]
+        for sequence in sequences:
+            simulation.add(sequence)
+        for number in range(9):
+            for sequence, (_, leaves) in zip(sequences, work, strict=True):
+                if leaves == number and sequence in simulation.unfinished:
+                    simulation.end(sequence)
+            simulation.step()
+        simulation.check_empty()
+
+    @examples
+    @given(work=st.lists(jobs(), min_size=1, max_size=8))
+    def test_a_step_keeps_to_its_budget(self, work: list[Job]) -> None:
+        """Checked only where there is one."""
+        if self.max_step_tokens is None:
+            pytest.skip("this scheduler has no bound on the tokens of a step")
+        simulation = self.simulation()
+        for job in work:
+            simulation.add(job.make(atomic=False))
+        while simulation.unfinished:
+            assert 1 <= simulation.step().num_tokens <= self.max_step_tokens
+
+    def test_several_sequences_run_together(self) -> None:
+        """Batching is what a scheduler is for."""
+        simulation = self.simulation()
+        for _ in range(4):
+            simulation.add(new_sequence(range(5), max_tokens=10))
+        simulation.run()
+        assert max(map(len, simulation.trace)) == 4
+
+    def test_a_newcomer_does_not_wait_for_the_others_to_finish(self) -> None:
+        """Continuous batching: who comes later joins, and the first goes on."""
+        simulation = self.simulation()
+        first, later = (new_sequence(range(5), max_tokens=30) for _ in range(2))
+        simulation.add(first)
+        for _ in range(5):
+            simulation.step()
+        simulation.add(later)
+        for _ in range(10):
+            simulation.step()
+        assert later.output_ids
+        assert len(first.output_ids) > 5
+
+    def test_a_held_sequence_rests_until_it_is_let_go(self) -> None:
+        """Its reader is behind; others go on."""
+        simulation = self.simulation()
+        held, other = (new_sequence(range(5), max_tokens=20) for _ in range(2))
+        simulation.add(held)
+        simulation.add(other)
+        while not held.output_ids:
+            simulation.step()
+        held.is_held = True
+        length = len(held.output_ids)
+        for _ in range(5):
+            simulation.step()
+        assert len(held.output_ids) == length
+        assert len(other.output_ids) > length
+        held.is_held = False
+        simulation.run()
+        assert len(held.output_ids) == 20
+
+    def test_a_full_cache_delays_but_loses_nobody(self) -> None:
+        """Room for two answers, asked by four."""
+        limits = dataclasses.replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0)
+        simulation = self.simulation(limits)
+        sequences = [new_sequence([n] * 20, max_tokens=20) for n in range(4)]
+        for sequence in sequences:
+            simulation.add(sequence)
+        simulation.run()
+        assert [len(s.output_ids) for s in sequences] == [20] * 4
+        simulation.check_empty()
+
+    def test_a_cached_prefix_is_not_computed_again(self) -> None:
+        """What the engine found in its cache is left out of the plan."""
+        simulation = self.simulation()
+        for _ in range(2):
+            simulation.add(sequence := new_sequence(range(33), max_tokens=1))
+            simulation.run()
+        assert sequence.num_cached_tokens == 32
+        assert simulation.trace[-1] == [(1, 32, 33)]
+
+    def test_a_follower_shares_its_leaders_prefill(self) -> None:
+        """Several answers to one prompt read it once."""
+        simulation = self.simulation()
+        leader = new_sequence(range(33), max_tokens=5)
+        followers = [new_sequence(range(33), max_tokens=5) for _ in range(3)]
+        simulation.add(leader)
+        for follower in followers:
+            follower.leader = leader
+            simulation.add(follower)
+        simulation.run()
+        assert [follower.num_cached_tokens for follower in followers] == [32] * 3
+        simulation.check_empty()
+
+    def test_a_follower_outlives_its_leader(self) -> None:
+        """A leader that is cancelled early frees those who wait for it."""
+        simulation = self.simulation()
+        leader = new_sequence(range(33), max_tokens=5)
+        follower = new_sequence(range(33), max_tokens=5)
+        follower.leader = leader
+        simulation.add(leader)
+        simulation.add(follower)
+        simulation.end(leader)
+        simulation.run()
+        assert len(follower.output_ids) == 5

@@ -1,0 +1,1 @@
+"""A scriptable, deterministic model that answers what its prompt tells it to."""

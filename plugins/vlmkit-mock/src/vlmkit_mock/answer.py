@@ -1,0 +1,96 @@
+"""What the mock says to a prompt: what its directive scripts, or else what it was shown.
+
+A directive is a last user text that is a JSON object with the one key ``mock``, such as
+``{"mock": {"text": "hello", "fail_at_token": 3}}``; its fields are those of ``Script``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vlmkit.errors import RequestError
+from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit_mock import vocabulary as v
+from vlmkit_mock.settings import Script
+
+NUM_DIGEST_DIGITS = 16
+
+
+class _Directive(msgspec.Struct, forbid_unknown_fields=True):
+    mock: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One scripted answer.
+
+    Attributes:
+        script: how it goes.
+        token_ids: what is said, once; never empty.
+        num_tokens: how many tokens come before the end, going round ``token_ids``.
+    """
+
+    script: Script
+    token_ids: bytes
+    num_tokens: int
+
+    def token(self, index: int) -> int:
+        """Return token ``index`` of the answer: the end of it from ``num_tokens`` on."""
+        return self.repeated(index) if index < self.num_tokens else v.END
+
+    def repeated(self, index: int) -> int:
+        """Return what would come at ``index`` if the answer never ended."""
+        return self.token_ids[index % len(self.token_ids)]
+
+
+def answer_to(prompt: Prompt, default: Script) -> Answer:
+    """Return the answer to a prompt; its directive overrides ``default`` field by field.
+
+    Raises:
+        RequestError: the directive is not valid.
+    """
+    said = _last_user_text(prompt)
+    script = _scripted(said, default) if said.lstrip().startswith('{"mock"') else default
+    text = _description(prompt, said) if script.text is None else script.text
+    token_ids = text.encode(errors="replace")
+    num_tokens = len(token_ids) if script.tokens is None else script.tokens
+    return Answer(script, token_ids or b" ", num_tokens)
+
+
+def _scripted(text: str, default: Script) -> Script:
+    try:
+        given = msgspec.json.decode(text, type=_Directive).mock
+        return msgspec.convert(_fields_of(default) | given, Script)
+    except msgspec.DecodeError as error:  # its text may quote what the client sent
+        raise RequestError(
+            "the mock directive is not valid",
+            hint=f"a JSON object of {', '.join(Script.__struct_fields__)}",
+        ) from error
+
+
+def _fields_of(script: Script) -> dict[str, Any]:
+    return {name: getattr(script, name) for name in Script.__struct_fields__}
+
+
+def _last_user_text(prompt: Prompt) -> str:
+    """Return the text of the last user turn; empty if nobody spoke."""
+    ids = prompt.token_ids
+    if v.USER not in ids:
+        return ""
+    start = len(ids) - ids[::-1].index(v.USER)
+    stop = ids.index(v.END, start) if v.END in ids[start:] else len(ids)
+    return bytes(i for i in ids[start:stop] if i < v.NUM_BYTES).decode(errors="replace")
+
+
+def _description(prompt: Prompt, said: str) -> str:
+    """Return one line for each image, then what the user said."""
+    lines = [_image_line(number, slot) for number, slot in enumerate(prompt.images, start=1)]
+    return "\n".join([*lines, said])
+
+
+def _image_line(number: int, slot: ImageSlot) -> str:
+    height, width = np.from_dlpack(slot.inputs["size"]).tolist()
+    digest = bytes(np.from_dlpack(slot.inputs["digest"])).hex()
+    return f"image {number}: {width}x{height} sha256:{digest[:NUM_DIGEST_DIGITS]}"

@@ -1,0 +1,304 @@
+"""The mock's language model: a real paged cache of made-up values, and scripted logits.
+
+It computes nothing worth computing, but keeps every rule of :class:`vlmkit.protocols.Engine` as a
+strict engine would: each cache cell holds a fingerprint of all tokens and images up to it, so that
+a wrong prefix, a skipped token or an overwritten block is found, and raised as EngineError.
+"""
+
+import threading
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vlmkit.block_pool import BlockPool
+from vlmkit.errors import ConfigError, EngineError
+from vlmkit.prompt import Prompt, Span
+from vlmkit.protocols import EngineLimits
+from vlmkit.sequence import Sequence
+from vlmkit.step import WorkItem
+from vlmkit_mock import vocabulary as v
+from vlmkit_mock.answer import Answer, answer_to
+from vlmkit_mock.settings import MockEngineSettings
+
+SCRIPTED_LOGIT = 24.0
+"""Leaves every other token together less than one in 300 at the highest temperature."""
+
+RUNNER_UP_LOGIT = 12.0
+"""What comes where the end is forbidden, so that longer answers repeat themselves."""
+
+NUM_NOISES = 257
+
+
+@dataclass(slots=True)
+class _State:
+    """One admitted sequence: its answer, its room, and the fingerprint of each computed token."""
+
+    answer: Answer
+    spans: tuple[Span, ...]
+    num_reserved_tokens: int
+    fingerprints: list[int] = field(default_factory=list)
+
+
+class MockEngine:
+    """Says what :func:`vlmkit_mock.answer.answer_to` scripts, token by token."""
+
+    def __init__(self, settings: MockEngineSettings | None = None) -> None:
+        self._settings = settings = settings or MockEngineSettings()
+        num_blocks = settings.capacity_tokens // settings.block_tokens
+        if num_blocks == 0:
+            raise ConfigError(
+                f"capacity_tokens {settings.capacity_tokens!r} must hold a block of "
+                f"{settings.block_tokens} tokens"
+            )
+        self._pool = BlockPool(
+            num_blocks, settings.block_tokens, shares_prefixes=settings.shares_prefixes
+        )
+        self._cells = [0] * (num_blocks * settings.block_tokens)
+        self._limits = _limits(settings, len(self._cells))
+        self._noise = np.random.default_rng(0).random((NUM_NOISES, v.VOCAB_SIZE), np.float32)
+        self._states: dict[Sequence, _State] = {}
+        self._thread: int | None = None
+        self._is_closed = False
+        self._is_crashed = False
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What this engine can do; constant."""
+        return self._limits
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Room that no sequence takes; equals the capacity when nobody is admitted."""
+        return self._pool.num_free_blocks * self._pool.block_tokens
+
+    def atomic_spans(self, prompt: Prompt) -> tuple[Span, ...]:
+        """Return the image slots if the settings say that they are atomic.
+
+        Raises:
+            RequestError: the prompt's directive is not valid.
+        """
+        answer_to(prompt, self._settings)
+        if not self._settings.images_are_atomic:
+            return ()
+        return tuple(Span(slot.start, slot.stop) for slot in prompt.images)
+
+    def admit(self, sequence: Sequence) -> int | None:
+        """Make room for a sequence; see :meth:`protocols.Cache.admit`."""
+        self._check_call()
+        if sequence in self._states:
+            raise EngineError(f"sequence {sequence.id!r} is admitted already")
+        if len(sequence) > self._limits.max_sequence_tokens:
+            raise EngineError(
+                f"sequence {sequence.id!r} has {len(sequence)} tokens; the longest may have "
+                f"{self._limits.max_sequence_tokens}"
+            )
+        spans = self.atomic_spans(sequence.prompt)
+        if spans != sequence.atomic_spans:
+            raise EngineError(f"sequence {sequence.id!r} does not state its atomic spans")
+        answer = answer_to(sequence.prompt, self._settings)
+        if len(self._states) == self._limits.max_sequences:
+            return None
+        if (num_cached := self._pool.admit(sequence)) is None:
+            return None
+        state = self._states[sequence] = _State(answer, spans, len(sequence) + 1)
+        state.fingerprints = _fingerprints(sequence, 0, num_cached, before=0)
+        for position, expected in enumerate(state.fingerprints):
+            self._expect(sequence, position, expected)
+        return num_cached
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make room for the first ``num_tokens``; False if full."""
+        self._check_call()
+        state = self._state(sequence)
+        if num_tokens > self._limits.max_sequence_tokens:
+            return False
+        if not self._pool.reserve(sequence, num_tokens):
+            return False
+        state.num_reserved_tokens = max(state.num_reserved_tokens, num_tokens)
+        return True
+
+    def truncate(self, sequence: Sequence, num_tokens: int) -> int:
+        """Forget everything after the first ``num_tokens``; return how many are kept."""
+        self._check_call()
+        state = self._state(sequence)
+        num_kept = self._pool.truncate(sequence, num_tokens)
+        del state.fingerprints[num_kept:]
+        state.num_reserved_tokens = num_kept
+        return num_kept
+
+    def release(self, sequence: Sequence) -> None:
+        """Give up an admitted sequence's room."""
+        self._check_call()
+        self._state(sequence)
+        self._pool.release(sequence)
+        del self._states[sequence]
+
+    def forward(self, items: Seq[WorkItem]) -> Any:
+        """Compute the items and return logits ``[rows, vocab]`` float32.
+
+        Raises:
+            EngineError: a script fails here, or the caller broke a rule of the protocol.
+            RuntimeError: a script crashed the engine, now or before.
+        """
+        self._check_call()
+        self._check_step(items)
+        wanted = [item for item in items if item.wants_logits]
+        self._act(wanted)
+        for item in items:
+            self._compute(item)
+        return self._logits(wanted)
+
+    def close(self) -> None:
+        """Forget everything and refuse every later call."""
+        self._is_closed = True
+        self._states.clear()
+        self._cells.clear()
+
+    def _check_call(self) -> None:
+        if self._is_closed:
+            raise EngineError("the mock engine is closed")
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        if thread != self._thread:
+            raise EngineError("the mock engine is used from two threads")
+
+    def _state(self, sequence: Sequence) -> _State:
+        if (state := self._states.get(sequence)) is None:
+            raise EngineError(f"sequence {sequence.id!r} is not admitted")
+        return state
+
+    def _check_step(self, items: Seq[WorkItem]) -> None:
+        if len({item.sequence for item in items}) < len(items):
+            raise EngineError("a sequence has two items in one step")
+        for item in items:
+            if problem := self._problem(item, self._state(item.sequence)):
+                raise EngineError(f"sequence {item.sequence.id!r}: {problem}")
+        num_kinds = len({item.sequence.is_prefilling for item in items})
+        if num_kinds > 1 and not self._settings.mixes_prefill_and_decode:
+            raise EngineError("a step mixes prefill and decode")
+
+    def _problem(self, item: WorkItem, state: _State) -> str | None:
+        """Say which rule an item breaks; None when it breaks none."""
+        longest = self._limits.max_chunk_tokens
+        if not 1 <= item.num_tokens <= longest:
+            return f"a chunk of {item.num_tokens} tokens is not in [1, {longest}]"
+        if not 0 <= item.start <= len(state.fingerprints):
+            return f"token {item.start} runs, but only {len(state.fingerprints)} are computed"
+        if item.stop > len(item.sequence):
+            return f"it has no token {item.stop - 1}"
+        if item.stop > state.num_reserved_tokens:
+            return f"token {item.stop - 1} runs, but room is for {state.num_reserved_tokens}"
+        if item.start >= item.sequence.num_prompt_tokens:
+            return None
+        for span in state.spans:
+            if span.start < item.start < span.stop or span.start < item.stop < span.stop:
+                return f"a chunk cuts the atomic span [{span.start}, {span.stop})"
+        return _features_problem(item)
+
+    def _act(self, wanted: Seq[WorkItem]) -> None:
+        """Fail, crash and take as long as the scripts say."""
+        latency_s = 0.0
+        for item in wanted:
+            script = self._states[item.sequence].answer.script
+            index = item.stop - item.sequence.num_prompt_tokens
+            if script.fail_at_token == index:
+                raise EngineError(f"the mock was told to fail at token {index}")
+            self._is_crashed |= script.crash_at_token == index
+            step_s = script.latency_s if index else script.prefill_latency_s
+            latency_s = max(latency_s, step_s)
+        if self._is_crashed:
+            raise RuntimeError("the mock was told to crash")
+        if latency_s:
+            time.sleep(latency_s)
+
+    def _compute(self, item: WorkItem) -> None:
+        sequence, start = item.sequence, item.start
+        known = self._states[sequence].fingerprints
+        before = known[start - 1] if start else 0
+        if start:
+            self._expect(sequence, start - 1, before)
+        new = _fingerprints(sequence, start, item.stop, before)
+        known[start:] = new
+        self._write(sequence, start, new)
+        self._pool.commit(sequence, item.stop)
+
+    def _write(self, sequence: Sequence, start: int, values: Seq[int]) -> None:
+        blocks, size = self._pool.blocks(sequence), self._pool.block_tokens
+        for position, value in enumerate(values, start):
+            self._cells[blocks[position // size] * size + position % size] = value
+
+    def _expect(self, sequence: Sequence, position: int, value: int) -> None:
+        blocks, size = self._pool.blocks(sequence), self._pool.block_tokens
+        if self._cells[blocks[position // size] * size + position % size] != value:
+            raise EngineError(
+                f"sequence {sequence.id!r}: the cache holds something else at token {position}"
+            )
+
+    def _logits(self, wanted: Seq[WorkItem]) -> Any:
+        """Return rows of noise that depend on all that was read, with the script on top."""
+        likeliest, runners_up, noises = [], [], []
+        for item in wanted:
+            state = self._states[item.sequence]
+            index = item.stop - item.sequence.num_prompt_tokens
+            known = item.sequence.prompt.token_ids
+            likeliest.append(state.answer.token(index) if index >= 0 else known[item.stop])
+            runners_up.append(state.answer.repeated(index))
+            noises.append(state.fingerprints[item.stop - 1] % NUM_NOISES)
+        rows = self._noise[noises]
+        numbers = np.arange(len(wanted))
+        rows[numbers, runners_up] = RUNNER_UP_LOGIT
+        rows[numbers, likeliest] = SCRIPTED_LOGIT
+        return rows
+
+
+def _limits(settings: MockEngineSettings, num_cells: int) -> EngineLimits:
+    return EngineLimits(
+        vocab_size=v.VOCAB_SIZE,
+        max_sequence_tokens=min(settings.max_sequence_tokens, num_cells),
+        max_sequences=settings.max_sequences,
+        capacity_tokens=num_cells,
+        max_chunk_tokens=settings.max_chunk_tokens,
+        mixes_prefill_and_decode=settings.mixes_prefill_and_decode,
+        prefix_block_tokens=settings.block_tokens if settings.shares_prefixes else 0,
+        is_batch_invariant=True,
+    )
+
+
+def _fingerprints(sequence: Sequence, start: int, stop: int, before: int) -> list[int]:
+    """Return one number for each token that depends on it, its image and all before it.
+
+    The hash of a tuple of integers is the same in every process.
+    """
+    evidence = list(sequence.tokens(start, stop))
+    if start < sequence.num_prompt_tokens:
+        for slot in sequence.prompt.images:
+            seen = int.from_bytes(slot.digest[:8], "big")
+            for position in range(max(start, slot.start), min(stop, slot.stop)):
+                evidence[position - start] += seen
+    fingerprints = []
+    for value in evidence:
+        before = hash((before, value))
+        fingerprints.append(before)
+    return fingerprints
+
+
+def _features_problem(item: WorkItem) -> str | None:
+    """Say what is wrong with the features of the images that an item touches."""
+    for index, slot in enumerate(item.sequence.prompt.images):
+        if slot.start >= item.stop or slot.stop <= item.start:
+            continue
+        features = item.sequence.features.get(index)
+        if features is None:
+            return f"image {index} has no features"
+        if not features.num_tokens == features.embeddings.shape[0] == slot.num_features:
+            return f"image {index} has features for {features.num_tokens} tokens"
+        seen = features.extra.get("digest")
+        if seen is None or bytes(np.from_dlpack(seen)) != bytes(
+            np.from_dlpack(slot.inputs["digest"])
+        ):
+            return f"image {index} has the features of another picture"
+    return None

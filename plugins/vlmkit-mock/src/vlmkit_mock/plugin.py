@@ -1,0 +1,85 @@
+"""What vlmkit-mock offers: hooks only; the parts are imported when one of them is built."""
+
+from pathlib import Path
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.hookspecs import hookimpl
+from vlmkit.protocols import Engine, Tokenizer, VisionEncoder
+from vlmkit.registry import BuildContext, Registry
+from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
+
+VLMKIT_API = 1
+NAME = "mock"
+
+
+def _cannot_serve(checkpoint: Checkpoint) -> str | None:
+    return None if checkpoint.model_type == NAME else "it serves only the packaged model 'mock'"
+
+
+def _is_not_ours(reference: str) -> str | None:
+    return None if reference == NAME else "it has only the model 'mock'"
+
+
+def _build_tokenizer(_: BuildContext) -> Tokenizer:
+    from vlmkit_mock.tokenizer import MockTokenizer
+
+    return MockTokenizer()
+
+
+def _build_vision_encoder(context: BuildContext) -> VisionEncoder:
+    from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+    return MockVisionEncoder(context.settings)
+
+
+def _build_engine(context: BuildContext) -> Engine:
+    from vlmkit_mock.engine import MockEngine
+
+    return MockEngine(context.settings)
+
+
+def _build_model(_: BuildContext) -> Checkpoint:
+    return Checkpoint(NAME, Path(__file__).with_name("model"))
+
+
+@hookimpl
+def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
+    """Offer ``tokenizer.use = "mock"``."""
+    registry.add(
+        NAME, _build_tokenizer, cannot_serve=_cannot_serve, description="one token for each byte"
+    )
+
+
+@hookimpl
+def vlmkit_register_vision_encoders(registry: Registry[VisionEncoder]) -> None:
+    """Offer ``vision_encoder.use = "mock"``."""
+    registry.add(
+        NAME,
+        _build_vision_encoder,
+        cannot_serve=_cannot_serve,
+        settings=MockEncoderSettings,
+        description="features from a picture's size and digest",
+    )
+
+
+@hookimpl
+def vlmkit_register_engines(registry: Registry[Engine]) -> None:
+    """Offer ``engine.use = "mock"``."""
+    registry.add(
+        NAME,
+        _build_engine,
+        cannot_serve=_cannot_serve,
+        settings=MockEngineSettings,
+        description="answers what its prompt tells it to, as slowly and wrongly as asked",
+    )
+
+
+@hookimpl
+def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
+    """Offer the model ``mock``."""
+    registry.add(
+        NAME,
+        _build_model,
+        cannot_serve=_is_not_ours,
+        description="no weights; for tests of servers and clients",
+    )

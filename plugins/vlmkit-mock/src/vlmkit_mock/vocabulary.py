@@ -1,0 +1,31 @@
+"""The 265 tokens of the mock: every byte, and nine that no text can spell.
+
+Knows numbers and their meaning; how a conversation is laid out is the tokenizer's business.
+"""
+
+NUM_BYTES = 256
+END = 256  # ends a turn, and so an answer
+BEGIN = 257
+SYSTEM = 258
+USER = 259
+ASSISTANT = 260
+TOOL = 261
+IMAGE_START = 262
+IMAGE = 263
+IMAGE_END = 264
+VOCAB_SIZE = 265
+
+ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
+SPECIAL_TOKENS = {
+    "<|end|>": END,
+    "<|begin|>": BEGIN,
+    "<|system|>": SYSTEM,
+    "<|user|>": USER,
+    "<|assistant|>": ASSISTANT,
+    "<|tool|>": TOOL,
+    "<|image_start|>": IMAGE_START,
+    "<|image|>": IMAGE,
+    "<|image_end|>": IMAGE_END,
+}
+EOS_IDS = frozenset({END})
+BANNED_IDS = frozenset(SPECIAL_TOKENS.values()) - EOS_IDS

@@ -1,0 +1,94 @@
+"""The mock keeps every contract that a real backend must keep."""
+
+from collections.abc import Mapping
+
+from vlmkit.message import Message
+from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit.protocols import ImageFeatures
+from vlmkit.testing import (
+    EngineContract,
+    TokenizerContract,
+    VisionEncoderContract,
+    awkward_pictures,
+    picture,
+)
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_mock.vocabulary import SPECIAL_TOKENS
+
+
+class TestMockTokenizer(TokenizerContract):
+    def make(self) -> MockTokenizer:
+        return MockTokenizer()
+
+    def special_texts(self) -> list[str]:
+        return list(SPECIAL_TOKENS)
+
+
+class TestMockVisionEncoder(VisionEncoderContract):
+    atol = 0.0
+
+    def make(self) -> MockVisionEncoder:
+        return MockVisionEncoder()
+
+    def slots(self) -> list[ImageSlot]:
+        message = Message.of("user", "?", [picture(), picture(seed=1), *awkward_pictures()])
+        return list(MockTokenizer().prompt([message]).images)
+
+
+class TestMockEngine(EngineContract):
+    atol = 0.0
+    settings = MockEngineSettings(capacity_tokens=1024, max_sequences=7, max_sequence_tokens=512)
+
+    def make(self) -> MockEngine:
+        return MockEngine(self.settings)
+
+    def prompts(self) -> list[Prompt]:
+        conversations = [
+            [Message.of("user", "hello")],
+            [Message.of("user", "What is this?", [picture(), picture(seed=1)])],
+            [
+                Message.of("system", "Be brief."),
+                Message.of("user", "A picture.", [picture(seed=2)]),
+                Message.of("assistant", "I see."),
+                Message.of("user", "And one more, with a longer question.", [picture()]),
+            ],
+        ]
+        return [MockTokenizer().prompt(messages) for messages in conversations]
+
+    def features(self, prompt: Prompt) -> Mapping[int, ImageFeatures]:
+        return dict(enumerate(MockVisionEncoder().encode(prompt.images)))
+
+    def twins(self) -> tuple[Prompt, Prompt]:
+        question = "a question that is longer than a block"
+        one, other = (
+            MockTokenizer().prompt([Message.of("user", question, [picture(seed=seed)])])
+            for seed in (3, 4)
+        )
+        return one, other
+
+    def answer_ids(self) -> list[int]:
+        return MockTokenizer().encode("This")
+
+
+class TestMockEngineWithAtomicImages(TestMockEngine):
+    settings = MockEngineSettings(
+        capacity_tokens=600, max_sequence_tokens=600, images_are_atomic=True, block_tokens=4
+    )
+
+
+class TestMockEngineWithoutSharing(TestMockEngine):
+    settings = MockEngineSettings(
+        capacity_tokens=512,
+        max_sequence_tokens=512,
+        shares_prefixes=False,
+        mixes_prefill_and_decode=False,
+    )
+
+
+class TestMockEngineOfSmallChunks(TestMockEngine):
+    settings = MockEngineSettings(
+        capacity_tokens=2048, max_sequence_tokens=512, max_chunk_tokens=9, block_tokens=8
+    )
