@@ -1,0 +1,168 @@
+"""Ratios against peers, and the cost of our own layers, measured in one run on one machine.
+
+    nox -s bench -- [NAME ...] [--shape 0.5b|small] [--rounds 3]
+
+Names: ``generate`` (one client against transformers' ``generate``), ``serve`` (eight clients against
+``transformers serve``), ``overhead`` (loop and HTTP for each token against the bare forward),
+``mock`` (events per second on the mock), ``start`` (``vlmkit plugins`` and ``--help``). Peers and
+vlmkit run in turn; figures are medians with minimum and maximum.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import server
+import shapes
+
+TOKENS = 64
+
+
+def spread(values: list[float]) -> str:
+    """Return the median with minimum and maximum."""
+    return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
+
+
+def against(ours: list[float], theirs: list[float]) -> str:
+    """Return the ratio of two medians."""
+    return f"{statistics.median(ours) / statistics.median(theirs):.2f}"
+
+
+def bench_generate(folder: Path, rounds: int) -> None:
+    """Tokens per second of one request: the pipeline in this process, and ``generate``."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    import vlmkit
+
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ours, theirs = [], []
+    with vlmkit.load(str(folder)) as model:
+        request = model.request("word " * 30, max_tokens=TOKENS, ignore_eos=True)
+        ids = torch.tensor([model.tokenizer.prompt(request.messages).token_ids])
+        model.submit(request).result()
+        for _ in range(rounds):
+            started = time.perf_counter()
+            model.submit(request).result()
+            ours.append(TOKENS / (time.perf_counter() - started))
+            started = time.perf_counter()
+            with torch.inference_mode():
+                reference.generate(
+                    ids, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False
+                )
+            theirs.append(TOKENS / (time.perf_counter() - started))
+    print(f"one client, tokens/s: vlmkit {spread(ours)}; generate {spread(theirs)}")
+    print(f"  ratio {against(ours, theirs)}")
+
+
+def bench_serve(folder: Path, rounds: int) -> None:
+    """Tokens per second of eight streaming clients: ours and ``transformers serve``."""
+    ours, theirs = [], []
+    load = {"clients": 8, "tokens": TOKENS, "prompt_words": 30}
+    logs = folder.parent
+    for _ in range(rounds):
+        port = server.free_port()
+        with server.vlmkit(str(folder), port, logs / "vlmkit.log") as url:
+            server.load(url, folder.name, clients=1, tokens=4)
+            ours.append(server.load(url, folder.name, **load)["tokens_per_s"])
+        port = server.free_port()
+        with server.transformers(str(folder), port, logs / "transformers.log") as url:
+            server.load(url, str(folder), clients=1, tokens=4)
+            theirs.append(server.load(url, str(folder), **load)["tokens_per_s"])
+    print(f"eight clients, tokens/s: vlmkit {spread(ours)}; transformers serve {spread(theirs)}")
+    print(f"  ratio {against(ours, theirs)}")
+
+
+def bench_overhead(folder: Path, rounds: int) -> None:
+    """Seconds for each token of one client: through HTTP, through the pipeline, bare forward."""
+    import vlmkit
+
+    bare, piped, served = [], [], []
+    port = server.free_port()
+    for _ in range(rounds):
+        with vlmkit.load(str(folder)) as model:
+            forwards = time_forwards(model)
+            request = model.request("word " * 30, max_tokens=TOKENS, ignore_eos=True)
+            for _ in range(2):
+                forwards.clear()
+                done = model.submit(request).result()
+            bare.append(statistics.median(forwards[1:]))
+            piped.append(done.timings.decode_s / (TOKENS - 1))
+        with server.vlmkit(str(folder), port, folder.parent / "vlmkit.log") as url:
+            options = {"clients": 1, "tokens": TOKENS, "prompt_words": 30}
+            server.load(url, folder.name, **options)
+            seen = server.load(url, folder.name, **options)
+            served.append((seen["wall_s"] - seen["first_token_s"]) / (seen["num_events"] - 1))
+    print(f"seconds per token: forward {spread(bare)}; pipeline {spread(piped)}")
+    print(f"  HTTP streaming {spread(served)}; HTTP over forward {against(served, bare)}")
+
+
+def time_forwards(model: object) -> list[float]:
+    """Return a list that every later forward of a pipeline's engine appends its seconds to."""
+    engine = model._engine  # type: ignore[attr-defined]
+    forward: Callable[..., object] = engine.forward
+    seconds: list[float] = []
+
+    def timed(items: object) -> object:
+        started = time.perf_counter()
+        result = forward(items)
+        seconds.append(time.perf_counter() - started)
+        return result
+
+    engine.forward = timed
+    return seconds
+
+
+def bench_mock(folder: Path, rounds: int) -> None:
+    """Events per second of 64 streams on the mock, server and client on this machine."""
+    prompt = json.dumps({"mock": {"text": "hello world ", "tokens": 500}})
+    port = server.free_port()
+    with server.vlmkit("mock", port, folder.parent / "mock.log") as url:
+        load = {"clients": 64, "tokens": 500, "prompt": prompt}
+        seen = [server.load(url, "mock", **load)["tokens_per_s"] for _ in range(rounds + 1)]
+    print(f"mock, 64 streams, events/s: {spread(seen[1:])}")
+
+
+def bench_start(_: Path, rounds: int) -> None:
+    """Wall time of the commands that people wait for."""
+    for command in ("plugins", "--help"):
+        seconds = []
+        for _ in range(rounds + 2):
+            started = time.perf_counter()
+            subprocess.run([sys.executable, "-m", "vlmkit", command], check=True, stdout=subprocess.DEVNULL)
+            seconds.append(time.perf_counter() - started)
+        print(f"vlmkit {command}, seconds: {spread(seconds)}")
+
+
+BENCHES = {
+    "start": bench_start,
+    "mock": bench_mock,
+    "generate": bench_generate,
+    "overhead": bench_overhead,
+    "serve": bench_serve,
+}
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--shape", choices=shapes.SHAPES, default="0.5b")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / f"random-{options.shape}"
+        if set(options.names or BENCHES) - {"start", "mock"}:
+            shapes.save(options.shape, folder)
+        for name in options.names or BENCHES:
+            BENCHES[name](folder, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Starts a server in a process of its own, waits until it answers, and ends it."""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int, health: str, log: Path) -> Iterator[str]:
+    """Run a server; yield its API's address once ``health`` answers 200."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            _wait(f"http://127.0.0.1:{port}{health}", process, log)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def vlmkit(model: str, port: int, log: Path, *options: str) -> contextlib.AbstractContextManager[str]:
+    """Serve a model with vlmkit."""
+    command = [sys.executable, "-m", "vlmkit", "serve", model, "--set", f"server.port={port}"]
+    return running([*command, *options], port, "/readyz", log)
+
+
+def transformers(model: str, port: int, log: Path) -> contextlib.AbstractContextManager[str]:
+    """Serve a model with ``transformers serve``, in float32 on the CPU."""
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
+    command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--device", "cpu"]
+    return running(command, port, "/health", log)
+
+
+def load(url: str, model: str, **options: object) -> dict[str, float]:
+    """Run the load generator in its own process and return what it saw."""
+    flags = [f for k, v in options.items() for f in (f"--{k.replace('_', '-')}", str(v))]
+    command = [sys.executable, str(HERE / "client.py"), url, model, *flags]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}")
+        with contextlib.suppress(OSError):
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        time.sleep(0.2)
+    raise RuntimeError(f"{url} did not answer in time: {log.read_text()[-2000:]}")
