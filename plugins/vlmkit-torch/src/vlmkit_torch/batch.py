@@ -237,7 +237,8 @@ def _visual(segments: list[Segment], touching: list[bool]) -> dict[str, Any]:
     if not mask.any():
         return {}
     width = first.visual_width
-    joined: dict[str, Any] = {first.visual_name: mask[..., None].expand(-1, -1, width) if width else mask}
+    mask = mask[..., None].expand(-1, -1, width) if width else mask
+    joined: dict[str, Any] = {first.visual_name: mask}
     for name, levels in first.per_visual.items():
         keys = levels.keys() if isinstance(levels, dict) else range(len(levels))
         rows = {key: torch.cat([own[name][key][cut] for own, cut in cuts]) for key in keys}
@@ -268,7 +269,8 @@ def _flatten(
     Returns:
         The segments in flat order, and each sequence's last row.
     """
-    decodes, chunks = [], []
+    decodes: list[Segment] = []
+    chunks: list[Segment] = []
     for item in items:
         sequence, start, stop = item.sequence, item.start, item.stop
         border = sequence.num_prompt_tokens

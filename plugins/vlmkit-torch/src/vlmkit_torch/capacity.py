@@ -38,7 +38,7 @@ class Needs:
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
     """Raise CheckpointError for a model whose state is more than keys and values."""
-    if model._is_stateful:
+    if model._is_stateful:  # noqa: SLF001 - transformers' only word for it
         raise CheckpointError(
             f"model type {model.config.model_type!r} keeps a recurrent state, not supported"
         )
@@ -103,11 +103,11 @@ def limits(
     Raises:
         ConfigError: the cache would not hold one block for each of two sequences.
     """
-    longest = settings.max_sequence_tokens or getattr(
-        views.text_config, "max_position_embeddings", DEFAULT_CONTEXT_TOKENS
-    )
-    capacity = settings.cache_tokens
-    if capacity is None:
+    own = getattr(views.text_config, "max_position_embeddings", None)
+    longest: int = settings.max_sequence_tokens or own or DEFAULT_CONTEXT_TOKENS
+    if settings.cache_tokens is not None:
+        capacity = settings.cache_tokens
+    else:
         gib = settings.cache_gib
         room = hardware.cache_bytes(device) if gib is None else int(gib * hardware.GIB)
         capacity = min(room // needs.token_bytes, longest * settings.max_sequences)

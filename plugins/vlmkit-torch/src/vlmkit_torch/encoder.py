@@ -31,7 +31,8 @@ class TorchVisionEncoder:
 
     def __init__(self, loaded: LoadedModel, fingerprint: str, max_batch_images: int) -> None:
         self._loaded = loaded
-        self._tower: Any = loaded.model.base_model.get_image_features
+        base: Any = loaded.model.base_model
+        self._tower = base.get_image_features
         self._names = frozenset(inspect.signature(self._tower).parameters)
         self._max_batch_images = max_batch_images
         self._identity = (
@@ -68,7 +69,7 @@ class TorchVisionEncoder:
         layers = dict(_layers(output))
         total = {name: rows.shape[0] for name, rows in layers.items()}
         if set(total.values()) == {sum(counts)}:
-            split = {name: rows.split(counts) for name, rows in layers.items()}
+            split = {name: torch.split(rows, counts) for name, rows in layers.items()}
             return [
                 _features({name: rows[i] for name, rows in split.items()})
                 for i in range(len(slots))

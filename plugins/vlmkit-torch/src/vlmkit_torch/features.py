@@ -35,7 +35,7 @@ class FeatureOutput(BaseModelOutputWithPooling):
 
 def to_tensor(array: Array, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return any array as a tensor on a device, in another precision if it is of floats."""
-    tensor = array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
+    tensor = array if isinstance(array, torch.Tensor) else torch.utils.dlpack.from_dlpack(array)
     if dtype is not None and tensor.is_floating_point():
         return tensor.to(device=device, dtype=dtype)
     return tensor.to(device)

@@ -42,7 +42,10 @@ class KVCache:
         self.num_slots = num_slots
         self.device = device
         self._pools: dict[int, tuple[torch.Tensor, torch.Tensor]] = {
-            index: (self._make_pool(shape.keys, shape.dtype), self._make_pool(shape.values, shape.dtype))
+            index: (
+                self._make_pool(shape.keys, shape.dtype),
+                self._make_pool(shape.values, shape.dtype),
+            )
             for index, shape in (shapes or {}).items()
         }
 

@@ -5,9 +5,12 @@ that wastes most of the work at such sizes; packed once, they are read several t
 for float32 on a CPU, where torch offers the operation.
 """
 
+# ruff: noqa: SLF001 - the operations are torch.compile's own; the load-time check covers them
+
+from typing import Any
+
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from vlmkit_torch.weights import LoadedModel
 
@@ -35,10 +38,10 @@ class PackedLinear(nn.Module):
 def gains(loaded: LoadedModel) -> bool:
     """Whether this model, on this machine, is read faster when packed."""
     is_plain = loaded.device.type == "cpu" and loaded.dtype == torch.float32
-    return is_plain and torch.backends.mkldnn.is_available() and _has_operations()
+    return is_plain and torch._C._has_mkldnn and _has_operations()
 
 
-def pack(model: PreTrainedModel, decoder: nn.Module) -> None:
+def pack(model: Any, decoder: nn.Module) -> None:
     """Pack the linear layers of a decoder, and the head's, in place."""
     for parent in list(decoder.modules()):
         for name, child in list(parent.named_children()):

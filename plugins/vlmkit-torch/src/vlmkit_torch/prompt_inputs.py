@@ -170,7 +170,7 @@ class PromptReader:
         """Return what the family's code needs to place images: ids, token types, sizes."""
         ids = torch.tensor([prompt.token_ids], device=self.device)
         inputs = {"input_ids": ids}
-        is_image = (ids == self._image_token).long()
+        is_image = torch.eq(ids, -1 if self._image_token is None else self._image_token).long()
         if self.views.prepare_takes("mm_token_type_ids"):
             inputs["mm_token_type_ids"] = is_image
         if self.views.prepare_takes("token_type_ids"):
@@ -203,7 +203,7 @@ class PromptReader:
                 raise EngineError(f"the model's decoder needs {key!r}, which cannot be cut")
         if mask is None:
             return Embeds(images, per_token)
-        width = mask.shape[-1] if mask.ndim > 2 else 0  # noqa: PLR2004 - [1, seq] or with hidden
+        width = mask.shape[-1] if mask.ndim > 2 else 0  # [1, seq] or [1, seq, hidden]
         visual = mask[0, :, 0] if width else mask[0]
         return Embeds(images, per_token, per_visual, visual, name, width)
 
@@ -222,7 +222,7 @@ def _visibilities(masks: Any, count: int) -> dict[str, Visibility]:
         masks = {"full_attention": masks}
     views, looks_ahead = {}, False
     for name, mask in (masks or {}).items():
-        if not isinstance(mask, torch.Tensor) or mask.ndim != 4:  # noqa: PLR2004
+        if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
             continue
         visible = mask[0, 0, :, :count]
         visible = visible if visible.dtype == torch.bool else visible > -1

@@ -9,6 +9,8 @@ This is the only module that knows how transformers nests its modules. A view is
 copies with one child replaced: nothing of transformers is patched, no weight is copied.
 """
 
+# ruff: noqa: SLF001 - views are made of the insides of modules; every such access is in this file
+
 import copy
 import inspect
 from typing import Any
@@ -54,9 +56,7 @@ class Views:
         """
         config = self.decoder.config
         parts = {name: getattr(config, name, None) for name in config.sub_configs}
-        kept = {
-            name: part._attn_implementation for name, part in parts.items() if part is not None
-        }
+        kept = {name: part._attn_implementation for name, part in parts.items() if part is not None}
         self.decoder.set_attn_implementation({"": implementation, **kept})
         if config._attn_implementation != implementation:
             raise CheckpointError(
@@ -171,14 +171,17 @@ class _Output(BaseModelOutputWithPast):
 
 
 def _decoder_of(model: PreTrainedModel) -> Any:
-    decoder = model.get_decoder()
+    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
     while decoder.get_output_embeddings() is not None:  # a whole causal LM inside a VLM
         decoder = decoder.model
     return decoder
 
 
 def _path_of(root: nn.Module, target: nn.Module) -> str:
-    return next(name for name, module in root.named_modules() if module is target)
+    for name, module in root.named_modules():
+        if module is target:
+            return str(name)
+    raise ValueError("the module is not inside the root")
 
 
 def _with_child(root: nn.Module, path: str, new: nn.Module) -> Any:

@@ -71,13 +71,14 @@ def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
         CheckpointError: transformers does not know the family or cannot read the file.
     """
     try:
-        return AutoConfig.from_pretrained(
+        config: PretrainedConfig = AutoConfig.from_pretrained(
             checkpoint.path, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:
         raise CheckpointError(
             f"config.json of model {checkpoint.name!r} is not one that transformers can read"
         ) from error
+    return config
 
 
 def load(
@@ -101,7 +102,7 @@ def load(
         )
     except Exception as error:
         method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
-        hint = f"it is quantized with {method!r}; are that method's packages here?" if method else ""
+        hint = f"it is quantized with {method!r}, which needs packages of its own" if method else ""
         raise CheckpointError(
             f"the weights of model {checkpoint.name!r} could not be loaded", hint=hint
         ) from error

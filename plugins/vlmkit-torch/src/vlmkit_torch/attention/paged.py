@@ -66,7 +66,6 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -81,11 +80,10 @@ def attend(
         value: ``[1, kv_heads, tokens, value_head]``.
         attention_mask: must be None; the step knows what is visible.
         scaling: of the scores; None is one over the square root of ``head``.
-        dropout: ignored, since nothing is trained here.
         sliding_window: the layer's window, if the family's code passes one.
         softcap: scores are squashed into plus or minus this.
         s_aux: ``[heads]`` scores of the attention sinks.
-        others: further arguments; an unknown tensor among them is refused.
+        others: further arguments, of no use here; an unknown tensor among them is refused.
 
     Returns:
         ``[1, tokens, heads, value_head]`` and None.
@@ -208,7 +206,7 @@ def _explicit(
     if rule.softcap is not None:
         scores = torch.tanh(scores / rule.softcap) * rule.softcap
     if mask is not None:
-        scores = scores + (mask[:, :, None] if mask.ndim == 4 else mask)  # noqa: PLR2004
+        scores = scores + (mask[:, :, None] if mask.ndim == 4 else mask)
     width = scores.shape[-1]
     if rule.sinks is not None:
         sinks = rule.sinks.view(kv_heads, group, 1, 1).expand(batch, -1, -1, count, -1)

@@ -1,0 +1,248 @@
+"""Both sides of a parity comparison: transformers' ``generate``, and the torch engine by hand.
+
+The engine side has no tokenizer and no pipeline, so that a difference is the engine's own; the
+whole pipeline is compared in ``test_pipeline_parity``.
+"""
+
+import hashlib
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+import zoo
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit.protocols import Engine, VisionEncoder
+from vlmkit.registry import BuildContext
+from vlmkit.sampling import SamplingParams
+from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
+from vlmkit.sequence import Sequence
+from vlmkit_torch.settings import EncoderSettings, EngineSettings
+
+NUM_NEW = 10
+IMAGE_TOKENS = ("image_token_id", "video_token_id")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question in transformers' own form, and its pictures."""
+
+    messages: list[dict[str, Any]]
+    images: list[Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens, and the logits ``[tokens, vocab]`` they were chosen from."""
+
+    token_ids: list[int]
+    logits: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far two lists of answers agree."""
+
+    num_equal: int
+    num_requests: int
+    difference: float
+
+    @property
+    def is_parity(self) -> bool:
+        """Whether all tokens are equal and logits differ by rounding only."""
+        return self.num_equal == self.num_requests and self.difference < 1e-4
+
+    def __str__(self) -> str:
+        return f"{self.num_equal}/{self.num_requests}, {self.difference:.0e}"
+
+
+def requests(name: str) -> list[Request]:
+    """Return four requests of different lengths, with 1, 0, 2 and 1 pictures."""
+    if name in zoo.NAMES_TEXT:
+        texts = (
+            "Tell me about the sea, the sky and all that is between them.",
+            "Hi!",
+            "Count to ten.",
+            "Name three rivers, three hills, three towns and a very large animal.",
+        )
+        return [Request([{"role": "user", "content": text}], []) for text in texts]
+    square, wide, tall = zoo.picture(1), zoo.picture(2, 84, 40), zoo.picture(3, 50, 100)
+    return [
+        _ask("Tell me what is in there.", [square]),
+        # PaliGemma's processor takes no prompt without a picture.
+        _ask("Just words, please.", [square] if name == "paligemma" else []),
+        _ask("How do they differ?", [wide, tall]),
+        _ask("Look at it closely, then describe it in a whole sentence.", [tall]),
+    ]
+
+
+def _ask(text: str, images: list[Any]) -> Request:
+    parts = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+    return Request([{"role": "user", "content": parts}], images)
+
+
+def load_reference(name: str, folder: Path) -> Any:
+    """Return transformers' own model, whose answers never end early."""
+    auto = transformers.AutoModelForImageTextToText
+    if name in zoo.NAMES_TEXT:
+        auto = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def reference_inputs(name: str, request: Request) -> dict[str, Any]:
+    """Return what the family's own processor makes of a request."""
+    made = zoo.reference(name, request.messages, request.images, return_tensors="pt")
+    return {key: value for key, value in made.items() if key != "labels"}
+
+
+def expected(name: str, folder: Path, asked: Seq[Request]) -> list[Answer]:
+    """Return what ``generate`` answers, one request at a time."""
+    model = load_reference(name, folder)
+    answers = []
+    for request in asked:
+        inputs = reference_inputs(name, request)
+        made = model.generate(
+            **inputs,
+            max_new_tokens=NUM_NEW,
+            do_sample=False,
+            suppress_tokens=banned_ids(model.config) or None,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        ids = made.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        answers.append(Answer(ids, torch.cat(made.logits).float()))
+    return answers
+
+
+def banned_ids(config: Any) -> list[int]:
+    """Return the placeholder tokens, which no answer may hold."""
+    ids = (getattr(config, name, None) for name in IMAGE_TOKENS)
+    return sorted({i for i in ids if isinstance(i, int)})
+
+
+def prompt(name: str, request: Request, image_token: int | None) -> Prompt:
+    """Return a request as a prompt, each image processed on its own."""
+    ids = reference_inputs(name, request)["input_ids"][0].tolist()
+    places = [index for index, token in enumerate(ids) if token == image_token]
+    slots = []
+    for image in request.images:
+        alone = zoo.reference(name, _ask("x", [image]).messages, [image])
+        count = int((np.asarray(alone["input_ids"]) == image_token).sum())
+        own, places = places[:count], places[count:]
+        arrays = {key: np.asarray(alone[key]) for key in alone if _is_image_array(key)}
+        digest = hashlib.sha256(b"".join(arrays[key].tobytes() for key in sorted(arrays))).digest()
+        slots.append(ImageSlot(own[0], own[-1] + 1, digest, arrays, count))
+    return Prompt(tuple(ids), tuple(slots))
+
+
+def _is_image_array(key: str) -> bool:
+    return key not in ("input_ids", "attention_mask", "labels") and "token_type" not in key
+
+
+def load_engine(
+    name: str, folder: Path, **settings: Any
+) -> tuple[Engine, VisionEncoder | None, Any]:
+    """Return engine, encoder and the model's configuration."""
+    from vlmkit_torch import encoder, engine
+
+    shared: dict[Any, Any] = {}
+    checkpoint = Checkpoint(name, folder)
+    tiny = {"cache_tokens": 600, "block_tokens": 4, "max_chunk_tokens": 64, **settings}
+    made = engine.build(BuildContext("", checkpoint, EngineSettings(**tiny), shared))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if name in zoo.NAMES_TEXT:
+        return made, None, config
+    return made, encoder.build(BuildContext("", checkpoint, EncoderSettings(), shared)), config
+
+
+def prompts(name: str, config: Any) -> list[Prompt]:
+    """Return the four requests as prompts."""
+    image_token = getattr(config, "image_token_id", None)
+    return [prompt(name, request, image_token) for request in requests(name)]
+
+
+def outcome(
+    name: str, folder: Path, wanted: Seq[Answer], *, step_tokens: int = 13, **settings: Any
+) -> Outcome:
+    """Run the four requests through a fresh engine and compare."""
+    engine, encoder, config = load_engine(name, folder, **settings)
+    asked = prompts(name, config)
+    found = run(engine, encoder, asked, banned_ids(config), step_tokens=step_tokens)
+    return compare(found, wanted)
+
+
+def run(
+    engine: Engine,
+    encoder: VisionEncoder | None,
+    prompts: Seq[Prompt],
+    banned: Seq[int] = (),
+    *,
+    arrival_steps: int = 2,
+    step_tokens: int = 13,
+) -> list[Answer]:
+    """Answer prompts together: they arrive one by one, are read in chunks and decoded mixed."""
+    scheduler = ContinuousScheduler(SchedulerSettings(max_step_tokens=step_tokens))
+    sequences = [
+        Sequence(
+            id=str(number),
+            prompt=prompt,
+            params=SamplingParams(),
+            seed=0,
+            max_tokens=NUM_NEW,
+            atomic_spans=engine.atomic_spans(prompt),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    logits: dict[Sequence, list[torch.Tensor]] = {sequence: [] for sequence in sequences}
+    waiting, unfinished = list(sequences), set(sequences)
+    for tick in range(1000):
+        if waiting and tick % max(arrival_steps, 1) == 0:
+            scheduler.add(waiting.pop(0))
+        step = scheduler.plan(engine)
+        _encode(encoder, step.encodes)
+        rows = torch.as_tensor(engine.forward(step.items))
+        scheduler.commit(step)
+        for row, item in zip(rows, (i for i in step.items if i.wants_logits), strict=True):
+            sequence = item.sequence
+            logits[sequence].append(row.clone())
+            row[list(banned)] = -torch.inf
+            sequence.output_ids.append(int(row.argmax()))
+            if len(sequence.output_ids) == NUM_NEW:
+                scheduler.remove(sequence, engine)
+                unfinished.discard(sequence)
+        if not unfinished:
+            break
+    return [Answer(s.output_ids, torch.stack(logits[s]).float()) for s in sequences]
+
+
+def _encode(encoder: VisionEncoder | None, items: Seq[Any]) -> None:
+    if encoder is None or not items:
+        return
+    made = encoder.encode([item.sequence.prompt.images[item.image] for item in items])
+    for item, features in zip(items, made, strict=True):
+        item.sequence.features[item.image] = features
+
+
+def compare(found: Seq[Answer], wanted: Seq[Answer]) -> Outcome:
+    """Return how many answers have equal tokens, and the largest difference of logits.
+
+    After the first different token the two sides read different texts, so only the rows up to
+    there are compared.
+    """
+    num_equal, difference = 0, 0.0
+    for ours, theirs in zip(found, wanted, strict=True):
+        pairs = list(zip(ours.token_ids, theirs.token_ids, strict=True))
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        num_equal += same == len(pairs)
+        rows = min(same + 1, len(pairs))
+        gap = (ours.logits[:rows] - theirs.logits[:rows]).abs().max().item()
+        difference = max(difference, gap)
+    return Outcome(num_equal, len(wanted), difference)

@@ -1,0 +1,78 @@
+"""The torch engine answers as ``generate`` does: same tokens, logits equal up to rounding."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zoo
+
+pytest.importorskip("torch")
+pytest.importorskip("vlmkit_torch")
+from parity import runner
+
+pytestmark = pytest.mark.torch
+
+NAMES = (*zoo.NAMES_VISION, *zoo.NAMES_TEXT)
+Saved = Callable[[str], Path]
+Answered = Callable[[str], list[runner.Answer]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_four_requests_together_are_answered_as_by_generate_alone(
+    name: str, saved: Saved, answered: Answered
+) -> None:
+    outcome = runner.outcome(name, saved(name), answered(name))
+
+    assert outcome.is_parity, outcome
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "qwen3_vl", "gemma3", "paligemma"])
+def test_a_cache_too_small_for_all_four_changes_no_answer(
+    name: str, saved: Saved, answered: Answered
+) -> None:
+    longest = max(
+        len(runner.reference_inputs(name, r)["input_ids"][0]) for r in runner.requests(name)
+    )
+    room = longest + runner.NUM_NEW + 12
+    outcome = runner.outcome(name, saved(name), answered(name), cache_tokens=room)
+
+    assert outcome.is_parity, outcome
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen2_5_vl", "qwen3_vl", "gemma3"])
+def test_prompts_whose_prefix_is_cached_are_answered_alike(
+    name: str, saved: Saved, answered: Answered
+) -> None:
+    engine, encoder, config = runner.load_engine(name, saved(name), cache_tokens=2000)
+    prompts = runner.prompts(name, config)
+    banned = runner.banned_ids(config)
+    first = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))
+    again = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))
+
+    assert first.is_parity, first
+    assert again.is_parity, again
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt_oss", "qwen3_vl"])
+def test_packed_weights_change_no_answer(name: str, saved: Saved, answered: Answered) -> None:
+    outcome = runner.outcome(name, saved(name), answered(name), packed_weights=False)
+    packed = runner.outcome(name, saved(name), answered(name), packed_weights=True)
+
+    assert outcome.is_parity, outcome
+    assert packed.is_parity, packed
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+def test_images_encoded_together_have_the_rows_that_they_have_alone(
+    name: str, saved: Saved
+) -> None:
+    _, encoder, config = runner.load_engine(name, saved(name))
+    slots = [slot for prompt in runner.prompts(name, config) for slot in prompt.images]
+    alone = [encoder.encode([slot])[0] for slot in slots]
+
+    for together, single in zip(encoder.encode(slots), alone, strict=True):
+        assert together.embeddings.shape == single.embeddings.shape
+        assert (together.embeddings - single.embeddings).abs().max() < 1e-4
+        for level, rows in single.extra.items():
+            assert (together.extra[level] - rows).abs().max() < 1e-4
