@@ -112,6 +112,11 @@ class Loop:
         return sum(map(len, list(self._inbox.jobs))) + self._scheduler.num_waiting
 
     @property
+    def is_full(self) -> bool:
+        """Whether the queue takes no more sequences."""
+        return self.num_waiting >= self._scheduler.max_waiting
+
+    @property
     def num_running(self) -> int:
         """Sequences that have a place."""
         return self._scheduler.num_running

@@ -254,6 +254,11 @@ class Pipeline:
         return self._loop.is_alive
 
     @property
+    def is_full(self) -> bool:
+        """Whether a request would be refused now because too many wait."""
+        return self._loop.is_full
+
+    @property
     def takes_images(self) -> bool:
         """Whether there is a vision encoder."""
         return self._encoder is not None

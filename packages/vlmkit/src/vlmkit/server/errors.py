@@ -10,8 +10,9 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
-from litestar import Request, Response
+from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
+from litestar.response.base import ASGIResponse
 
 from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
 
@@ -31,12 +32,6 @@ class WrongMediaType(RequestError):  # noqa: N818
     """The body is not announced as JSON."""
 
     code = "unsupported_media_type"
-
-
-class BodyTooLarge(RequestError):  # noqa: N818
-    """The body is over the server's limit."""
-
-    code = "request_too_large"
 
 
 class BodyTooSlow(RequestError):  # noqa: N818
@@ -78,7 +73,6 @@ class _Status(NamedTuple):
 _STATUS: Mapping[type[VlmkitError], _Status] = {
     ModelNotFound: _Status(404, "invalid_request_error"),
     BodyTooSlow: _Status(408, "invalid_request_error"),
-    BodyTooLarge: _Status(413, "invalid_request_error"),
     WrongMediaType: _Status(415, "invalid_request_error"),
     HostRefused: _Status(421, "invalid_request_error"),
     QueueFull: _Status(429, "rate_limit_error", RETRY_AFTER_S),
@@ -120,13 +114,14 @@ def fault_of(error: Exception) -> Fault:
 
 def respond_to_error(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer an exception of ours, or any that was not expected."""
-    status = _status_of(error)
-    headers = {}
-    if status.retry_after_s is not None:
-        headers["retry-after"] = str(status.retry_after_s)
-    if status.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
-        headers["connection"] = "close"  # the rest of the body is not worth reading
-    return _response(fault_of(error), status.status, headers)
+    body, status, headers = _parts(error)
+    return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)
+
+
+def error_response(error: Exception) -> ASGIResponse:
+    """Return the same answer for code outside of routes."""
+    body, status, headers = _parts(error)
+    return ASGIResponse(body=body, status_code=status, headers=headers)
 
 
 def respond_to_http_error(
@@ -136,7 +131,12 @@ def respond_to_http_error(
     phrase = HTTPStatus(error.status_code).phrase
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     fault = Fault(phrase.lower(), kind, code=phrase.lower().replace(" ", "_"))
-    return _response(fault, error.status_code, dict(error.headers or {}))
+    headers = {k: v for k, v in (error.headers or {}).items() if k.lower() == "allow"}
+    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        fault = Fault("the body is too large", kind, code="request_too_large")
+        headers["connection"] = "close"  # the rest of the body is not worth reading
+    body = msgspec.json.encode(ErrorBody(fault))
+    return Response(body, status_code=error.status_code, media_type=MediaType.JSON, headers=headers)
 
 
 def respond_to_gone(_request: Request[Any, Any, Any], _error: Exception) -> Response[bytes]:
@@ -148,6 +148,12 @@ def _status_of(error: Exception) -> _Status:
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), _INTERNAL)
 
 
-def _response(fault: Fault, status: int, headers: dict[str, str]) -> Response[bytes]:
-    body = msgspec.json.encode(ErrorBody(fault))
-    return Response(body, status_code=status, media_type="application/json", headers=headers)
+def _parts(error: Exception) -> tuple[bytes, int, dict[str, str]]:
+    """Return body, status and headers."""
+    status = _status_of(error)
+    headers = {}
+    if status.retry_after_s is not None:
+        headers["retry-after"] = str(status.retry_after_s)
+    if status.status == HTTPStatus.REQUEST_TIMEOUT:
+        headers["connection"] = "close"  # the rest of the body is not worth waiting for
+    return msgspec.json.encode(ErrorBody(fault_of(error))), status.status, headers

@@ -1,0 +1,169 @@
+"""Fetching an image by URL without becoming somebody's way into a private network.
+
+A name is resolved once, every address it has must be public, and the connection goes to a checked
+address; a redirect is a new address. Proxy variables, cookies and credentials play no part. A
+refused address and an unreachable one look the same from outside.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+import httpcore2
+import httpx2
+
+from vlmkit.errors import ImageError
+from vlmkit.server.settings import FetchSettings
+
+log = logging.getLogger(__name__)
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+MAX_URL_CHARS = 8192
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def is_public(address: Address) -> bool:
+    """Tell whether an address belongs to the public internet, directly and not by translation."""
+    if isinstance(address, ipaddress.IPv6Address):
+        embeds = address.ipv4_mapped or address.sixtofour or address.teredo or address in _NAT64
+        if embeds:
+            return False
+    return address.is_global and not address.is_multicast
+
+
+class ImageFetcher:
+    """Fetches image files over http(s), within bounds.
+
+    Args:
+        settings: whether, from where and how much.
+        may_connect: which addresses are allowed.
+    """
+
+    def __init__(
+        self, settings: FetchSettings, *, may_connect: Callable[[Address], bool] = is_public
+    ) -> None:
+        self._settings = settings
+        self._network = _CheckedNetwork(may_connect)
+
+    async def fetch(self, url: str) -> bytes:
+        """Return the content that a URL names.
+
+        Raises:
+            ImageError: it may not be fetched, cannot be reached, or is too large.
+        """
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                return await self._fetch(url)
+        except ImageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a network may do
+            log.info("an image was not fetched: %s", type(error).__name__)
+            raise not_allowed() from None
+
+    async def _fetch(self, url: str) -> bytes:
+        checked = self._checked(httpx2.URL(_plain(url)))
+        pool = httpcore2.AsyncConnectionPool(
+            ssl_context=self._tls if checked.scheme == "https" else None,
+            network_backend=self._network,
+        )
+        async with pool:
+            for _ in range(self._settings.max_redirects + 1):
+                async with pool.stream(
+                    "GET", _target(checked), headers=_headers(checked)
+                ) as answer:
+                    if answer.status == 200:
+                        return await self._read(answer)
+                    if answer.status not in REDIRECTS:
+                        raise not_allowed()
+                    place = dict(answer.headers).get(b"location", b"").decode("ascii")
+                checked = self._checked(checked.join(_plain(place)))
+        raise not_allowed()
+
+    def _checked(self, url: httpx2.URL) -> httpx2.URL:
+        """Return a URL that may be tried."""
+        allowed = self._settings.allowed_hosts
+        schemes = ("https", "http") if self._settings.allow_http else ("https",)
+        if url.scheme not in schemes or url.userinfo or not url.host:
+            raise not_allowed()
+        if allowed and url.host.lower() not in {host.lower() for host in allowed}:
+            raise not_allowed()
+        return url
+
+    async def _read(self, answer: httpcore2.Response) -> bytes:
+        content = bytearray()
+        async for part in answer.aiter_stream():
+            content += part
+            if len(content) > self._settings.max_bytes:
+                raise ImageError(
+                    f"image file is over {self._settings.max_bytes} bytes", code="image_too_large"
+                )
+        return bytes(content)
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+
+class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
+    """Connects to checked addresses only; the TLS certificate is still the name's."""
+
+    def __init__(self, may_connect: Callable[[Address], bool]) -> None:
+        self._may_connect = may_connect
+        self._inner = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the signature of the base class
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002
+    ) -> httpcore2.AsyncNetworkStream:
+        addresses = await _resolve(host, port)
+        if not addresses or not all(map(self._may_connect, addresses)):
+            raise not_allowed()
+        for address in addresses[:-1]:
+            try:
+                return await self._inner.connect_tcp(str(address), port, timeout, local_address)
+            except httpcore2.ConnectError:
+                continue
+        return await self._inner.connect_tcp(str(addresses[-1]), port, timeout, local_address)
+
+
+def not_allowed() -> ImageError:
+    """Return the one error for every address that is refused, unreachable or broken."""
+    return ImageError(
+        "the image's address is not allowed or cannot be reached",
+        code="image_url_not_allowed",
+        hint="send the image as a data: URL",
+    )
+
+
+async def _resolve(host: str, port: int) -> list[Address]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(ipaddress.ip_address(entry[4][0]) for entry in found))
+
+
+def _plain(url: str) -> str:
+    """Return a URL in which no two parsers can see different hosts."""
+    is_plain = url.isascii() and url.isprintable() and not set(url) & set(" \\")
+    if not is_plain or not 0 < len(url) <= MAX_URL_CHARS:
+        raise not_allowed()
+    return url
+
+
+def _target(url: httpx2.URL) -> httpcore2.URL:
+    return httpcore2.URL(
+        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+    )
+
+
+def _headers(url: httpx2.URL) -> list[tuple[bytes, bytes]]:
+    return [(b"host", url.netloc), (b"accept", b"image/*"), (b"connection", b"close")]

@@ -1,0 +1,71 @@
+"""``/healthz``: the process answers. ``/readyz``: it takes work, or says what it waits for."""
+
+from typing import Literal
+
+import msgspec
+from litestar import Controller, Response, get
+
+from vlmkit.server.errors import RETRY_AFTER_S
+from vlmkit.server.service import Model, Service, State
+
+Status = Literal["ready", "loading", "failed", "full", "draining"]
+
+
+class Health(msgspec.Struct):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class ModelReadiness(msgspec.Struct):
+    """How far one model is, and how busy."""
+
+    state: State
+    load_s: float
+    num_running: int
+    num_waiting: int
+
+
+class Readiness(msgspec.Struct):
+    """Whether new work is taken, and why not."""
+
+    status: Status
+    models: dict[str, ModelReadiness]
+
+
+class HealthController(Controller):
+    """For load balancers and supervisors."""
+
+    @get("/healthz")
+    async def health(self) -> Health:
+        """Answer."""
+        return Health()
+
+    @get("/readyz")
+    async def readiness(self, service: Service) -> Response[Readiness]:
+        """Answer 200 if new work is taken, or else 503 and when to ask again."""
+        status = readiness_of(service)
+        body = Readiness(status, {name: _readiness(m) for name, m in service.models.items()})
+        if status == "ready":
+            return Response(body)
+        return Response(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_S)})
+
+
+def readiness_of(service: Service) -> Status:
+    """Return the first reason not to send work here."""
+    if service.is_draining:
+        return "draining"
+    states = {model.state for model in service.models.values()}
+    if "failed" in states:
+        return "failed"
+    if states != {"ready"}:
+        return "loading"
+    return "full" if service.is_full else "ready"
+
+
+def _readiness(model: Model) -> ModelReadiness:
+    num_running = num_waiting = 0
+    if model.pipeline is not None:
+        stats = model.pipeline.stats()
+        num_running, num_waiting = stats.num_running, stats.num_waiting
+    return ModelReadiness(model.state, round(model.load_s, 3), num_running, num_waiting)

@@ -1,0 +1,61 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``: what is served, loaded or not."""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+from litestar import Controller, get
+
+from vlmkit._version import __version__
+from vlmkit.pipeline import Pipeline
+from vlmkit.server.service import Model, Service, State
+
+
+class ModelBody(msgspec.Struct):
+    """One model in OpenAI's shape; from ``state`` on, the fields are ours."""
+
+    id: str
+    created: int
+    state: State
+    modalities: list[str] | None
+    max_model_len: int | None
+    object: Literal["model"] = "model"
+    owned_by: str = "vlmkit"
+
+
+class ModelList(msgspec.Struct):
+    """Every model."""
+
+    data: list[ModelBody]
+    object: Literal["list"] = "list"
+
+
+class ModelsController(Controller):
+    """What is served."""
+
+    path = "/v1/models"
+
+    @get()
+    async def list_all(self, service: Service) -> ModelList:
+        """List every model, those that are still loading included."""
+        return ModelList([_body(model) for model in service.models.values()])
+
+    @get("/{name:path}")
+    async def retrieve(self, service: Service, name: str) -> ModelBody:
+        """Describe one model; names may hold slashes."""
+        return _body(service.model(name.removeprefix("/")))
+
+
+def fingerprint(pipeline: Pipeline) -> str:
+    """Return a short digest that changes with the version, the model's name or its limits."""
+    subject = f"{__version__} {pipeline.name} {pipeline.limits}"
+    return f"fp_{hashlib.sha256(subject.encode()).hexdigest()[:12]}"
+
+
+def _body(model: Model) -> ModelBody:
+    if (pipeline := model.pipeline) is None:
+        return ModelBody(model.name, model.created, model.state, None, None)
+    modalities = ["text", "image"] if pipeline.takes_images else ["text"]
+    return ModelBody(
+        model.name, model.created, model.state, modalities, pipeline.limits.max_sequence_tokens
+    )

@@ -1,0 +1,172 @@
+"""Runs the server: one port, open at once, and a clean end.
+
+The first SIGTERM or SIGINT starts a drain: ``/readyz`` says 503, new work is refused, running
+answers finish until the deadline. A second one ends the process at once.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+import uvicorn
+
+from vlmkit.errors import ConfigError
+from vlmkit.pipeline import Pipeline
+from vlmkit.server.app import create_app
+from vlmkit.server.connection import Connection
+from vlmkit.server.gate import is_loopback
+from vlmkit.server.service import Service
+from vlmkit.server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+Loader = Callable[[], Pipeline]
+LAST_WORDS_S = 5  # for requests that were cut off to send their error
+
+
+def serve(models: Mapping[str, Pipeline | Loader], settings: ServerSettings | None = None) -> None:
+    """Serve models until a signal ends it; closes every pipeline at the end.
+
+    Args:
+        models: by the name they are served under: pipelines, or functions that load one. Those run
+            one after the other in a thread of their own, while the port answers already.
+        settings: the defaults when None.
+
+    Raises:
+        ConfigError: the address may not or cannot be listened on.
+        VlmkitError: whatever a loader raised; the server is down by then.
+    """
+    settings = settings or ServerSettings()
+    service = Service(models, settings)
+    loading = _Loading(service, models)
+    listener = _listener(settings)
+    server = Server(service)
+    loading.start(on_failure=server.stop)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        loading.close()
+    if loading.error is not None:
+        raise loading.error
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, with a drain before its shutdown."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+        settings = service.settings
+        connection = type("Connection", (Connection,), {"settings": settings})
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                http=connection,
+                ws="none",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=settings.max_connections,
+                timeout_graceful_shutdown=LAST_WORDS_S,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Drain at the first signal; end the process at the second."""
+        if self._service.is_draining or self._loop is None:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        self._service.is_draining = True
+        self.stop()
+
+    def stop(self) -> None:
+        """Start to drain and then stop; may be called from any thread."""
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self._start_drain)
+
+    def _start_drain(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.ensure_future(self._drain_and_exit())
+
+    async def _drain_and_exit(self) -> None:
+        log.info("draining")
+        await self._service.drain(self._service.settings.drain_timeout_s)
+        self.should_exit = True
+
+
+class _Loading:
+    """Loads models one after the other, beside the server."""
+
+    def __init__(self, service: Service, models: Mapping[str, Pipeline | Loader]) -> None:
+        self._service = service
+        self._models = models
+        self._pipelines: list[Pipeline] = []
+        self.error: Exception | None = None
+        for name, model in models.items():
+            if isinstance(model, Pipeline):
+                self._add(name, model)
+
+    def start(self, on_failure: Callable[[], None]) -> None:
+        """Load in a thread; it does not keep a process alive that is asked to end."""
+        threading.Thread(
+            target=self._run, args=(on_failure,), name="vlmkit-load", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """Close every pipeline that was loaded."""
+        for pipeline in self._pipelines:
+            pipeline.close()
+
+    def _run(self, on_failure: Callable[[], None]) -> None:
+        for name, load in self._models.items():
+            if isinstance(load, Pipeline):
+                continue
+            self._service.models[name].start()
+            try:
+                self._add(name, load())
+            except Exception as error:  # noqa: BLE001 - serve() raises it
+                self._service.models[name].fail()
+                self.error = error
+                on_failure()
+                return
+
+    def _add(self, name: str, pipeline: Pipeline) -> None:
+        self._pipelines.append(pipeline)
+        self._service.models[name].finish(pipeline)
+        log.info("model %r is ready", name)
+
+
+def _listener(settings: ServerSettings) -> socket.socket:
+    """Open the port."""
+    host, port = settings.host, settings.port
+    if not is_loopback(host) and not settings.allow_public_without_key:
+        raise ConfigError(
+            f"host {host!r} can be reached by other machines, and there is no API key yet",
+            hint="listen on 127.0.0.1 behind a proxy that asks for one, or set "
+            "server.allow_public_without_key",
+        )
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"host {host!r}, port {port!r} cannot be listened on: {error.strerror}",
+            hint="choose another server.port",
+        ) from error
