@@ -21,7 +21,11 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-demo"
 ALL = [CORE, MOCK, HF, TORCH, DEMO]
-TORCH_PIN = [] if os.environ.get("VLMKIT_TORCH") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
+TORCH_PIN = (
+    []
+    if os.environ.get("VLMKIT_TORCH") == "any"
+    else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
+)
 PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
 
 
@@ -59,7 +63,9 @@ def core_alone(session: nox.Session) -> None:
     """Install the core without any backend and run its tests on the mock."""
     install(session, CORE, MOCK, groups=("test",))
     for heavy in ("torch", "transformers", "tokenizers", "huggingface_hub"):
-        session.run("python", "-c", f"import importlib.util as u; assert not u.find_spec({heavy!r})")
+        session.run(
+            "python", "-c", f"import importlib.util as u; assert not u.find_spec({heavy!r})"
+        )
     session.run("pytest", f"{CORE}/tests", f"{MOCK}/tests", "-m", "not torch", *session.posargs)
 
 
@@ -98,7 +104,9 @@ def build(session: nox.Session) -> None:
         session.run("python", "-m", "build", "-q", "-o", str(output), path, silent=True)
     wheels = sorted(map(str, output.glob("*.whl")))
     session.install("-q", "--force-reinstall", "--no-deps", *wheels)
-    session.install("-q", "--find-links", str(output), *(Path(path).name for path in ALL), *TORCH_PIN)
+    session.install(
+        "-q", "--find-links", str(output), *(Path(path).name for path in ALL), *TORCH_PIN
+    )
     session.run("vlmkit", "plugins")
     session.run("vlmkit", "ask", "demo", "What is in this picture?", "--image", PICTURE)
 

@@ -32,7 +32,11 @@ async def ask(url: str, body: bytes) -> tuple[float, float, int]:
         rest += piece
         *lines, rest = rest.split(b"\n")
         for line in lines:
-            if line.startswith(b"data: {") and b'"content":"' in line and b'"content":""' not in line:
+            if (
+                line.startswith(b"data: {")
+                and b'"content":"' in line
+                and b'"content":""' not in line
+            ):
                 first = first or time.perf_counter() - started
                 num_events += 1
     writer.close()
@@ -76,7 +80,11 @@ def main() -> None:
     parser.add_argument("--prompt", default="")
     options = parser.parse_args()
     prompt = options.prompt or "# " + "word " * options.prompt_words
-    print(json.dumps(asyncio.run(load(options.url, options.model, options.clients, options.tokens, prompt))))
+    print(
+        json.dumps(
+            asyncio.run(load(options.url, options.model, options.clients, options.tokens, prompt))
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     nox -s bench -- [NAME ...] [--shape 0.5b|small] [--rounds 3]
 
-Names: ``generate`` (one client against transformers' ``generate``), ``serve`` (eight clients against
-``transformers serve``), ``overhead`` (loop and HTTP for each token against the bare forward),
+Names: ``generate`` (one client against transformers' ``generate``), ``serve`` (eight clients
+against ``transformers serve``), ``overhead`` (loop and HTTP for each token against the bare forward),
 ``mock`` (events per second on the mock), ``start`` (``vlmkit plugins`` and ``--help``). Peers and
 vlmkit run in turn; figures are medians with minimum and maximum.
 """
@@ -135,7 +135,9 @@ def bench_start(_: Path, rounds: int) -> None:
         seconds = []
         for _ in range(rounds + 2):
             started = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "vlmkit", command], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, "-m", "vlmkit", command], check=True, stdout=subprocess.DEVNULL
+            )
             seconds.append(time.perf_counter() - started)
         print(f"vlmkit {command}, seconds: {spread(seconds)}")
 

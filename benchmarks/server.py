@@ -37,7 +37,9 @@ def running(command: list[str], port: int, health: str, log: Path) -> Iterator[s
                 process.kill()
 
 
-def vlmkit(model: str, port: int, log: Path, *options: str) -> contextlib.AbstractContextManager[str]:
+def vlmkit(
+    model: str, port: int, log: Path, *options: str
+) -> contextlib.AbstractContextManager[str]:
     """Serve a model with vlmkit."""
     command = [sys.executable, "-m", "vlmkit", "serve", model, "--set", f"server.port={port}"]
     return running([*command, *options], port, "/readyz", log)
@@ -64,9 +66,8 @@ def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}")
-        with contextlib.suppress(OSError):
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            if answer.status == 200:
+                return
         time.sleep(0.2)
     raise RuntimeError(f"{url} did not answer in time: {log.read_text()[-2000:]}")

@@ -54,7 +54,7 @@ def save(shape: str, folder: Path) -> Path:
     return folder
 
 
-def _tokenizer(vocab_size: int):  # noqa: ANN202 - transformers is imported late
+def _tokenizer(vocab_size: int):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -41,7 +41,10 @@ def test_no_distribution_pins_torch(folder):
 
 
 def test_the_core_needs_no_tensor_library():
-    names = {d.split(">")[0].split("[")[0] for d in project(ROOT / "packages/vlmkit")["project"]["dependencies"]}
+    names = {
+        d.split(">")[0].split("[")[0]
+        for d in project(ROOT / "packages/vlmkit")["project"]["dependencies"]
+    }
     assert not names & {"torch", "transformers", "tokenizers", "huggingface-hub", "onnxruntime"}
 
 

@@ -160,7 +160,8 @@ class Traffic(RuleBasedStateMachine):
             assert num - 4 < kept <= num
             keep_output = max(0, kept - seq.num_prompt_tokens)
             del seq.output_ids[keep_output:]
-            self.pool.reserve(seq, len(seq))
+            if not self.pool.reserve(seq, len(seq)):
+                self.release(seq)
 
     @invariant()
     def every_block_is_accounted_for(self):

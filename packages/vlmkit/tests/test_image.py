@@ -1,6 +1,7 @@
 """Images: upright, checked before they are decoded, and silent about what was in the file."""
 
 import base64
+import contextlib
 import io
 
 import numpy as np
@@ -134,9 +135,10 @@ def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(monkeypatch):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=300), st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"RIFF"]))
+@given(
+    st.binary(max_size=300),
+    st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"RIFF"]),
+)
 def test_noise_is_refused_or_opened_and_never_anything_else(noise, magic):
-    try:
+    with contextlib.suppress(ImageError):
         Image.open(magic + noise)
-    except ImageError:
-        pass

@@ -217,5 +217,7 @@ def test_a_row_is_chosen_the_same_alone_and_among_others(members, seed):
 def test_torch_rows_give_the_same_tokens_as_numpy_rows(params):
     torch = pytest.importorskip("torch")
     logits = random_logits(6, 40)
-    make = [sequence(seed=i, banned=[2], frequency_penalty=0.3, output=[5], **params) for i in range(40)]
+    make = [
+        sequence(seed=i, banned=[2], frequency_penalty=0.3, output=[5], **params) for i in range(40)
+    ]
     assert choose(torch.from_numpy(logits), *make) == choose(logits, *make)

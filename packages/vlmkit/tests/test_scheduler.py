@@ -37,9 +37,7 @@ class PoolCache:
 def sequence(num_prompt=5, max_tokens=3, images=(), name="s", **fields):
     prompt = Prompt(tuple(range(num_prompt)), tuple(images))
     params = SamplingParams()
-    return Sequence(
-        id=name, prompt=prompt, params=params, seed=0, max_tokens=max_tokens, **fields
-    )
+    return Sequence(id=name, prompt=prompt, params=params, seed=0, max_tokens=max_tokens, **fields)
 
 
 def slot(start, stop):
@@ -331,7 +329,7 @@ def test_whatever_comes_and_goes_everything_ends_and_the_cache_is_empty(
             (num, images, spans), max_tokens, priority, _ = pending.pop(0)
             w.add(sequence(num, max_tokens, images, atomic_spans=spans, priority=priority))
         if moment in aborts and w.live:
-            w.end(sorted(w.live, key=len)[0])
+            w.end(min(w.live, key=len))
         if not w.live and not pending:
             break
         step = w.step()
