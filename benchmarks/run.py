@@ -2,10 +2,10 @@
 
     nox -s bench -- [NAME ...] [--shape 0.5b|small] [--rounds 3]
 
-Names: ``generate`` (one client against transformers' ``generate``), ``serve`` (eight clients
-against ``transformers serve``), ``overhead`` (loop and HTTP for each token against the bare forward),
-``mock`` (events per second on the mock), ``start`` (``vlmkit plugins`` and ``--help``). Peers and
-vlmkit run in turn; figures are medians with minimum and maximum.
+Names: ``start`` (``vlmkit plugins`` and ``--help``), ``mock`` (events per second on the mock),
+``generate`` (one client against transformers' ``generate``), ``overhead`` (loop and HTTP for each
+token against the bare forward), ``serve`` (eight clients against ``transformers serve``). Peers
+and vlmkit run in turn; figures are medians with minimum and maximum.
 """
 
 import argparse
