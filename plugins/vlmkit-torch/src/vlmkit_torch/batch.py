@@ -82,8 +82,8 @@ class Batcher:
 
     def build(self, items: Seq[WorkItem], states: dict[Sequence, PromptState]) -> Batch:
         """Lay out the items: decodes first, then chunks."""
-        segments, last_rows = _flatten(items, states)
-        num_decodes = sum(not s.is_prompt and s.stop - s.start == 1 for s in segments)
+        decodes, chunks, last_rows = _flatten(items, states)
+        segments = decodes + chunks
         for segment in segments:
             self._read_embeds(segment)
         owners, row = [], 0
@@ -93,7 +93,7 @@ class Batcher:
         rows = [last_rows[item.sequence] for item in items if item.wants_logits]
         return Batch(
             arguments={**self._inputs(segments), "position_ids": self._positions(segments)},
-            step=self._step(segments, num_decodes),
+            step=self._step(segments, len(decodes)),
             rows=self._device(np.array(rows, dtype=np.int64)),
             owners=owners,
         )
@@ -263,11 +263,11 @@ def _views(segment: Segment) -> dict[str, Visibility]:
 
 def _flatten(
     items: Seq[WorkItem], states: dict[Sequence, PromptState]
-) -> tuple[list[Segment], dict[Sequence, int]]:
-    """Cut items at the end of their prompts and put decodes first.
+) -> tuple[list[Segment], list[Segment], dict[Sequence, int]]:
+    """Cut items at the end of their prompts.
 
     Returns:
-        The segments in flat order, and each sequence's last row.
+        The decodes, the chunks that follow them in the flat step, and each sequence's last row.
     """
     decodes: list[Segment] = []
     chunks: list[Segment] = []
@@ -281,9 +281,8 @@ def _flatten(
         chunks.append(Segment(sequence, state, start, min(stop, border)))
         if stop > border:
             chunks.append(Segment(sequence, state, border, stop))
-    segments = decodes + chunks
     last, row = {}, 0
-    for segment in segments:
+    for segment in decodes + chunks:
         row += segment.stop - segment.start
         last[segment.sequence] = row - 1
-    return segments, last
+    return decodes, chunks, last

@@ -87,19 +87,12 @@ class TorchEngine:
         """Make room for the first ``num_tokens`` of an admitted sequence; False if full."""
         return self._pool.reserve(sequence, num_tokens)
 
-    def truncate(self, sequence: Sequence, num_tokens: int) -> None:
-        """Forget what follows; a shared block that is cut is copied first."""
-        size = self._pool.block_tokens
-        old = list(self._pool.blocks(sequence))
-        num_kept = self._pool.truncate(sequence, num_tokens)
-        if num_kept == num_tokens:
-            return
-        if not self._pool.reserve(sequence, num_tokens):
-            raise RuntimeError("no block is free for the copy of a shared one")
-        index = num_kept // size
-        self._board.cache.copy(
-            old[index] * size, self._pool.blocks(sequence)[index] * size, num_tokens - num_kept
-        )
+    def truncate(self, sequence: Sequence, num_tokens: int) -> int:
+        """Forget what follows the first ``num_tokens``; return how many are kept.
+
+        The cut moves down to the start of a block that others may share.
+        """
+        return self._pool.truncate(sequence, num_tokens)
 
     def release(self, sequence: Sequence) -> None:
         """Give up an admitted sequence's room and state."""

@@ -89,12 +89,6 @@ class KVCache:
             keys.index_fill_(0, slots, 0)
             values.index_fill_(0, slots, 0)
 
-    def copy(self, source: int, target: int, count: int) -> None:
-        """Copy ``count`` neighbouring slots in every layer."""
-        for pools in self._pools.values():
-            for pool in pools:
-                pool[target : target + count] = pool[source : source + count].clone()
-
     def free(self) -> None:
         """Give all memory back."""
         self._pools.clear()
