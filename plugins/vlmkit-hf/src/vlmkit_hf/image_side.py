@@ -1,0 +1,201 @@
+"""One model's image side: pictures to arrays, tokens and a digest, each picture on its own.
+
+Everything is asked of the family's own processor, one image at a time, so that an image's arrays
+never depend on what else is in a conversation. Whether that adds up to what the processor makes of
+a whole conversation is checked once, when the model is loaded.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image as pil
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError, ImageError
+from vlmkit.image import Image
+from vlmkit.prompt import Array, Transform
+from vlmkit_hf.chat import Layout
+from vlmkit_hf.sentinel import Segment
+from vlmkit_hf.text_encoder import Expansion, TextEncoder
+from vlmkit_hf.transform import transform_of
+
+_FEATURE_KEYS = ("image_token_id", "image_token_index")
+_PLACEHOLDER_KEYS = (*_FEATURE_KEYS, "video_token_id", "video_token_index", "audio_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """What one image contributes to a prompt; the fields are those of an ImageSlot."""
+
+    expansion: Expansion
+    digest: bytes
+    inputs: Mapping[str, Array]
+    num_features: int
+    transform: Transform | None
+
+
+class ImageSide:
+    """Prepares images for one model; any number of threads may.
+
+    Args:
+        processor: the family's processor, see :func:`vlmkit_hf.processor.load_processor`.
+        checkpoint: the model's files.
+    """
+
+    def __init__(self, processor: Any, checkpoint: Checkpoint) -> None:
+        self._processor = processor
+        self._owner = checkpoint.name
+        self.placeholder: str = processor.image_token
+        merged = processor._merge_kwargs(  # noqa: SLF001 - the family's defaults, as its call has them
+            tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="np"
+        )
+        self._options: dict[str, Any] = {**merged["images_kwargs"], "return_tensors": "np"}
+        config = checkpoint.config
+        self._feature_id = next(
+            (config[key] for key in _FEATURE_KEYS if key in config), processor.image_token_id
+        )
+        ids = {config.get(key) for key in _PLACEHOLDER_KEYS} | {processor.image_token_id}
+        for kind in ("image_token_ids", "video_token_ids", "audio_token_ids"):
+            ids |= set(getattr(processor, kind, None) or ())
+        self.banned_ids = frozenset(int(i) for i in ids if i is not None)
+        self._fingerprint = _fingerprint(processor, self._options)
+        self._lays_out = self._lay_out("x" + self.placeholder, [_grey(28, 28)]) is not None
+        self.needs_image = self._refuses_plain_text()
+
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        """Texts of the added tokens that the processor itself writes."""
+        added = self._processor.tokenizer.get_added_vocab()
+        values = vars(self._processor).values()
+        return frozenset(v for v in values if isinstance(v, str) and v in added)
+
+    def layout(self, images: Sequence[Image]) -> Layout | None:
+        """Return what the processor does to a text as a whole; None for nothing."""
+        if not images or not self._lays_out:
+            return None
+        pictures = [image.to_pil() for image in images]
+        return lambda text: self._lay_out(text, pictures) or text
+
+    def prepare(self, image: Image, encoder: TextEncoder) -> PreparedImage:
+        """Preprocess one image.
+
+        Raises:
+            ImageError: the family's processor cannot take it.
+        """
+        try:
+            arrays, written = self._process(image.to_pil())
+            transform = transform_of(image, arrays, self._processor.image_processor, self._options)
+        except Exception as error:  # a processor may raise anything
+            raise ImageError(
+                f"the model's image processor cannot take an image of {image.width}x{image.height}"
+            ) from error
+        expansion = encoder.expand(written)
+        num_features = expansion.token_ids.count(self._feature_id) if expansion else 0
+        if expansion is None or num_features == 0:
+            raise ImageError(
+                f"the model's image processor leaves nothing of an image of "
+                f"{image.width}x{image.height}"
+            )
+        digest = hashlib.sha256(self._fingerprint + image.digest).digest()
+        return PreparedImage(expansion, digest, self._inputs(arrays), num_features, transform)
+
+    def check(self, encoder: TextEncoder) -> None:
+        """Compare with the processor's own call on a text with two images.
+
+        Raises:
+            CheckpointError: they differ, so this family needs something that is not known here.
+        """
+        pictures = [_grey(64, 48), _grey(40, 88)]
+        text = f"{self.placeholder}a{self.placeholder} b"
+        layout = self._lay_out(text, pictures) or text
+        prepared = [self.prepare(Image.open(p), encoder) for p in pictures]
+        ours = expand_slots(layout, self.placeholder, prepared, encoder)
+        try:
+            made = self._processor(
+                text=[text], images=pictures, return_tensors="np", add_special_tokens=False
+            )
+            theirs = np.asarray(made["input_ids"])[0].tolist()
+        except Exception as error:  # a processor may raise anything
+            raise CheckpointError(
+                f"the processor of {self._owner!r} does not work without torch"
+            ) from error
+        if ours != theirs:
+            raise CheckpointError(
+                f"the processor of {self._owner!r} writes images in a way that vlmkit-hf does "
+                "not know"
+            )
+
+    def _process(self, picture: pil.Image) -> tuple[Mapping[str, Any], str]:
+        layout = self._processor.prepare_inputs_layout(images=[picture], text=[self.placeholder])
+        arrays, replacements = self._processor._process_images(  # noqa: SLF001 - no public way
+            layout[0], **dict(self._options)
+        )
+        (written,) = replacements
+        return arrays, written
+
+    def _inputs(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
+        processor = self._processor
+        wanted = set(processor.model_input_names) - set(processor.tokenizer.model_input_names)
+        wanted -= set(processor.unused_input_names)
+        return {name: _array(arrays[name]) for name in arrays if name in wanted}
+
+    def _lay_out(self, text: str, pictures: Sequence[pil.Image]) -> str | None:
+        """Return the text as the processor lays it out; None if it leaves it alone."""
+        made = self._processor.prepare_inputs_layout(images=list(pictures), text=[text])
+        laid_out: str = made[1][0]
+        return None if laid_out == text else laid_out
+
+    def _refuses_plain_text(self) -> bool:
+        try:
+            self._processor.validate_inputs(images=None, text=["x"])
+        except ValueError:
+            return True
+        return False
+
+
+def expand_slots(
+    text: str, placeholder: str, prepared: Sequence[PreparedImage], encoder: TextEncoder
+) -> list[int]:
+    """Return the ids of a trusted text in which each placeholder becomes its image's tokens."""
+    segments: list[Segment | None] = []
+    runs = text.split(placeholder)
+    for run, image in zip(runs, [*prepared, None], strict=True):
+        segments.append(Segment(run, is_client=False))
+        if image is not None:
+            segments.append(Segment(image.expansion.head, is_client=False))
+            segments.append(None)
+            segments.append(Segment(image.expansion.tail, is_client=False))
+    images = iter(prepared)
+    ids: list[int] = []
+    for token_id in encoder.encode(segments):
+        ids.extend(next(images).expansion.token_ids if token_id < 0 else (token_id,))
+    return ids
+
+
+def _array(value: Any) -> Array:
+    array = np.ascontiguousarray(np.asarray(value))
+    made: Array = array.astype(np.int64) if array.dtype.kind in "iu" else array
+    return made
+
+
+def _grey(width: int, height: int) -> pil.Image:
+    return pil.new("RGB", (width, height), (120, 130, 140))
+
+
+def _fingerprint(processor: Any, options: Mapping[str, Any]) -> bytes:
+    """Return 32 bytes that change when the processor would make other arrays."""
+    import transformers
+
+    content = {
+        "transformers": transformers.__version__,
+        "processor": type(processor).__name__,
+        "image_processor": processor.image_processor.to_dict(),
+        "settings": {k: v for k, v in vars(processor).items() if isinstance(v, int | float | str)},
+        "options": dict(options),
+    }
+    written = json.dumps(content, sort_keys=True, default=str).encode()
+    return hashlib.sha256(written).digest()

@@ -1,0 +1,35 @@
+"""What vlmkit-hf offers: hooks only; transformers is imported when a tokenizer is built."""
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.hookspecs import hookimpl
+from vlmkit.protocols import Tokenizer
+from vlmkit.registry import BuildContext, Registry
+from vlmkit_hf.settings import HfTokenizerSettings
+
+VLMKIT_API = 1
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def _has_no_tokenizer(checkpoint: Checkpoint) -> str | None:
+    if any(checkpoint.has(file) for file in _TOKENIZER_FILES):
+        return None
+    return "the model's folder has no tokenizer.json"
+
+
+def _build_tokenizer(context: BuildContext) -> Tokenizer:
+    from vlmkit_hf.tokenizer import HfTokenizer
+
+    return HfTokenizer(context.files, context.settings)
+
+
+@hookimpl
+def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
+    """Offer ``tokenizer.use = "hf"``."""
+    registry.add(
+        "hf",
+        _build_tokenizer,
+        cannot_serve=_has_no_tokenizer,
+        settings=HfTokenizerSettings,
+        description="tokenizer, chat template and image processor of a transformers checkpoint",
+    )

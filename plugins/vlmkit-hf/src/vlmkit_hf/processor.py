@@ -1,0 +1,149 @@
+"""A vision family's own processor, built from a checkpoint's folder without torch or torchvision.
+
+transformers' own loading builds a video processor, too, and those need torchvision. Images do not:
+here the image processor is the Pillow-based one, and what reads video or sound is left out. All
+that happens to images and placeholders is the family's own code; nothing is downloaded and no code
+of a checkpoint is run.
+"""
+
+import importlib
+import importlib.util
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError
+
+# Not settings of a processor: what it consists of, or how transformers found it.
+_NOT_SETTINGS = frozenset({"processor_class", "auto_map", "chat_template", "audio_tokenizer"})
+_import_lock = threading.Lock()
+
+
+class Absent:
+    """Stands where a processor wants a part that reads video or sound; it can do nothing."""
+
+    model_input_names: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nothing: it has no settings."""
+        return {}
+
+
+def takes_images(checkpoint: Checkpoint) -> bool:
+    """Tell whether a checkpoint has a vision side."""
+    has_tower = any("vision" in key or key == "vit_config" for key in checkpoint.config)
+    return has_tower and processor_class_name(checkpoint) is not None
+
+
+def processor_class_name(checkpoint: Checkpoint) -> str | None:
+    """Return the name of the family's processor class; None if transformers knows none."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    known = PROCESSOR_MAPPING_NAMES.get(checkpoint.model_type)
+    for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+        name = checkpoint.read_json(file).get("processor_class")
+        if isinstance(name, str) and name in set(PROCESSOR_MAPPING_NAMES.values()):
+            return name
+    return known
+
+
+def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
+    """Return the family's processor around a tokenizer.
+
+    Raises:
+        CheckpointError: transformers has no such processor, or it cannot be built here.
+    """
+    name = processor_class_name(checkpoint)
+    try:
+        kind = _without_other_senses(_processor_class(str(name)))
+        parts = {part: _part(part, checkpoint, tokenizer) for part in kind.get_attributes()}
+        settings = checkpoint.read_json("processor_config.json")
+        accepted = kind.__init__.__code__.co_varnames
+        values = {
+            key: value
+            for key, value in settings.items()
+            if key in accepted and key not in parts and key not in _NOT_SETTINGS
+        }
+        return kind(**parts, **values)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a processor may raise anything
+        raise CheckpointError(
+            f"the image processor of {checkpoint.name!r} ({name}) cannot be built here",
+            hint="see the log; this transformers may be too old for the model",
+        ) from error
+
+
+def _part(part: str, checkpoint: Checkpoint, tokenizer: Any) -> Any:
+    if part == "tokenizer":
+        return tokenizer
+    if part != "image_processor":
+        return Absent()
+    from transformers import AutoImageProcessor
+
+    made = AutoImageProcessor.from_pretrained(
+        checkpoint.path, backend="pil", local_files_only=True, trust_remote_code=False
+    )
+    if getattr(made, "backend", "pil") == "torchvision":
+        raise CheckpointError(
+            f"the image processor of {checkpoint.name!r} has no Pillow-based form"
+        )
+    return made
+
+
+def _processor_class(name: str) -> Any:
+    import transformers
+
+    kind = getattr(transformers, name, None)
+    if getattr(type(kind), "is_dummy", False):  # transformers believes that it needs torchvision
+        kind = getattr(_import_without_torchvision(name), name)
+    if kind is None:
+        raise CheckpointError(f"this transformers has no {name}")
+    return kind
+
+
+def _import_without_torchvision(name: str) -> ModuleType:
+    """Import a processor's module although it wants its image processor's torchvision form.
+
+    PixtralProcessor's module takes one helper from there that the Pillow form has as well. The
+    Pillow form stands in for the other during this one import.
+    """
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    families = {family for family, known in PROCESSOR_MAPPING_NAMES.items() if known == name}
+    families.add(name.removesuffix("Processor").lower())
+    for family in sorted(families):
+        package = f"transformers.models.{family}"
+        wanted = f"{package}.image_processing_{family}"
+        pillow = f"{package}.image_processing_pil_{family}"
+        if _exists(f"{package}.processing_{family}") and _exists(pillow):
+            with _import_lock:
+                sys.modules.setdefault(wanted, importlib.import_module(pillow))
+                try:
+                    return importlib.import_module(f"{package}.processing_{family}")
+                finally:
+                    if sys.modules[wanted].__name__ == pillow:
+                        del sys.modules[wanted]
+    raise CheckpointError(f"{name} needs torchvision")
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _without_other_senses(kind: Any) -> Any:
+    """Return the class, with a check of its parts that lets :class:`Absent` pass."""
+
+    class Processor(kind):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if isinstance(argument, Absent):
+                return Absent
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+    Processor.__name__ = Processor.__qualname__ = kind.__name__
+    return Processor

@@ -1,0 +1,151 @@
+"""Stand-ins for what a client wrote, so that a chat template never sees it.
+
+A template is rendered with a stand-in for each client string; the rendered text is then cut at the
+stand-ins into what the template wrote and what the client wrote. Whatever a client types, it is
+cut out whole: it cannot add a role, an image or anything else to what the template wrote.
+
+A stand-in keeps the white space around its text, so that a template may trim; and it holds
+characters that JSON and ``repr`` escape, so that the text can be written back the way the template
+wrote the stand-in. Does not tokenize.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from vlmkit.errors import RequestError
+
+MAX_JSON_DEPTH = 32
+
+_STAND_IN = re.compile(r'(\d{20})-(\d+)(\\*)"(·|\\+u00b7)(\\+)-(\d{20})')
+
+# Words of a tool's JSON schema that templates ask about. All else in a tool is the client's text.
+_SCHEMA_KEYS = frozenset(
+    "type function name description parameters properties required items enum anyOf oneOf allOf "
+    "return additionalProperties default nullable format title strict $defs $ref const minimum "
+    "maximum minItems maxItems minLength maxLength pattern examples".split()
+)
+_SCHEMA_WORDS = frozenset("function object array string number integer boolean null any".split())
+
+
+class Segment(NamedTuple):
+    """A run of rendered text, and who wrote it."""
+
+    text: str
+    is_client: bool
+
+
+class StandIns:
+    """The client strings of one prompt. Make a fresh one for each."""
+
+    def __init__(self) -> None:
+        self._nonce = f"{secrets.randbelow(10**20):020d}"
+        self._numbers: dict[str, int] = {}
+        self._texts: list[str] = []
+        self._shown: set[int] = set()
+
+    def hide(self, text: str) -> str:
+        """Return a stand-in for a client's text; white space alone needs none."""
+        core = text.strip()
+        if not core:
+            return text
+        number = self._numbers.setdefault(core, len(self._texts))
+        if number == len(self._texts):
+            self._texts.append(core)
+        head, _, tail = text.partition(core)
+        return f'{head}{self._nonce}-{number}"·\\-{self._nonce}{tail}'
+
+    def hide_json(self, value: Any, depth: int = MAX_JSON_DEPTH) -> Any:
+        """Return a copy of a tool's description with every string hidden but the schema's words.
+
+        Raises:
+            RequestError: it is nested too deeply.
+        """
+        if depth == 0:
+            raise RequestError(
+                f"tools are nested over {MAX_JSON_DEPTH} levels deep", param="tools"
+            )
+        if isinstance(value, str):
+            return value if value in _SCHEMA_WORDS else self.hide(value)
+        if isinstance(value, Mapping):
+            return {
+                key if key in _SCHEMA_KEYS else self.hide(str(key)): self.hide_json(item, depth - 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.hide_json(item, depth - 1) for item in value]
+        return value
+
+    def restore(self, rendered: str) -> list[Segment]:
+        """Cut rendered text at the stand-ins and put the client's texts in their place.
+
+        Raises:
+            RequestError: the template changed a stand-in, so its text's place is unknown.
+        """
+        segments = []
+        end = 0
+        for found in _STAND_IN.finditer(rendered):
+            if not found[1] == found[6] == self._nonce:
+                continue
+            segments.append(Segment(rendered[end : found.start()], is_client=False))
+            segments.append(Segment(self._written(found), is_client=True))
+            end = found.end()
+        segments.append(Segment(rendered[end:], is_client=False))
+        if any(self._nonce in segment.text for segment in segments if not segment.is_client):
+            raise _changed()
+        return [segment for segment in segments if segment.text]
+
+    def is_shown(self, text: str) -> bool:
+        """Tell whether a hidden text was found by :meth:`restore`; white space always is."""
+        core = text.strip()
+        return not core or self._numbers[core] in self._shown
+
+    def _written(self, found: re.Match[str]) -> str:
+        self._shown.add(int(found[2]))
+        text = self._texts[int(found[2])]
+        is_ascii = found[4] != "·"
+        escape = _ESCAPES.get((len(found[3]), len(found[5])))
+        if escape is None:
+            raise _changed()
+        return escape(text, is_ascii)
+
+
+def without_stand_ins(text: str) -> str:
+    """Return a template's own words, with an ellipsis for each stand-in among them."""
+    return _STAND_IN.sub("...", text)
+
+
+def _changed() -> RequestError:
+    return RequestError(
+        "the model's chat template rewrites what messages say, so their text cannot be told from "
+        "control tokens",
+        param="messages",
+        hint="give the model another chat template: tokenizer.chat_template",
+    )
+
+
+def _as_is(text: str, is_ascii: bool) -> str:
+    return text
+
+
+def _json(text: str, is_ascii: bool) -> str:
+    return json.dumps(text, ensure_ascii=is_ascii)[1:-1]
+
+
+def _json_twice(text: str, is_ascii: bool) -> str:
+    return _json(_json(text, is_ascii), is_ascii)
+
+
+def _repr(text: str, is_ascii: bool) -> str:
+    return repr('"' + text)[2:-1]  # the quote makes repr choose the quotes it chose for a stand-in
+
+
+# By the number of backslashes that the stand-in's quote and backslash came back with.
+_ESCAPES: dict[tuple[int, int], Callable[[str, bool], str]] = {
+    (0, 1): _as_is,
+    (1, 2): _json,
+    (3, 4): _json_twice,
+    (0, 2): _repr,
+}

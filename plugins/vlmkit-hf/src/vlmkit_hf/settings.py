@@ -1,0 +1,13 @@
+"""The settings of what vlmkit-hf offers."""
+
+import msgspec
+
+
+class HfTokenizerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[tokenizer]`` with ``use = "hf"``.
+
+    Attributes:
+        chat_template: path of a Jinja file to use in place of the checkpoint's chat template.
+    """
+
+    chat_template: str | None = None

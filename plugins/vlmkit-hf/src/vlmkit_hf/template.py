@@ -1,0 +1,163 @@
+"""Chat templates: the Jinja text that says how a model's conversations are written.
+
+Renders in Jinja's sandbox with the functions and filters that templates on the hub expect. Knows
+nothing of tokens, and never sees what a client wrote: see :mod:`vlmkit_hf.sentinel`.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from vlmkit.errors import CheckpointError, RequestError
+from vlmkit_hf.sentinel import without_stand_ins
+
+
+class ChatTemplate:
+    """One compiled chat template.
+
+    Args:
+        source: the Jinja text.
+        tokens: the tokenizer's named special tokens, such as ``bos_token``.
+        owner: the model's name, for errors.
+
+    Raises:
+        CheckpointError: the text is not a Jinja template.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, Any], owner: str) -> None:
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"the chat template of {owner!r} is not valid Jinja") from error
+        self._tokens = dict(tokens)
+        self._variables = jinja2.meta.find_undeclared_variables(tree)
+        literals = [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]
+        constants = (node.value for node in tree.find_all(jinja2.nodes.Const))
+        literals += [value for value in constants if isinstance(value, str)]
+        self._literals = "\0".join(literals)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it says anything about tools."""
+        return "tools" in self._variables
+
+    def mentions(self, text: str) -> bool:
+        """Tell whether the template itself writes, or asks about, this text."""
+        return text in self._literals
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Return the conversation as text, up to where the answer begins.
+
+        Raises:
+            RequestError: the template refuses the conversation, or fails on it.
+        """
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._tokens,
+            )
+        except _Refusal as error:
+            raise RequestError(
+                "the model's chat template refuses this conversation: "
+                f"{without_stand_ins(str(error))!r}",
+                param="messages",
+            ) from error
+        except Exception as error:  # a template may raise anything
+            raise RequestError(
+                "the model's chat template cannot write this conversation", param="messages"
+            ) from error
+
+
+class _Refusal(jinja2.TemplateError):
+    """What a template raises on purpose."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """Accepts ``{% generation %}``, with which training templates mark answers."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace without private names: Jinja's internals would call what they hold."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 - a name may be "self"
+        self, *pairs = args
+        values = dict(*pairs, **kwargs)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.sandbox.SecurityError("a template's namespace takes no private names")
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+    )
+    environment.globals = {
+        "range": environment.globals["range"],
+        "dict": _dict,
+        "namespace": _Namespace,
+        "raise_exception": _refuse,
+        "strftime_now": _now,
+    }
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _refuse(message: object) -> None:
+    raise _Refusal(str(message))
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().astimezone().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return plain JSON; Jinja's own filter escapes it for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -1,0 +1,295 @@
+"""The text side of a Hugging Face checkpoint: conversations to prompts, tokens to text."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError, ConfigError, RequestError
+from vlmkit.image import Image
+from vlmkit.message import Message, images_of
+from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit_hf.chat import Chat
+from vlmkit_hf.detokenizer import HfTokenStream, TokenBytes
+from vlmkit_hf.image_side import ImageSide, PreparedImage
+from vlmkit_hf.processor import load_processor, takes_images
+from vlmkit_hf.sentinel import Segment
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.template import ChatTemplate
+from vlmkit_hf.text_encoder import TextEncoder
+
+# Tokens with which the families end a turn; those that a vocabulary has end an answer, too.
+END_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end_of_turn|>",
+    "<end_of_utterance>",
+    "<|return|>",
+    "<|call|>",
+)
+# PaliGemma publishes no template: images come first, then what is asked about them.
+_PALIGEMMA = (
+    "{% for message in messages %}{% if message['role'] != 'user' or not loop.last %}"
+    "{{ raise_exception('this model answers a single message of a user') }}{% endif %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image>' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ part['text'] }}{% endfor %}{% endfor %}"
+)
+
+
+class HfTokenizer:
+    """One checkpoint's tokenizer, chat template and image processor.
+
+    Args:
+        checkpoint: the model's files.
+        settings: see :class:`HfTokenizerSettings`.
+
+    Raises:
+        CheckpointError: the files hold no tokenizer, or a processor that cannot work here.
+        ConfigError: the chat template of the settings cannot be read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, settings: HfTokenizerSettings) -> None:
+        tokenizer = _load_tokenizer(checkpoint)
+        self._images: ImageSide | None = None
+        if takes_images(checkpoint):
+            self._images = ImageSide(load_processor(checkpoint, tokenizer), checkpoint)
+        self._backend = tokenizer.backend_tokenizer
+        template = _template(checkpoint, tokenizer, settings)
+        placeholder = self._images.placeholder if self._images else None
+        self._chat = Chat(template, placeholder, checkpoint.name) if template else None
+        self._encoder = TextEncoder(
+            self._backend, self._control_tokens(template), slot_like=placeholder
+        )
+        if self._images is not None:
+            self._images.check(self._encoder)
+        self._token_bytes = TokenBytes(self._backend)
+        self._bos = tokenizer.bos_token
+        self._vocab_size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
+        self._eos_ids = _eos_ids(checkpoint, tokenizer)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids can be decoded."""
+        return self._vocab_size
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._eos_ids
+
+    @property
+    def banned_ids(self) -> frozenset[int]:
+        """Placeholders of images, video and sound, which mean nothing in an answer."""
+        banned = self._images.banned_ids if self._images else frozenset()
+        return frozenset(i for i in banned if 0 <= i < self._vocab_size) - self._eos_ids
+
+    def prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Prompt:
+        """Render the chat template, expand images to placeholders, preprocess their pixels.
+
+        Raises:
+            RequestError: the template refuses these roles, or the model takes no images.
+            ImageError: the processor refuses an image.
+        """
+        images = list(images_of(messages))
+        self._check_images(images)
+        if self._chat is None:
+            raise RequestError(
+                "this model has no chat template",
+                param="messages",
+                hint="give it one: tokenizer.chat_template = \"PATH\"",
+            )
+        layout = self._images.layout(images) if self._images else None
+        segments = self._chat.segments(messages, tools, layout)
+        # A processor completes a text that does not begin as its tokenizer would; a text model's
+        # template is taken at its word.
+        adds_special = self._images is not None and not self._begins(segments)
+        if self._images is None or not images:
+            return Prompt(tuple(self._encoder.encode(segments, adds_special=adds_special)))
+        runs = self._cut_at_images(segments, len(images))
+        prepared = [self._images.prepare(image, self._encoder) for image in images]
+        token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
+        return _filled(token_ids, prepared)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of plain text; no string in it becomes a special token."""
+        return self._encoder.encode([Segment(text, is_client=True)])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+        known = [i for i in token_ids if 0 <= i < self._vocab_size]
+        text: str = self._backend.decode(known, skip_special_tokens=True)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for; may be part of a character."""
+        return self._token_bytes(token_id)
+
+    def stream(self) -> HfTokenStream:
+        """Return a fresh incremental detokenizer."""
+        return HfTokenStream(self._backend, self._vocab_size)
+
+    def _control_tokens(self, template: ChatTemplate | None) -> set[str]:
+        """Return the added tokens that only a template or a processor may write.
+
+        Those are all special ones, those that the processor writes, and those that the chat
+        template itself mentions. Other added tokens, such as ``<table>`` in Gemma's vocabulary, are
+        words: they mean the same whoever writes them.
+        """
+        added = self._backend.get_added_tokens_decoder().values()
+        chosen = {token.content for token in added if token.special}
+        if self._images is not None:
+            chosen |= self._images.control_tokens
+        if template is not None:
+            words = (t.content for t in added if not t.content.isspace())
+            chosen |= {word for word in words if template.mentions(word)}
+        return chosen
+
+    def _check_images(self, images: Sequence[Image]) -> None:
+        if images and self._images is None:
+            raise RequestError(
+                "this model takes no images", param="messages", code="images_not_supported"
+            )
+        if not images and self._images is not None and self._images.needs_image:
+            raise RequestError("this model needs an image", param="messages")
+
+    def _begins(self, segments: Sequence[Segment]) -> bool:
+        first = segments[0] if segments else Segment("", is_client=False)
+        return bool(self._bos) and not first.is_client and first.text.startswith(self._bos)
+
+    def _cut_at_images(self, segments: Sequence[Segment], num_images: int) -> list[Segment | None]:
+        """Put None where the template placed an image."""
+        placeholder = self._images.placeholder if self._images else ""
+        runs: list[Segment | None] = []
+        for segment in segments:
+            if segment.is_client:
+                runs.append(segment)
+                continue
+            first, *rest = segment.text.split(placeholder)
+            runs.append(Segment(first, is_client=False))
+            for text in rest:
+                runs += [None, Segment(text, is_client=False)]
+        num_placed = runs.count(None)
+        if num_placed != num_images:
+            raise RequestError(
+                f"the model's chat template places {num_placed} of {num_images} images",
+                param="messages",
+            )
+        return runs
+
+
+def _with_slots(
+    runs: Sequence[Segment | None], prepared: Sequence[PreparedImage]
+) -> list[Segment | None]:
+    """Put the ordinary text that belongs to an image on both sides of its slot."""
+    images = iter(prepared)
+    segments: list[Segment | None] = []
+    for run in runs:
+        if run is not None:
+            segments.append(run)
+            continue
+        expansion = next(images).expansion
+        head = Segment(expansion.head, is_client=False)
+        segments += [head, None, Segment(expansion.tail, is_client=False)]
+    return segments
+
+
+def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prompt:
+    """Put each image's own tokens where its slot is."""
+    images = iter(prepared)
+    filled: list[int] = []
+    slots = []
+    for token_id in token_ids:
+        if token_id >= 0:
+            filled.append(token_id)
+            continue
+        image = next(images)
+        start = len(filled)
+        filled += image.expansion.token_ids
+        slots.append(
+            ImageSlot(
+                start=start,
+                stop=len(filled),
+                digest=image.digest,
+                inputs=image.inputs,
+                num_features=image.num_features,
+                transform=image.transform,
+            )
+        )
+    return Prompt(tuple(filled), tuple(slots))
+
+
+def _load_tokenizer(checkpoint: Checkpoint) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers may raise anything
+        raise CheckpointError(
+            f"model {checkpoint.name!r} has no tokenizer that transformers can load",
+            hint="its folder needs tokenizer.json and tokenizer_config.json",
+        ) from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.name!r} has no fast form",
+            hint="its folder needs tokenizer.json",
+        )
+    return tokenizer
+
+
+def _template(
+    checkpoint: Checkpoint, tokenizer: Any, settings: HfTokenizerSettings
+) -> ChatTemplate | None:
+    source = _template_source(checkpoint, tokenizer, settings)
+    if source is None:
+        return None
+    return ChatTemplate(source, tokenizer.special_tokens_map, checkpoint.name)
+
+
+def _template_source(
+    checkpoint: Checkpoint, tokenizer: Any, settings: HfTokenizerSettings
+) -> str | None:
+    """Return the operator's template, the processor's, or the tokenizer's, in this order."""
+    if settings.chat_template is not None:
+        return _operators_template(Path(settings.chat_template))
+    processors = checkpoint.path / "chat_template.jinja"
+    if processors.is_file():
+        return processors.read_text(encoding="utf-8")
+    found = checkpoint.read_json("chat_template.json").get("chat_template")
+    found = found or checkpoint.read_json("processor_config.json").get("chat_template")
+    found = found or tokenizer.chat_template
+    if isinstance(found, Mapping):
+        found = found.get("default")
+    if found is None and checkpoint.model_type == "paligemma":
+        return _PALIGEMMA
+    return found if isinstance(found, str) else None
+
+
+def _operators_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"tokenizer.chat_template {str(path)!r} cannot be read as text",
+            hint="give the path of a Jinja file",
+        ) from error
+
+
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Any) -> frozenset[int]:
+    """Return what generation_config.json says, else what the tokenizer says; and turn ends."""
+    stated = checkpoint.read_json("generation_config.json").get("eos_token_id")
+    if stated is None:
+        text = checkpoint.config.get("text_config") or {}
+        stated = checkpoint.config.get("eos_token_id", text.get("eos_token_id"))
+    ids = set(stated) if isinstance(stated, list) else {stated}
+    ids.add(tokenizer.eos_token_id)
+    vocabulary = tokenizer.get_added_vocab()
+    ids |= {vocabulary[token] for token in END_OF_TURN if token in vocabulary}
+    return frozenset(int(i) for i in ids if i is not None)

@@ -1,0 +1,135 @@
+"""What a processor did to a picture, so that a place in an answer can be found in the picture.
+
+Derived from the processor's settings and from the arrays that it made; families whose treatment is
+not known here get no report rather than a wrong one.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmkit.image import Image
+from vlmkit.prompt import Transform
+
+Size = tuple[int, int]
+
+
+def transform_of(
+    image: Image, arrays: Mapping[str, Any], processor: Any, options: Mapping[str, Any]
+) -> Transform | None:
+    """Return the report for one image; None where the treatment is not known.
+
+    Args:
+        image: the upright picture.
+        arrays: what the image processor made of it alone.
+        processor: the image processor.
+        options: what it was called with.
+    """
+    settings = _Settings(processor, options)
+    upright = (image.height, image.width)
+    if "image_grid_thw" in arrays:
+        patch = settings.get("patch_size")
+        _, rows, columns = (int(n) for n in arrays["image_grid_thw"][0])
+        return _report(image, (rows * patch, columns * patch))
+    if "rows" in arrays:
+        return _tiled(image, arrays, settings)
+    if "num_patches" in arrays:
+        return _stretched_tiles(image, arrays, settings)
+    pixels = arrays.get("pixel_values")
+    if pixels is None:
+        return None
+    shape = tuple(pixels[0].shape)
+    if settings.get("image_grid_pinpoints"):
+        return _padded_tiles(image, shape, settings)
+    if len(shape) != 3:
+        return None
+    if "image_sizes" in arrays:
+        height, width = (int(n) for n in arrays["image_sizes"][0])
+        return _report(image, (height, width))
+    if settings.get("do_center_crop"):
+        return _cropped(image, upright, shape[1:], settings)
+    if settings.get("do_pan_and_scan") or settings.get("do_pad"):
+        return None
+    return _report(image, (shape[1], shape[2]))
+
+
+class _Settings:
+    """A processor's settings under the options of its call."""
+
+    def __init__(self, processor: Any, options: Mapping[str, Any]) -> None:
+        self._processor = processor
+        self._options = options
+
+    def get(self, name: str) -> Any:
+        value = self._options.get(name)
+        return getattr(self._processor, name, None) if value is None else value
+
+
+def _report(image: Image, used: Size, **more: Any) -> Transform:
+    return Transform(
+        source_size=(image.source_size[1], image.source_size[0]),
+        turned=image.turned,
+        upright_size=(image.height, image.width),
+        used_size=used,
+        scale=(used[0] / image.height, used[1] / image.width),
+        **more,
+    )
+
+
+def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
+    """Idefics3, SmolVLM: stretched to whole tiles, and once more to a single one."""
+    rows, columns = int(arrays["rows"][0][0]), int(arrays["cols"][0][0])
+    edge = settings.get("max_image_size")["longest_edge"]
+    used = (max(rows, 1) * edge, max(columns, 1) * edge)
+    return _report(image, used, num_tiles=rows * columns + 1)
+
+
+def _stretched_tiles(
+    image: Image, arrays: Mapping[str, Any], settings: _Settings
+) -> Transform | None:
+    """InternVL: stretched to a grid of tiles, and once more to a single one if there are several."""
+    from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got_ocr2
+
+    num_tiles = int(arrays["num_patches"][0])
+    size = settings.get("size")
+    height, width = size["height"], size["width"]
+    if num_tiles == 1:
+        return _report(image, (height, width))
+    columns, rows = got_ocr2.get_optimal_tiled_canvas(
+        (image.height, image.width),
+        (height, width),
+        settings.get("min_patches"),
+        settings.get("max_patches"),
+    )
+    return _report(image, (rows * height, columns * width), num_tiles=num_tiles)
+
+
+def _padded_tiles(image: Image, shape: tuple[int, ...], settings: _Settings) -> Transform:
+    """LLaVA-NeXT: kept in shape, padded to a grid of tiles, and once more squeezed into one."""
+    from transformers.image_processing_utils import select_best_resolution
+
+    height, width = select_best_resolution(
+        (image.height, image.width), settings.get("image_grid_pinpoints")
+    )
+    scale = min(height / image.height, width / image.width)
+    used = (
+        min(-int(-image.height * scale // 1), height),
+        min(-int(-image.width * scale // 1), width),
+    )
+    top, left = (height - used[0]) // 2, (width - used[1]) // 2
+    pad = (top, left, height - used[0] - top, width - used[1] - left)
+    return _report(image, used, pad=pad, num_tiles=shape[0])
+
+
+def _cropped(
+    image: Image, upright: Size, kept: tuple[int, ...], settings: _Settings
+) -> Transform | None:
+    """CLIP: the shorter side resized to the model's size, the middle kept."""
+    size = settings.get("size")
+    if not settings.get("do_resize") or "shortest_edge" not in size:
+        return None
+    edge = size["shortest_edge"]
+    short, long = sorted(upright)
+    longer = int(edge * long / short)
+    used = (edge, longer) if upright[0] <= upright[1] else (longer, edge)
+    top, left = (used[0] - kept[0]) // 2, (used[1] - kept[1]) // 2
+    return _report(image, used, crop=(top, left, top + kept[0], left + kept[1]))
