@@ -6,9 +6,11 @@ API version) is recorded with its reason, offers nothing and harms nobody; it is
 config selects something of it.
 """
 
+import difflib
 import hashlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +95,11 @@ class _Candidate:
     version: str
     entry: importlib.metadata.EntryPoint | Path | ModuleType
 
+    @property
+    def names(self) -> set[str]:
+        """Everything that VLMKIT_BLOCK may call it."""
+        return {_canonical(self.name), _canonical(self.source)}
+
     def load(self) -> Any:
         if isinstance(self.entry, ModuleType):
             return self.entry
@@ -116,26 +123,22 @@ def load(
     """
     if entry_points is None:
         entry_points = list(importlib.metadata.entry_points(group=hookspecs.PROJECT))
-    candidates = [_Candidate("builtin", "vlmkit", "", builtin)]
-    candidates += sorted(map(_from_entry, entry_points), key=lambda c: (c.source, c.name))
-    candidates += [_Candidate(path.stem, str(path), "", path) for path in files]
-    blocked = {_canonical(name) for name in block if name}
+    installed = sorted(map(_from_entry, entry_points), key=lambda c: (c.source, c.name))
+    local = [_Candidate(path.stem, str(path), "", path) for path in dict.fromkeys(files)]
+    blocked = {_canonical(name) for name in block if name.strip()}
+    sources = _sources_by_name(c for c in installed if not c.names & blocked)
     plugins = Plugins()
-    for candidate in candidates:
-        if {_canonical(candidate.name), _canonical(candidate.source)} & blocked:
+    for candidate in (_Candidate("builtin", "vlmkit", "", builtin), *installed, *local):
+        if candidate.names & blocked:
             plugins.found.append(_record(candidate, blocked=True))
             continue
-        try:
-            plugins.merge(_collect(candidate, candidates))
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-            plugins.found.append(_record(candidate, error=error))
-        else:
-            plugins.found.append(_record(candidate))
+        error = _add(candidate, plugins, sources.get(_canonical(candidate.name), []))
+        plugins.found.append(_record(candidate, error=error))
     return plugins
 
 
 def _from_entry(entry: importlib.metadata.EntryPoint) -> _Candidate:
-    if entry.dist is None:
+    if entry.dist is None or not entry.dist.name:  # a broken installation has no name
         return _Candidate(entry.name, entry.name, "", entry)
     return _Candidate(entry.name, entry.dist.name, entry.dist.version, entry)
 
@@ -147,27 +150,52 @@ def _record(
 
 
 def _canonical(name: str) -> str:
-    return name.strip().lower().replace("_", "-")
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def _collect(candidate: _Candidate, candidates: Sequence[_Candidate]) -> Registries:
+def _sources_by_name(candidates: Iterable[_Candidate]) -> dict[str, list[str]]:
+    """Return which distributions use each entry-point name."""
+    sources: dict[str, list[str]] = {}
+    for candidate in candidates:
+        sources.setdefault(_canonical(candidate.name), []).append(candidate.source)
+    return sources
+
+
+def _add(candidate: _Candidate, plugins: Plugins, sources: Sequence[str]) -> Exception | None:
+    """Take everything that a plugin offers; return why nothing was taken."""
+    try:
+        if len(sources) > 1 and not isinstance(candidate.entry, Path):
+            raise PluginError(
+                f"plugin name {candidate.name!r} is used by {' and '.join(sources)}",
+                hint="uninstall one of them, or block it with VLMKIT_BLOCK=<distribution>",
+            )
+        plugins.merge(_collect(candidate))
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return error
+    except SystemExit:
+        return PluginError("the plugin tried to end the process")
+    return None
+
+
+def _collect(candidate: _Candidate) -> Registries:
     """Load one plugin and return what it registers; every trap of pluggy is sprung here."""
-    namesakes = {c.source for c in candidates if c.name == candidate.name}
-    if len(namesakes) > 1:
-        raise PluginError(
-            f"plugin name {candidate.name!r} is used by {' and '.join(sorted(namesakes))}",
-            hint="uninstall one of them, or block it with VLMKIT_BLOCK=<distribution>",
-        )
     plugin = candidate.load()
     _check_api_version(plugin)
     manager = pluggy.PluginManager(hookspecs.PROJECT)  # one each: no half-registered state
     manager.add_hookspecs(hookspecs)
     manager.register(plugin, name=candidate.source)
-    manager.check_pending()  # a misspelt hook is an error, not silence
-    _refuse_defaults(manager, plugin)
+    callers = manager.get_hookcallers(plugin) or []
+    _refuse_unmarked(plugin, callers)
+    for caller in callers:
+        _refuse_unknown(caller)
+        _refuse_defaults(caller)
     offered = Registries(candidate.source)
     for kind in KINDS:
-        getattr(manager.hook, f"vlmkit_register_{kind}")(registry=getattr(offered, kind))
+        hook = f"vlmkit_register_{kind}"
+        if getattr(manager.hook, hook)(registry=getattr(offered, kind)):
+            raise PluginError(
+                f"hook {hook!r} returned a value, which nobody reads", hint="call registry.add"
+            )
     return offered
 
 
@@ -181,15 +209,38 @@ def _check_api_version(plugin: Any) -> None:
         )
 
 
-def _refuse_defaults(manager: pluggy.PluginManager, plugin: Any) -> None:
-    for caller in manager.get_hookcallers(plugin) or ():
-        for implementation in caller.get_hookimpls():
-            if implementation.kwargnames:
-                raise PluginError(
-                    f"hook {caller.name!r} gives {', '.join(implementation.kwargnames)} a "
-                    "default; pluggy would never pass the value",
-                    hint="remove the default",
-                )
+def _refuse_unmarked(plugin: Any, callers: Sequence[pluggy.HookCaller]) -> None:
+    """Refuse a hook without its marker, which pluggy would not see, and a plugin without hooks."""
+    marked = [i.function for caller in callers for i in caller.get_hookimpls()]
+    for name in dir(plugin):
+        if name.startswith("vlmkit_register_") and getattr(plugin, name) not in marked:
+            raise PluginError(f"hook {name!r} is not marked", hint="put @hookimpl above it")
+    if not callers:
+        raise PluginError(
+            "the plugin implements no hook", hint=f"known: {', '.join(_hook_names())}"
+        )
+
+
+def _refuse_unknown(caller: pluggy.HookCaller) -> None:
+    """Refuse a hook that nobody calls, which pluggy would register in silence."""
+    if not caller.has_spec():
+        near = difflib.get_close_matches(caller.name, _hook_names(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_hook_names())}"
+        raise PluginError(f"there is no hook {caller.name!r}", hint=hint)
+
+
+def _hook_names() -> list[str]:
+    return [f"vlmkit_register_{kind}" for kind in KINDS]
+
+
+def _refuse_defaults(caller: pluggy.HookCaller) -> None:
+    for implementation in caller.get_hookimpls():
+        if implementation.kwargnames:
+            raise PluginError(
+                f"hook {caller.name!r} gives {', '.join(implementation.kwargnames)} a "
+                "default; pluggy would never pass the value",
+                hint="remove the default",
+            )
 
 
 def _load_file(path: Path) -> ModuleType:

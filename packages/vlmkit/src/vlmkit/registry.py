@@ -96,7 +96,7 @@ class Provider(Generic[T]):
         the others.
         """
         try:
-            return self.why_not() or (self.cannot_serve(*subject) if subject else None)
+            return self.why_not() or (self.cannot_serve(*subject) if subject else None) or None
         except Exception as error:
             log.warning("%s: the check of %r failed", self.plugin, self.name, exc_info=error)
             return f"its own check failed with {type(error).__name__}"
@@ -133,6 +133,8 @@ class Registry(Generic[T]):
         """
         if not name.replace("-", "").replace("_", "").isalnum() or name == "auto":
             raise PluginError(f"{self.kind} name {name!r} must be letters, digits, '-' or '_'")
+        if not callable(build):
+            raise PluginError(f"{self.kind} {name!r} must be given a function that builds it")
         self._take(
             Provider(
                 name=name,

@@ -1,0 +1,490 @@
+"""Each way in which a plugin can be broken is found, named, and harms nobody else.
+
+Plugins here are real distributions: a module and its metadata in a temporary folder.
+"""
+
+import importlib.metadata
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from vlmkit import hookspecs, plugins
+from vlmkit.errors import PluginError
+from vlmkit.registry import BuildContext
+
+SAMPLER = """
+    from vlmkit.hookspecs import hookimpl
+
+    VLMKIT_API = 1
+
+    @hookimpl
+    def vlmkit_register_samplers(registry):
+        registry.add("{name}", lambda context: "built {name}")
+"""
+
+
+def sampler(name: str) -> str:
+    return SAMPLER.format(name=name)
+
+
+class Site:
+    """A folder of installed distributions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(
+        self,
+        name: str,
+        source: str,
+        *,
+        version: str = "1.0",
+        entry: str | None = None,
+        metadata: bool = True,
+    ) -> None:
+        """Install a distribution of one module under one entry point."""
+        entry = entry or name
+        module = f"{self.folder.name}_{name.replace('-', '_')}"
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(source))
+        info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "entry_points.txt").write_text(f"[vlmkit]\n{entry} = {module}\n")
+        if metadata:
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+
+    @property
+    def entry_points(self) -> list[importlib.metadata.EntryPoint]:
+        """Every entry point of the folder, as the installed ones are found."""
+        found = importlib.metadata.distributions(path=[str(self.folder)])
+        return [e for d in found for e in d.entry_points if e.group == hookspecs.PROJECT]
+
+    def load(self, *, files: Sequence[Path] = (), block: Sequence[str] = ()) -> plugins.Plugins:
+        """Load what is installed in this folder."""
+        return plugins.load(entry_points=self.entry_points, files=files, block=block)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    folder = tmp_path / f"site_{tmp_path.name}"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    yield Site(folder)
+    for name in [name for name in sys.modules if name.startswith(folder.name)]:
+        del sys.modules[name]
+
+
+def names(found: plugins.Plugins) -> list[str]:
+    return [provider.name for provider in found.samplers if provider.plugin != "vlmkit"]
+
+
+def refusal(found: plugins.Plugins, source: str) -> tuple[str, str]:
+    """Return text and hint of the PluginError that a plugin was refused with."""
+    error = found.broken[source]
+    assert isinstance(error, PluginError)
+    return str(error), error.hint
+
+
+# Plugins that work.
+
+
+def test_a_plugin_offers_what_it_registers(site: Site) -> None:
+    site.install("vlmkit-good", sampler("good"), version="2.3", entry="good")
+    found = site.load()
+    assert found.broken == {}
+    assert str(found.samplers.build("good", {}, BuildContext())) == "built good"
+    assert found.samplers.get("good").plugin == "vlmkit-good"
+
+
+def test_every_plugin_is_listed_with_its_distribution_and_version(site: Site) -> None:
+    site.install("vlmkit-good", sampler("good"), version="2.3", entry="good")
+    listed = [(p.name, p.source, p.version, p.error, p.blocked) for p in site.load().found]
+    assert listed == [
+        ("builtin", "vlmkit", "", None, False),
+        ("good", "vlmkit-good", "2.3", None, False),
+    ]
+
+
+def test_the_built_in_components_enter_by_the_same_door(site: Site) -> None:
+    found = site.load()
+    assert [p.name for p in found.schedulers] == ["continuous"]
+    assert [p.name for p in found.samplers] == ["array"]
+
+
+def test_one_plugin_may_offer_every_kind(site: Site) -> None:
+    hooks = "".join(
+        f"@hookimpl\ndef vlmkit_register_{kind}(registry):\n    registry.add('x', print)\n"
+        for kind in plugins.KINDS
+    )
+    source = f"from vlmkit.hookspecs import hookimpl\nVLMKIT_API = 1\n{hooks}"
+    site.install("vlmkit-all", source)
+    found = site.load()
+    assert found.broken == {}
+    assert all(getattr(found, kind).get("x").plugin == "vlmkit-all" for kind in plugins.KINDS)
+
+
+def test_there_is_a_hook_for_each_kind() -> None:
+    hooks = {name for name in vars(hookspecs) if name.startswith("vlmkit_register_")}
+    assert hooks == {f"vlmkit_register_{kind}" for kind in plugins.KINDS}
+
+
+def test_plugins_come_in_the_same_order_whatever_the_order_on_disk(site: Site) -> None:
+    for name in ("b", "a", "c"):
+        site.install(name, sampler(name))
+    entries = site.entry_points
+    listed = [
+        [p.source for p in plugins.load(entry_points=order).found]
+        for order in (entries, entries[::-1])
+    ]
+    assert listed == [["vlmkit", "a", "b", "c"]] * 2
+
+
+def test_loading_twice_gives_two_independent_results(site: Site) -> None:
+    site.install("a", sampler("a"))
+    first, second = site.load(), site.load()
+    first.samplers.add("more", lambda _: None)  # type: ignore[arg-type, return-value]
+    assert names(second) == ["a"]
+
+
+# Plugins that are broken.
+
+
+def test_a_plugin_that_fails_to_import_does_not_stop_the_others(site: Site) -> None:
+    site.install("bad", "import no_such_module")
+    site.install("good", sampler("good"))
+    found = site.load()
+    assert names(found) == ["good"]
+    assert isinstance(found.broken["bad"], ModuleNotFoundError)
+    assert [p.source for p in found.found if p.error] == ["bad"]
+
+
+def test_a_plugin_that_ends_the_process_does_not(site: Site) -> None:
+    site.install("bad", "raise SystemExit(3)")
+    site.install("good", sampler("good"))
+    found = site.load()
+    assert names(found) == ["good"]
+    assert refusal(found, "bad")[0] == "the plugin tried to end the process"
+
+
+def test_a_plugin_with_a_syntax_error_does_not_stop_the_others(site: Site) -> None:
+    site.install("bad", "def (")
+    site.install("good", sampler("good"))
+    found = site.load()
+    assert names(found) == ["good"]
+    assert isinstance(found.broken["bad"], SyntaxError)
+
+
+def test_a_module_that_is_gone_is_reported(site: Site) -> None:
+    site.install("bad", sampler("x"))
+    (site.folder / f"{site.folder.name}_bad.py").unlink()
+    assert isinstance(site.load().broken["bad"], ModuleNotFoundError)
+
+
+def test_a_distribution_without_metadata_goes_by_its_entry_point(site: Site) -> None:
+    site.install("nameless", sampler("x"), metadata=False)
+    site.install("good", sampler("good"))
+    assert names(site.load()) == ["good", "x"]
+
+
+def test_a_misspelt_hook_is_refused_with_the_nearest_name(site: Site) -> None:
+    site.install("typo", sampler("x").replace("_samplers", "_sampler"))
+    found = site.load()
+    assert names(found) == []
+    assert refusal(found, "typo") == (
+        "there is no hook 'vlmkit_register_sampler'",
+        "did you mean 'vlmkit_register_samplers'?",
+    )
+
+
+def test_a_hook_of_another_world_is_refused_with_all_names(site: Site) -> None:
+    site.install("odd", sampler("x").replace("vlmkit_register_samplers", "pytest_configure"))
+    text, hint = refusal(site.load(), "odd")
+    assert text == "there is no hook 'pytest_configure'"
+    assert hint.startswith("known: vlmkit_register_tokenizers, vlmkit_register_vision_encoders,")
+
+
+def test_a_default_in_a_hook_is_refused(site: Site) -> None:
+    site.install("default", sampler("x").replace("(registry)", "(registry=None)"))
+    assert refusal(site.load(), "default") == (
+        (
+            "hook 'vlmkit_register_samplers' gives registry a default; pluggy would never pass "
+            "the value"
+        ),
+        "remove the default",
+    )
+
+
+def test_an_argument_that_no_hook_has_is_refused(site: Site) -> None:
+    site.install("args", sampler("x").replace("(registry)", "(registry, settings)"))
+    found = site.load()
+    assert names(found) == []
+    assert "settings" in str(found.broken["args"])
+
+
+def test_a_hook_without_its_marker_is_refused(site: Site) -> None:
+    site.install("unmarked", sampler("x").replace("@hookimpl", ""))
+    assert refusal(site.load(), "unmarked") == (
+        "hook 'vlmkit_register_samplers' is not marked",
+        "put @hookimpl above it",
+    )
+
+
+def test_one_unmarked_hook_among_marked_ones_is_refused(site: Site) -> None:
+    more = "\n    def vlmkit_register_engines(registry):\n        pass\n"
+    site.install("half", sampler("x") + more)
+    found = site.load()
+    assert refusal(found, "half")[0] == "hook 'vlmkit_register_engines' is not marked"
+    assert names(found) == []
+
+
+def test_a_hook_may_have_another_name_if_it_says_which_it_is(site: Site) -> None:
+    source = sampler("x").replace("@hookimpl", '@hookimpl(specname="vlmkit_register_samplers")')
+    site.install("named", source.replace("def vlmkit_register_samplers", "def register"))
+    assert names(site.load()) == ["x"]
+
+
+def test_a_plugin_without_any_hook_is_refused(site: Site) -> None:
+    site.install("empty", "VLMKIT_API = 1")
+    assert refusal(site.load(), "empty") == (
+        "the plugin implements no hook",
+        (
+            "known: vlmkit_register_tokenizers, vlmkit_register_vision_encoders, "
+            "vlmkit_register_engines, vlmkit_register_schedulers, vlmkit_register_samplers, "
+            "vlmkit_register_models"
+        ),
+    )
+
+
+def test_a_hook_that_returns_what_it_should_register_is_refused(site: Site) -> None:
+    site.install("returns", sampler("x").replace("registry.add", "return dict.fromkeys"))
+    assert refusal(site.load(), "returns") == (
+        "hook 'vlmkit_register_samplers' returned a value, which nobody reads",
+        "call registry.add",
+    )
+
+
+def test_a_plugin_that_raises_half_way_offers_nothing(site: Site) -> None:
+    site.install("half", sampler("x") + "        raise RuntimeError('boom')\n")
+    found = site.load()
+    assert names(found) == []
+    assert str(found.broken["half"]) == "boom"
+
+
+def test_a_plugin_whose_second_hook_fails_offers_nothing_of_its_first(site: Site) -> None:
+    more = "\n    @hookimpl\n    def vlmkit_register_models(registry):\n        raise KeyError\n"
+    site.install("half", sampler("x") + more)
+    found = site.load()
+    assert names(found) == []
+    assert isinstance(found.broken["half"], KeyError)
+
+
+@pytest.mark.parametrize(
+    ("line", "stated"),
+    [
+        ("", "does not say VLMKIT_API"),
+        ("VLMKIT_API = 2", "has VLMKIT_API = 2"),
+        ("VLMKIT_API = '1'", "has VLMKIT_API = '1'"),
+    ],
+)
+def test_a_plugin_for_another_api_version_is_refused(site: Site, line: str, stated: str) -> None:
+    site.install("old", sampler("x").replace("VLMKIT_API = 1", line))
+    assert refusal(site.load(), "old") == (
+        f"the plugin {stated}; this vlmkit offers API version 1",
+        "install a matching version, or state VLMKIT_API = 1",
+    )
+
+
+# Plugins that want the same name.
+
+
+def test_the_second_plugin_that_offers_a_name_is_refused(site: Site) -> None:
+    site.install("first", sampler("x"))
+    site.install("second", sampler("x"))
+    found = site.load()
+    assert found.samplers.get("x").plugin == "first"
+    assert refusal(found, "second") == (
+        "sampler 'x' from 'second' is already provided by 'first'",
+        "uninstall one of them, or block it with VLMKIT_BLOCK",
+    )
+
+
+def test_no_plugin_replaces_a_built_in_component(site: Site) -> None:
+    site.install("usurper", sampler("array"))
+    found = site.load()
+    assert found.samplers.get("array").plugin == "vlmkit"
+    assert (
+        refusal(found, "usurper")[0]
+        == "sampler 'array' from 'usurper' is already provided by 'vlmkit'"
+    )
+
+
+def test_a_plugin_that_clashes_in_one_kind_offers_nothing_of_another(site: Site) -> None:
+    more = (
+        "\n    @hookimpl\n    def vlmkit_register_engines(registry):\n"
+        "        registry.add('fine', print)\n"
+    )
+    site.install("usurper", sampler("array") + more)
+    assert list(site.load().engines) == []
+
+
+def test_two_distributions_with_one_entry_point_name_are_both_refused(site: Site) -> None:
+    site.install("vlmkit-one", sampler("x"), entry="torch")
+    site.install("vlmkit-two", sampler("y"), entry="torch")
+    found = site.load()
+    assert names(found) == []
+    for source in ("vlmkit-one", "vlmkit-two"):
+        assert refusal(found, source) == (
+            "plugin name 'torch' is used by vlmkit-one and vlmkit-two",
+            "uninstall one of them, or block it with VLMKIT_BLOCK=<distribution>",
+        )
+
+
+def test_blocking_one_of_two_namesakes_lets_the_other_in(site: Site) -> None:
+    site.install("vlmkit-one", sampler("x"), entry="torch")
+    site.install("vlmkit-two", sampler("y"), entry="torch")
+    found = site.load(block=["vlmkit-one"])
+    assert names(found) == ["y"]
+    assert found.broken == {}
+
+
+def test_a_plugin_called_builtin_does_not_harm_the_built_in_ones(site: Site) -> None:
+    site.install("third-party", sampler("x"), entry="builtin")
+    found = site.load()
+    assert [p.name for p in found.samplers] == ["array", "x"]
+
+
+# Blocked plugins.
+
+
+@pytest.mark.parametrize("word", ["short", "vlmkit-long", "Vlmkit_Long", " vlmkit.long "])
+def test_a_plugin_is_blocked_by_either_name_however_it_is_written(site: Site, word: str) -> None:
+    site.install("vlmkit-long", "raise RuntimeError('imported')", entry="short")
+    found = site.load(block=[word])
+    assert found.broken == {}
+    assert [(p.name, p.blocked) for p in found.found] == [("builtin", False), ("short", True)]
+
+
+def test_an_empty_block_list_blocks_nothing(site: Site) -> None:
+    site.install("good", sampler("good"))
+    assert names(site.load(block=["", " "])) == ["good"]
+
+
+def test_the_built_in_components_can_be_blocked(site: Site) -> None:
+    site.install("mine", sampler("array"))
+    found = site.load(block=["builtin"])
+    assert found.samplers.get("array").plugin == "mine"
+
+
+# Local files.
+
+
+def write(path: Path, source: str) -> Path:
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def test_a_file_is_a_plugin(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "my_sampler.py", sampler("mine"))
+    found = site.load(files=[file])
+    assert names(found) == ["mine"]
+    assert found.samplers.get("mine").plugin == str(file)
+
+
+def test_a_file_may_hold_dataclasses(site: Site, tmp_path: Path) -> None:
+    source = """
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Settings:
+        width: "int" = 1
+    """
+    file = write(tmp_path / "with_class.py", source + sampler("mine"))
+    assert names(site.load(files=[file])) == ["mine"]
+
+
+def test_a_file_that_does_not_exist_is_reported(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "absent.py"
+    assert refusal(site.load(files=[file]), str(file)) == (
+        f"plugin file {str(file)!r} does not exist",
+        "",
+    )
+
+
+def test_a_file_that_is_not_python_is_reported(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "notes.txt", "hello")
+    assert refusal(site.load(files=[file]), str(file)) == (
+        f"plugin file {str(file)!r} is not a Python file",
+        "",
+    )
+
+
+def test_a_file_that_fails_leaves_no_module_behind(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "half_way.py", "raise RuntimeError('boom')")
+    assert str(site.load(files=[file]).broken[str(file)]) == "boom"
+    assert not [name for name in sys.modules if "half_way" in name]
+
+
+def test_two_files_of_one_name_in_two_folders_both_load(site: Site, tmp_path: Path) -> None:
+    files = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        files.append(write(tmp_path / name / "sampler.py", sampler(name)))
+    assert names(site.load(files=files)) == ["one", "two"]
+
+
+def test_a_file_may_have_the_name_of_an_installed_plugin(site: Site, tmp_path: Path) -> None:
+    site.install("torch", sampler("installed"))
+    file = write(tmp_path / "torch.py", sampler("mine"))
+    assert names(site.load(files=[file])) == ["installed", "mine"]
+
+
+def test_a_file_that_is_listed_twice_is_loaded_once(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "my_sampler.py", sampler("mine"))
+    found = site.load(files=[file, file])
+    assert (names(found), found.broken) == (["mine"], {})
+
+
+def test_a_file_can_be_blocked(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "my_sampler.py", sampler("mine"))
+    assert names(site.load(files=[file], block=["my_sampler"])) == []
+
+
+# What it costs.
+
+HEAVY = {"torch", "transformers", "onnxruntime", "tokenizers", "huggingface_hub", "safetensors"}
+
+
+def loaded_by(code: str) -> set[str]:
+    out = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"import sys\n{code}\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert out.returncode == 0, out.stderr
+    return {name.split(".")[0] for name in out.stdout.split()}
+
+
+def test_loading_every_installed_plugin_imports_nothing_heavy() -> None:
+    code = "from vlmkit import plugins\nassert plugins.load().found"
+    assert not loaded_by(code) & HEAVY
+
+
+def test_loading_plugins_needs_neither_arrays_nor_pictures_nor_a_server() -> None:
+    code = "from vlmkit import plugins\nplugins.load(entry_points=[])"
+    assert not loaded_by(code) & {"numpy", "PIL", "litestar", "uvicorn", "rich", "httpx2"}
+
+
+def test_importing_the_whole_core_imports_nothing_heavy() -> None:
+    code = """
+import pkgutil, vlmkit
+for module in pkgutil.walk_packages(vlmkit.__path__, "vlmkit."):
+    if not module.name.startswith("vlmkit.testing"):
+        __import__(module.name)
+"""
+    assert not loaded_by(code) & (HEAVY | {"pytest", "hypothesis"})

@@ -1,0 +1,243 @@
+"""A registry says what it has, picks what can serve, and explains what cannot."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin
+from vlmkit.registry import BuildContext, Registry
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    width: Annotated[int, msgspec.Meta(ge=1)] = 7
+    speed: float = 1.0
+
+
+def built(context: BuildContext) -> Any:
+    return context
+
+
+@pytest.fixture
+def registry() -> Registry[Any]:
+    made: Registry[Any] = Registry("engine", "my-plugin")
+    made.add("torch", built, settings=Settings, description="fast")
+    made.add("onnx", built)
+    return made
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> BuildContext:
+    return BuildContext("model", Checkpoint("model", tmp_path))
+
+
+# Names.
+
+
+@pytest.mark.parametrize("name", ["", "-", "a b", "a/b", "a.b", "auto"])
+def test_a_name_is_a_plain_word(registry: Registry[Any], name: str) -> None:
+    with pytest.raises(PluginError) as error:
+        registry.add(name, built)
+    assert str(error.value) == f"engine name {name!r} must be letters, digits, '-' or '_'"
+
+
+def test_a_name_is_given_once(registry: Registry[Any]) -> None:
+    with pytest.raises(PluginError) as error:
+        registry.add("torch", built)
+    assert str(error.value) == "engine 'torch' from 'my-plugin' is already provided by 'my-plugin'"
+
+
+def test_what_is_not_a_function_cannot_build(registry: Registry[Any]) -> None:
+    with pytest.raises(PluginError) as error:
+        registry.add("x", None)  # type: ignore[arg-type]
+    assert str(error.value) == "engine 'x' must be given a function that builds it"
+
+
+def test_providers_are_listed_by_name(registry: Registry[Any]) -> None:
+    assert [(p.name, p.description, p.plugin) for p in registry] == [
+        ("onnx", "", "my-plugin"),
+        ("torch", "fast", "my-plugin"),
+    ]
+
+
+def test_an_unknown_name_suggests_the_near_one(registry: Registry[Any]) -> None:
+    with pytest.raises(UnknownPlugin) as error:
+        registry.get("torhc")
+    assert str(error.value) == "no installed plugin provides engine 'torhc'"
+    assert error.value.hint == "did you mean 'torch'?"
+
+
+def test_an_unknown_name_far_from_all_lists_all(registry: Registry[Any]) -> None:
+    with pytest.raises(UnknownPlugin) as error:
+        registry.get("zzz")
+    assert error.value.hint == "installed: onnx, torch"
+
+
+def test_an_unknown_name_where_nothing_is_installed_says_so() -> None:
+    with pytest.raises(UnknownPlugin) as error:
+        Registry[Any]("sampler").get("x")
+    assert error.value.hint == "installed: none"
+
+
+# Merging.
+
+
+def test_merging_takes_all_or_nothing(registry: Registry[Any]) -> None:
+    other: Registry[Any] = Registry("engine", "other")
+    other.add("fresh", built)
+    other.add("torch", built)
+    with pytest.raises(PluginError, match="engine 'torch' from 'other' is already provided by"):
+        registry.merge(other)
+    assert [p.name for p in registry] == ["onnx", "torch"]
+
+
+# Choosing.
+
+
+def test_the_chosen_provider_is_asked_whether_it_can() -> None:
+    registry: Registry[Any] = Registry("engine", "p")
+    registry.add("gpu", built, why_not=lambda: "no CUDA device")
+    with pytest.raises(PluginUnavailable) as error:
+        registry.choose("gpu", "model")
+    assert str(error.value) == "engine 'gpu' from 'p' cannot be used: no CUDA device"
+
+
+def test_auto_takes_the_highest_priority_that_can_serve() -> None:
+    registry: Registry[Any] = Registry("engine")
+    registry.add("best", built, priority=9, why_not=lambda: "no CUDA device")
+    registry.add("good", built, priority=5, cannot_serve=lambda model: f"not {model}")
+    registry.add("fair", built, priority=3)
+    registry.add("poor", built)
+    assert registry.choose("auto", "llava").name == "fair"
+
+
+def test_auto_breaks_ties_by_name(registry: Registry[Any]) -> None:
+    assert registry.choose("auto", "model").name == "onnx"
+
+
+def test_auto_says_of_each_why_it_was_passed_over() -> None:
+    registry: Registry[Any] = Registry("engine")
+    registry.add("gpu", built, why_not=lambda: "no CUDA device")
+    registry.add("cpu", built, cannot_serve=lambda _: "too large")
+    with pytest.raises(PluginUnavailable) as error:
+        registry.choose("auto", "model")
+    assert str(error.value) == (
+        "no installed engine can serve this model (cpu: too large; gpu: no CUDA device)"
+    )
+    assert "pip install" in error.value.hint
+
+
+def test_auto_of_nothing_says_that_nothing_is_installed() -> None:
+    with pytest.raises(PluginUnavailable, match=r"can serve this model \(none is installed\)"):
+        Registry[Any]("engine").choose("auto", "model")
+
+
+def test_a_check_that_raises_passes_over_its_own_provider_only() -> None:
+    registry: Registry[Any] = Registry("engine")
+    registry.add("broken", built, priority=9, cannot_serve=lambda model: model.no_such_thing)
+    registry.add("good", built)
+    assert registry.choose("auto", "model").name == "good"
+    assert registry.objections("model") == {
+        "broken": "its own check failed with AttributeError",
+        "good": None,
+    }
+
+
+def test_an_empty_objection_is_none() -> None:
+    registry: Registry[Any] = Registry("engine")
+    registry.add("x", built, why_not=lambda: "", cannot_serve=lambda _: "")
+    assert registry.choose("auto", "model").name == "x"
+    assert registry.choose("x", "model").name == "x"
+
+
+def test_why_not_is_asked_before_the_model_is_looked_at() -> None:
+    def fail(_: object) -> str:
+        raise AssertionError
+
+    registry: Registry[Any] = Registry("engine")
+    registry.add("x", built, why_not=lambda: "no", cannot_serve=fail)
+    assert registry.objections("model") == {"x": "no"}
+
+
+# Settings.
+
+
+def test_settings_arrive_as_the_providers_struct(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    assert registry.build("torch", {"width": 3}, context).settings == Settings(width=3)
+
+
+def test_settings_from_the_command_line_may_be_strings(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    arrived = registry.build("torch", {"width": "3", "speed": "0.5"}, context).settings
+    assert arrived == Settings(width=3, speed=0.5)
+
+
+def test_an_unknown_setting_suggests_the_near_one(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        registry.build("torch", {"widht": 3}, context)
+    assert str(error.value) == "engine 'torch' has no setting 'widht'"
+    assert error.value.hint == "did you mean 'width'?"
+
+
+def test_an_unknown_setting_far_from_all_lists_all(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        registry.build("torch", {"zzz": 3}, context)
+    assert error.value.hint == "known: width, speed"
+
+
+def test_a_setting_out_of_range_is_refused_with_its_place(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        registry.build("torch", {"width": 0}, context)
+    assert str(error.value) == "engine 'torch': Expected `int` >= 1 - at `$.width`"
+
+
+def test_a_provider_without_settings_accepts_none(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    assert registry.build("onnx", {}, context).settings == {}
+    with pytest.raises(ConfigError) as error:
+        registry.build("onnx", {"width": 3}, context)
+    assert str(error.value) == "engine 'onnx' has no setting 'width'"
+
+
+def test_settings_are_checked_before_anything_is_built(context: BuildContext) -> None:
+    def fail(_: BuildContext) -> None:
+        raise AssertionError
+
+    registry: Registry[Any] = Registry("engine")
+    registry.add("x", fail, settings=Settings)
+    with pytest.raises(ConfigError):
+        registry.build("x", {"width": "wide"}, context)
+
+
+# The context.
+
+
+def test_components_share_what_is_costly(registry: Registry[Any], context: BuildContext) -> None:
+    first = registry.build("torch", {}, context).share("weights", lambda: [1])
+    second = registry.build("onnx", {}, context).share("weights", lambda: [2])
+    assert first is second
+    assert BuildContext().share("weights", lambda: [3]) == [3]
+
+
+def test_a_component_that_needs_a_model_says_so() -> None:
+    with pytest.raises(ConfigError, match="this component needs a model, and none was given"):
+        _ = BuildContext("x").files
+
+
+def test_a_model_source_is_asked_about_the_reference() -> None:
+    registry: Registry[Any] = Registry("model")
+    registry.add("hub", built, cannot_serve=lambda reference: f"{reference!r} has no slash")
+    with pytest.raises(PluginUnavailable, match="'demo' has no slash"):
+        registry.build("hub", {}, BuildContext("demo"))
