@@ -1,0 +1,142 @@
+"""The product as its users meet it: a server process with the demo model and the OpenAI client."""
+
+import asyncio
+import base64
+import io
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import openai
+import PIL.Image
+import PIL.ImageDraw
+import pytest
+
+pytestmark = pytest.mark.torch
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A real `vlmkit serve demo`; ends it by SIGTERM and expects a clean exit."""
+    port = free_port()
+    command = [sys.executable, "-m", "vlmkit", "serve", "demo", "--set", f"server.port={port}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 90
+    while process.poll() is None and time.monotonic() < deadline:
+        probe = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        try:
+            probe.get("/readyz", cast_to=object)
+            break
+        except openai.APIError:
+            time.sleep(0.2)
+    assert process.poll() is None, process.stderr.read().decode()
+    yield f"{url}/v1"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said.decode()
+    assert b"Traceback" not in said
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=server, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def drawing(shape, color, kind, size=(320, 240)):
+    """Draw one shape on a white ground, as a user would, and encode it."""
+    picture = PIL.Image.new("RGB", size, "white")
+    pen = PIL.ImageDraw.Draw(picture)
+    left, top, side = size[0] // 2 - 60, size[1] // 2 - 60, 120
+    box = (left, top, left + side, top + side)
+    if shape == "circle":
+        pen.ellipse(box, fill=color)
+    else:
+        pen.rectangle(box, fill=color)
+    file = io.BytesIO()
+    picture.save(file, kind)
+    content = base64.b64encode(file.getvalue()).decode()
+    return f"data:image/{kind.lower()};base64,{content}"
+
+
+def question(text, *urls):
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize(("shape", "color"), [("circle", "red"), ("square", "blue")])
+def test_it_says_what_is_drawn_in_a_file_of_either_format(client, kind, shape, color):
+    messages = question("What is in this picture?", drawing(shape, color, kind))
+    answer = client.chat.completions.create(model="demo", messages=messages)
+    said = answer.choices[0].message.content
+    assert shape in said.lower()
+    assert color in said.lower()
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.prompt_tokens > 30
+
+
+def test_a_streamed_answer_is_the_same_text_in_pieces(client):
+    messages = question("What is in this picture?", drawing("circle", "green", "PNG"))
+    whole = client.chat.completions.create(model="demo", messages=messages)
+    stream = client.chat.completions.create(
+        model="demo", messages=messages, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert sum(1 for piece in pieces if piece) > 3
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_two_pictures_in_one_question_are_told_apart(client):
+    first, second = drawing("circle", "red", "PNG"), drawing("square", "blue", "PNG")
+    messages = question("What is in the second picture?", first, second)
+    answer = client.chat.completions.create(model="demo", messages=messages)
+    assert "square" in answer.choices[0].message.content.lower()
+
+
+def test_many_clients_at_once_get_what_one_alone_gets(server):
+    pictures = [
+        drawing(shape, color, "PNG")
+        for shape in ("circle", "square")
+        for color in ("red", "blue", "green")
+    ]
+
+    async def ask_all():
+        async with openai.AsyncOpenAI(base_url=server, api_key="none") as client:
+
+            async def ask(url):
+                messages = question("What is in this picture?", url)
+                done = await client.chat.completions.create(model="demo", messages=messages)
+                return done.choices[0].message.content
+
+            alone = [await ask(url) for url in pictures]
+            together = await asyncio.gather(*(ask(url) for url in pictures * 2))
+            return alone, together
+
+    alone, together = asyncio.run(ask_all())
+    assert together == alone * 2
+
+
+def test_a_file_that_is_no_picture_is_a_400_that_says_so(client):
+    broken = "data:image/png;base64," + base64.b64encode(b"not a picture").decode()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=question("What?", broken))
+    assert caught.value.code == "invalid_image"
+
+
+def test_the_model_is_listed_and_an_unknown_one_is_not_found(client):
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").id == "demo"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=question("hi"))
