@@ -1,0 +1,264 @@
+"""From a model's name and a config to a running pipeline.
+
+Finds the model's files, lets the registries choose a provider for each component, checks every
+setting before anything costly is built, and takes down what was built if a later part fails.
+"""
+
+import difflib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from vlmkit import plugins as plugin_loader
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.config import COMPONENTS, Component, Config, ModelEntry, read_config
+from vlmkit.config.providers import described, registry_of, with_broken_plugins
+from vlmkit.errors import (
+    CheckpointError,
+    PluginError,
+    RequestError,
+)
+from vlmkit.pipeline import Pipeline
+from vlmkit.plugins import Plugins
+from vlmkit.registry import BuildContext, Registry
+from vlmkit.sampling import SamplingParams, sampling_params
+
+log = logging.getLogger(__name__)
+
+OnStage = Callable[[str], None]
+"""Told the name of each stage of loading when it begins; the last one is ``ready``."""
+
+SAMPLED_FIELDS = ("temperature", "top_p", "top_k", "min_p")
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    config: Config | str | os.PathLike[str] | None = None,
+    revision: str | None = None,
+    on_stage: OnStage | None = None,
+    **sections: Mapping[str, Any],
+) -> Pipeline:
+    """Load a model and return its running pipeline; close it, or use it in a ``with`` statement.
+
+    Args:
+        model: a packaged name such as ``demo``, a folder, or a hub id.
+        config: a :class:`vlmkit.config.Config`, or the path of a TOML file. With a path, and with
+            None, ``VLMKIT_`` variables count too.
+        revision: the revision to take from the hub.
+        on_stage: called with the name of each stage of loading as it begins.
+        **sections: sections of the config, such as ``engine={"use": "torch"}``; these win.
+
+    Raises:
+        ConfigError: a setting is unknown or its value is not what was expected.
+        PluginError: no plugin can serve the model, or the one that was asked for is broken.
+        CheckpointError: the model cannot be found, or its files are broken.
+    """
+    if isinstance(config, Config):
+        config = read_config(environ={}, base=config, arguments=sections).config
+    else:
+        file = None if config is None else Path(config)
+        config = read_config(file, arguments=sections).config
+    entry = ModelEntry(model=os.fspath(model), revision=revision)
+    return assemble(entry, config, load_plugins(config), on_stage)
+
+
+def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) -> Plugins:
+    """Load all plugins, those of the config included, but for those that VLMKIT_BLOCK names.
+
+    Raises:
+        PluginError: a plugin file that the config names cannot be loaded.
+    """
+    block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
+    files = [Path(file).expanduser() for file in config.plugins]
+    plugins = plugin_loader.load(files=files, block=block)
+    for file in map(str, files):
+        if error := plugins.broken.get(file):
+            raise PluginError(
+                f"plugin file {file!r} could not be loaded: {described(error)}",
+                hint="mend it, or take it out of plugins",
+            ) from error
+    return plugins
+
+
+def assemble(
+    entry: ModelEntry, config: Config, plugins: Plugins, on_stage: OnStage | None = None
+) -> Pipeline:
+    """Build the pipeline of one model entry; arguments and errors as for :func:`load`."""
+    tell = on_stage or _tell_nobody
+    tell("model files")
+    checkpoint = resolve(entry.model, plugins, entry.revision)
+    choice = choose(entry, config, plugins, checkpoint)
+    context = BuildContext(entry.model, checkpoint, revision=entry.revision)
+    parts: dict[str, Any] = {}
+    with ExitStack() as built:
+        for section, (name, settings) in choice.items():
+            tell(section.replace("_", " "))
+            parts[section] = registry_of(plugins, section).build(name, settings, context)
+            if close := getattr(parts[section], "close", None):
+                built.callback(close)
+        pipeline = Pipeline(
+            **parts,
+            name=name_of(entry),
+            defaults=default_params(checkpoint),
+            settings=config.pipeline,
+        )
+        built.pop_all()  # the pipeline closes them from now on
+    tell("ready")
+    return pipeline
+
+
+def name_of(entry: ModelEntry) -> str:
+    """Return how clients call a model: its own name, its folder's, or what it was asked for by."""
+    if entry.name is None and _is_path(entry.model):
+        return Path(entry.model).expanduser().resolve().name
+    return entry.name or entry.model
+
+
+def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
+    """Return the files of a model: a packaged one, a folder, or one from a hub.
+
+    Raises:
+        CheckpointError: nothing of that name is known; the hint says what is.
+    """
+    context = BuildContext(reference, revision=revision)
+    packaged = {provider.name for provider in plugins.models}
+    if reference in packaged:
+        return plugins.models.build(reference, {}, context)
+    folder = Path(reference).expanduser()
+    if folder.is_dir():
+        return _folder(folder)
+    if _is_path(reference):
+        raise CheckpointError(f"model folder {reference!r} does not exist", hint="check the path")
+    able = [p for p in plugins.models if p.objection(reference) is None]
+    if not able:
+        raise CheckpointError(
+            f"model {reference!r} is not a packaged name, a folder or a hub id that a plugin "
+            "can fetch",
+            hint=_what_there_is(reference, plugins),
+        )
+    source = max(able, key=lambda provider: provider.priority)
+    return plugins.models.build(source.name, {}, context)
+
+
+def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
+    """Return the files of a model that is on this disk already; fetches nothing.
+
+    Raises:
+        CheckpointError: nothing of that name is known, or it would have to be fetched.
+    """
+    is_here = (
+        reference in packaged_models(plugins)
+        or Path(reference).expanduser().is_dir()
+        or any(reference in p.list_models() for p in plugins.models if p.list_models)
+    )
+    is_elsewhere = any(p.objection(reference) is None for p in plugins.models)
+    if not is_here and not _is_path(reference) and is_elsewhere:
+        raise CheckpointError(
+            f"model {reference!r} is not on this disk", hint=f"vlmkit models pull {reference}"
+        )
+    return resolve(reference, plugins, revision)
+
+
+def choose(
+    entry: ModelEntry, config: Config, plugins: Plugins, checkpoint: Checkpoint
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the provider's name and settings of each component that the model needs.
+
+    Builds nothing, so a wrong setting of the last component costs no loading of the first.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+        PluginError: a component has no provider that can serve the model here.
+    """
+    choice = {}
+    for section in COMPONENTS:
+        component = config.component(section, entry)
+        registry = registry_of(plugins, section)
+        is_auto_vision = section == "vision_encoder" and component.use == "auto"
+        if is_auto_vision and not sees(checkpoint, plugins):
+            continue
+        provider = _chosen(registry, component, checkpoint, plugins)
+        registry.check_settings(provider, component.settings)
+        choice[section] = (provider.name, component.settings)
+    return choice
+
+
+def default_params(checkpoint: Checkpoint) -> SamplingParams:
+    """Return how the model's authors want tokens chosen, from ``generation_config.json``.
+
+    Without ``do_sample`` it is the likeliest token each time. A value that is out of our bounds
+    is left out, with a warning.
+    """
+    stated = checkpoint.read_json("generation_config.json")
+    names = ["repetition_penalty"]
+    values: dict[str, Any] = {}
+    if stated.get("do_sample"):
+        names += SAMPLED_FIELDS
+        values["temperature"] = 1.0  # what do_sample means where no temperature is stated
+    for name in names:
+        if stated.get(name) is None:
+            continue
+        try:
+            sampling_params({name: stated[name]})
+        except RequestError as error:
+            log.warning("model %r: generation_config.json: %s", checkpoint.name, error)
+        else:
+            values[name] = stated[name]
+    return sampling_params(values)
+
+
+def _chosen(
+    registry: Registry[Any], component: Component, checkpoint: Checkpoint, plugins: Plugins
+) -> Any:
+    """Choose a provider; where that fails, say which plugins could not be loaded."""
+    try:
+        return registry.choose(component.use, checkpoint)
+    except PluginError as error:
+        raise with_broken_plugins(error, plugins) from error
+
+
+def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:
+    """Tell whether a model has a vision encoder: its config says so, or a provider does."""
+    if "vision_config" in checkpoint.config:
+        return True
+    return None in plugins.vision_encoders.objections(checkpoint).values()
+
+
+def _folder(folder: Path) -> Checkpoint:
+    checkpoint = Checkpoint(folder.resolve().name, folder)
+    if not checkpoint.has("*config.json"):
+        raise CheckpointError(
+            f"folder {str(folder)!r} holds no model: it has no config.json",
+            hint="name the folder that holds the model's config.json",
+        )
+    return checkpoint
+
+
+def _is_path(reference: str) -> bool:
+    """Tell whether a reference can only be meant as a path; a hub id has at most one slash."""
+    return reference.startswith((".", "~", os.sep)) or reference.count("/") > 1
+
+
+def _what_there_is(reference: str, plugins: Plugins) -> str:
+    """Return the nearest model's name, or else all packaged ones and what could fetch more."""
+    packaged = packaged_models(plugins)
+    near = difflib.get_close_matches(reference, packaged, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    listed = f"packaged: {', '.join(packaged) or 'none'}"
+    if not any(provider.list_models for provider in plugins.models):
+        return f"{listed}; pip install vlmkit-hf fetches models from the Hugging Face hub"
+    return f"{listed}; a hub id reads owner/name"
+
+
+def packaged_models(plugins: Plugins) -> list[str]:
+    """Return the names of the models that installed distributions carry."""
+    return [provider.name for provider in plugins.models if provider.list_models is None]
+
+
+def _tell_nobody(_: str) -> None:
+    """Load in silence."""

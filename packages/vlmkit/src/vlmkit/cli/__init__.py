@@ -1,0 +1,91 @@
+"""The ``vlmkit`` command: one file for each of its commands, none of which computes anything.
+
+Start-up is kept short: nothing that a command may not need is imported before it runs.
+"""
+
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import click
+
+from vlmkit import __version__
+from vlmkit.cli import ask, chat, config, doctor, models, output, plugins, serve
+from vlmkit.errors import ConfigError, UnknownPlugin, VlmkitError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+EPILOG = """\b
+First steps:
+  vlmkit plugins                                 what is installed
+  vlmkit models list                             which models are here
+  vlmkit ask demo "What is this?" --image a.png  one answer
+  vlmkit serve demo                              OpenAI's API on http://127.0.0.1:8000/v1
+"""
+
+
+@dataclass
+class State:
+    """What holds for the whole command line."""
+
+    debug: bool = False
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="vlmkit")
+@click.option("--debug", is_flag=True, help="Show tracebacks and the log.")
+@click.pass_context
+def vlmkit(context: click.Context, *, debug: bool) -> None:
+    """Answers about images, from any vision-language model."""
+    context.obj.debug = debug
+    # Only the error that reaches the user is shown; the log repeats it with its whole cause.
+    logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for _command in (
+    ask.ask,
+    chat.chat,
+    serve.serve,
+    plugins.plugins,
+    doctor.doctor,
+    config.config,
+    models.models,
+):
+    vlmkit.add_command(_command)
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code: 0, 1 failed, 2 misused, 130 interrupted."""
+    state = State()
+    try:
+        code = vlmkit.main(list(arguments), "vlmkit", standalone_mode=False, obj=state)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except VlmkitError as error:
+        if state.debug:
+            traceback.print_exc()
+        output.error(error, state.debug)
+        return EXIT_USAGE if isinstance(error, ConfigError | UnknownPlugin) else EXIT_FAILED
+    except Exception as error:
+        if state.debug:
+            raise
+        output.bug(error)
+        return EXIT_FAILED
+    return code if isinstance(code, int) else 0

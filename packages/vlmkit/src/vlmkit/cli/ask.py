@@ -1,0 +1,90 @@
+"""``vlmkit ask``: one question, one answer."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmkit.cli import options, output
+
+if TYPE_CHECKING:
+    from vlmkit.pipeline import Pipeline
+    from vlmkit.request import Request
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.argument("prompt", required=False)
+@click.option(
+    "--image",
+    "images",
+    metavar="FILE|URL|-",
+    multiple=True,
+    help="Picture to ask about; may be repeated. - reads standard input.",
+)
+@options.sampled
+@options.as_json
+@options.configured
+def ask(
+    *,
+    model: str | None,
+    prompt: str | None,
+    images: Sequence[str],
+    max_tokens: int | None,
+    temperature: float | None,
+    seed: int | None,
+    as_json: bool,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Ask MODEL one question, PROMPT, and write the answer as it comes.
+
+    MODEL is a packaged name such as demo, a folder, or a hub id.
+    """
+    from vlmkit.cli.loading import opened
+
+    if model is not None and prompt is None:
+        raise click.UsageError('say what to ask: vlmkit ask MODEL "PROMPT" --image FILE')
+    params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with opened(model, config_file, assignments) as pipeline:
+        request = _request(pipeline, prompt or "", images, params)
+        if as_json:
+            output.json(_report(pipeline, request))
+        else:
+            _stream(pipeline, request)
+
+
+def _request(
+    pipeline: "Pipeline", prompt: str, sources: Sequence[str], params: dict[str, Any]
+) -> "Request":
+    from vlmkit.cli.images import opened
+
+    images = [opened(source, pipeline.settings.images) for source in sources]
+    return pipeline.request(prompt, images=images, **params)
+
+
+def _stream(pipeline: "Pipeline", request: "Request") -> None:
+    ends_line = True
+    try:
+        for chunk in pipeline.submit(request):
+            output.answer(chunk.text)
+            ends_line = chunk.text.endswith("\n") if chunk.text else ends_line
+            if chunk.finish_reason == "length":
+                click.echo("\n[stopped at the limit of tokens]", err=True, nl=False)
+                ends_line = False
+    finally:
+        if not ends_line:
+            click.echo()
+
+
+def _report(pipeline: "Pipeline", request: "Request") -> dict[str, Any]:
+    completion = pipeline.submit(request).result()
+    return {
+        "model": pipeline.name,
+        "text": completion.text,
+        "finish_reason": completion.choices[0].finish_reason,
+        "usage": asdict(completion.usage),
+        "timings": asdict(completion.timings),
+    }

@@ -1,0 +1,97 @@
+"""``vlmkit config``: what is set, by whom, whether it holds, and what could be set."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from vlmkit.cli import options, output
+
+if TYPE_CHECKING:
+    from vlmkit.config import LayeredConfig, Setting
+    from vlmkit.plugins import Plugins
+
+
+@click.group()
+def config() -> None:
+    r"""Show, check and describe settings.
+
+    \b
+    A setting is looked for in this order; the first that states it wins:
+      --set section.key=value
+      VLMKIT_SECTION__KEY in the environment
+      the TOML file that --config or VLMKIT_CONFIG names
+      the default
+    """
+
+
+@config.command()
+@options.as_json
+@options.configured
+def show(*, as_json: bool, config_file: Path | None, assignments: Sequence[str]) -> None:
+    """Print every value and where it comes from."""
+    from vlmkit.cli.loading import read_with_plugins
+
+    layered, plugins = read_with_plugins(config_file, assignments)
+    settings = sorted(_all_settings(layered, plugins), key=lambda s: ("." in s.path, s.path))
+    if as_json:
+        fields = ("path", "shown", "origin", "description")
+        names = ("setting", "value", "origin", "description")
+        output.json(
+            [dict(zip(names, (getattr(s, f) for f in fields), strict=True)) for s in settings]
+        )
+        return
+    rows = [(s.path, msgspec.json.encode(s.shown).decode(), s.origin) for s in settings]
+    output.columns(("SETTING", "VALUE", "ORIGIN"), rows)
+
+
+@config.command()
+@options.configured
+def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
+    """Check every setting, those of the chosen providers too; build nothing."""
+    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.config.providers import check_components
+
+    layered, plugins = read_with_plugins(config_file, assignments)
+    check_components(layered.config, plugins)
+    click.echo(f"valid: {len(layered.origins)} settings, the rest by default")
+
+
+@config.command()
+@options.configured
+def schema(*, config_file: Path | None, assignments: Sequence[str]) -> None:
+    """Print the JSON schema of the config, with the settings of installed providers."""
+    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.config.schema import json_schema
+
+    _, plugins = read_with_plugins(config_file, assignments)
+    output.json(json_schema(plugins))
+
+
+def _all_settings(layered: "LayeredConfig", plugins: "Plugins") -> "Iterator[Setting]":
+    """Yield the settings of the core, and all those of providers that are chosen by name."""
+    from vlmkit.config import COMPONENTS, Setting
+    from vlmkit.config.providers import registry_of
+    from vlmkit.config.structs import descriptions
+
+    stated = {setting.path: setting for setting in layered.settings()}
+    yield from stated.values()
+    for section in COMPONENTS:
+        component = layered.config.component(section)
+        if component.use == "auto":
+            continue
+        struct = registry_of(plugins, section).get(component.use).settings
+        for field in msgspec.structs.fields(struct) if struct else ():
+            path = f"{section}.{field.encode_name}"
+            if struct and path not in stated and not field.required:
+                origin = f"default of {component.use!r}"
+                meaning = descriptions(struct).get(field.name, "")
+                yield Setting(path, _default(field), origin, meaning)
+
+
+def _default(field: "msgspec.structs.FieldInfo") -> object:
+    made = field.default_factory
+    value = field.default if made is msgspec.NODEFAULT else made()
+    return msgspec.to_builtins(value)

@@ -1,0 +1,90 @@
+"""``vlmkit doctor``: what this machine is, and who could serve a model here."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmkit.cli import options, output
+from vlmkit.errors import VlmkitError
+
+if TYPE_CHECKING:
+    from vlmkit.checkpoint import Checkpoint
+    from vlmkit.config import Config
+    from vlmkit.plugins import Plugins
+
+
+@click.command()
+@click.argument("model", required=False)
+@options.as_json
+@options.configured
+def doctor(
+    *,
+    model: str | None,
+    as_json: bool,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Say who can serve MODEL here, and why others cannot.
+
+    Describes this machine first. Loads no model and fetches nothing.
+    """
+    from vlmkit.assembly import resolve_local
+    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.machine import facts
+
+    layered, plugins = read_with_plugins(config_file, assignments)
+    report: dict[str, Any] = {"machine": facts(plugins)}
+    if model is not None:
+        checkpoint = resolve_local(model, plugins, layered.config.revision)
+        report["model"] = {"name": checkpoint.name, "family": checkpoint.model_type or None}
+        report["verdicts"] = list(_verdicts(checkpoint, layered.config, plugins))
+    if as_json:
+        output.json(report)
+    else:
+        _write(report)
+
+
+def _write(report: dict[str, Any]) -> None:
+    output.columns(("MACHINE", ""), [(name, str(v)) for name, v in report["machine"].items()])
+    if "model" not in report:
+        click.echo("\n`vlmkit plugins` lists providers; `vlmkit doctor MODEL` judges them")
+        return
+    family = report["model"]["family"] or "no family"
+    click.echo(f"\nmodel {report['model']['name']} ({family})")
+    rows = [
+        (v["component"], v["provider"], "chosen" if v["is_chosen"] else v["reason"] or "able")
+        for v in report["verdicts"]
+    ]
+    output.columns(("COMPONENT", "PROVIDER", "VERDICT"), rows)
+
+
+def _verdicts(
+    checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
+) -> Iterator[dict[str, Any]]:
+    """Yield what becomes of each provider if this model is loaded with this config."""
+    from vlmkit.config import COMPONENTS
+    from vlmkit.config.providers import registry_of
+
+    for section in COMPONENTS:
+        registry = registry_of(plugins, section)
+        try:
+            chosen = registry.choose(config.component(section).use, checkpoint).name
+        except VlmkitError:
+            chosen = None
+        reasons = registry.objections(checkpoint)
+        for name, reason in sorted(reasons.items(), key=lambda pair: pair[0] != chosen):
+            yield {
+                "component": section,
+                "provider": name,
+                "is_chosen": name == chosen,
+                "reason": reason or (None if name == chosen else "able, but not preferred"),
+            }
+        if chosen is None:
+            yield {
+                "component": section,
+                "provider": "none",
+                "is_chosen": False,
+                "reason": "no installed provider can serve this model",
+            }

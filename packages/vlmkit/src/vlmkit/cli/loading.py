@@ -1,0 +1,113 @@
+"""How commands get pipelines: read the config, load plugins, build, and show that it takes time."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmkit.config import Config, LayeredConfig, ModelEntry, read_config
+from vlmkit.plugins import Plugins
+
+if TYPE_CHECKING:
+    from vlmkit.pipeline import Pipeline
+
+QUIET_STAGES = ("model files", "ready")  # a source shows its own progress; the end needs none
+
+
+class Stages:
+    """Shows the stages of loading on standard error, and times them.
+
+    Args:
+        lists: write a line for each stage; otherwise a terminal shows the present one only.
+    """
+
+    def __init__(self, *, lists: bool = False) -> None:
+        self._lists = lists
+        self._name = ""
+        self._since = time.perf_counter()
+        self._status: Any = None
+
+    def __call__(self, name: str) -> None:
+        """Note that a stage begins, and with it that the one before is over."""
+        now = time.perf_counter()
+        if self._lists and self._name:
+            click.echo(f"  {self._name:16} {now - self._since:7.2f} s", err=True)
+        self._name, self._since = name, now
+        self.close()
+        if name not in QUIET_STAGES and not self._lists and sys.stderr.isatty():
+            self._status = _status(f"loading {name}")
+
+    def close(self) -> None:
+        """Clear the terminal's line."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+@contextmanager
+def opened(
+    model: str | None, config_file: Path | None, assignments: Sequence[str]
+) -> "Iterator[Pipeline]":
+    """Give the pipeline of one model, and close it in the end."""
+    from vlmkit.assembly import assemble, name_of
+
+    layered, plugins = read_with_plugins(config_file, assignments)
+    entries = wanted_entries([model] if model else [], layered.config, plugins)
+    if len(entries) > 1:
+        names = ", ".join(map(name_of, entries))
+        raise click.UsageError(f"the config has several models: name one of {names}")
+    with closing(Stages()) as stages:
+        pipeline = assemble(entries[0], layered.config, plugins, stages)
+    with pipeline:
+        yield pipeline
+
+
+def wanted_entries(
+    models: Sequence[str], config: Config, plugins: Plugins
+) -> tuple[ModelEntry, ...]:
+    """Return what to load: the models that were named, or else those of the config.
+
+    Raises:
+        click.UsageError: there is none; says which models there are.
+    """
+    configured = config.entries()
+    if not models:
+        if not configured:
+            raise click.UsageError(f"name a model. {what_there_is(plugins)}")
+        return configured
+    by_name = {entry.name or entry.model: entry for entry in configured}
+    return tuple(
+        by_name.get(model) or ModelEntry(model=model, revision=config.revision) for model in models
+    )
+
+
+def what_there_is(plugins: Plugins) -> str:
+    """Say in one sentence which models can be named."""
+    from vlmkit.assembly import packaged_models
+
+    packaged = ", ".join(packaged_models(plugins))
+    if not packaged:
+        return "None is installed: try pip install vlmkit-demo."
+    return f"Installed: {packaged}. A folder or a hub id will do as well."
+
+
+def read_with_plugins(
+    config_file: Path | None, assignments: Sequence[str]
+) -> tuple[LayeredConfig, Plugins]:
+    """Return the config and the plugins, for commands that build nothing."""
+    from vlmkit.assembly import load_plugins
+
+    layered = read_config(config_file, assignments=assignments)
+    return layered, load_plugins(layered.config)
+
+
+def _status(text: str) -> Any:
+    from rich.console import Console
+
+    status = Console(stderr=True).status(text)
+    status.start()
+    return status

@@ -1,0 +1,138 @@
+"""``vlmkit models``: which models are here, what they are, and fetching more."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmkit.cli import options, output
+
+if TYPE_CHECKING:
+    from vlmkit.checkpoint import Checkpoint
+    from vlmkit.plugins import Plugins
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+@click.group()
+def models() -> None:
+    """List, fetch and describe models."""
+
+
+@models.command("list")
+@options.as_json
+@options.configured
+def list_(*, as_json: bool, config_file: Path | None, assignments: Sequence[str]) -> None:
+    """List packaged models, and those of hubs that are on this disk."""
+    from vlmkit.cli.loading import read_with_plugins
+
+    _, plugins = read_with_plugins(config_file, assignments)
+    rows = _listed(plugins)
+    if as_json:
+        output.json([{"model": row[0], "source": row[1], "description": row[2]} for row in rows])
+    elif rows:
+        output.columns(("MODEL", "SOURCE", "DESCRIPTION"), rows)
+    else:
+        click.echo("none; try: pip install vlmkit-demo, or vlmkit models pull OWNER/NAME")
+
+
+@models.command()
+@click.argument("model")
+@click.option("--revision", help="Branch, tag or commit; the newest by default.")
+@options.configured
+def pull(
+    *, model: str, revision: str | None, config_file: Path | None, assignments: Sequence[str]
+) -> None:
+    """Fetch MODEL from a hub, so that it loads without network."""
+    from vlmkit.assembly import resolve
+    from vlmkit.cli.loading import read_with_plugins
+
+    layered, plugins = read_with_plugins(config_file, assignments)
+    started = time.perf_counter()
+    checkpoint = resolve(model, plugins, revision or layered.config.revision)
+    click.echo(f"fetched in {time.perf_counter() - started:.1f} s", err=True)
+    click.echo(str(checkpoint.path))
+
+
+@models.command()
+@click.argument("model")
+@options.as_json
+@options.configured
+def info(
+    *, model: str, as_json: bool, config_file: Path | None, assignments: Sequence[str]
+) -> None:
+    """Describe MODEL from its small files; loads and fetches nothing."""
+    from vlmkit.assembly import resolve_local, sees
+    from vlmkit.cli.loading import read_with_plugins
+
+    layered, plugins = read_with_plugins(config_file, assignments)
+    checkpoint = resolve_local(model, plugins, layered.config.revision)
+    facts = {**describe(checkpoint), "takes_images": sees(checkpoint, plugins)}
+    if as_json:
+        output.json(facts)
+    else:
+        shown = {**facts, "weight_bytes": output.size(facts["weight_bytes"])}
+        output.columns(
+            ("FACT", "VALUE"),
+            [(name.replace("_", " "), _written(value)) for name, value in shown.items()],
+        )
+
+
+def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """Return what a model's small files say about it."""
+    from vlmkit.safetensors_header import weights_of
+
+    weights = weights_of(checkpoint)
+    return {
+        "name": checkpoint.name,
+        "path": str(checkpoint.path),
+        "revision": checkpoint.revision,
+        "family": checkpoint.model_type or None,
+        "architectures": checkpoint.config.get("architectures") or [],
+        "parameters": weights.num_parameters,
+        "parameters_by_type": weights.num_by_dtype,
+        "weight_bytes": weights.num_bytes,
+        "weight_files": len(weights.files),
+        "context_tokens": _context_tokens(checkpoint.config),
+        "has_chat_template": _has_chat_template(checkpoint),
+    }
+
+
+def _listed(plugins: "Plugins") -> list[tuple[str, str, str]]:
+    rows = []
+    for provider in plugins.models:
+        if provider.list_models is None:
+            rows.append((provider.name, provider.plugin, provider.description))
+        else:
+            rows += [(name, provider.plugin, "fetched") for name in sorted(provider.list_models())]
+    return rows
+
+
+def _context_tokens(config: dict[str, Any]) -> int | None:
+    """Return the longest sequence that a config states, of its text part first."""
+    places = [config.get(key) for key in ("text_config", "llm_config", "language_config")]
+    for place in (*places, config):
+        for key in CONTEXT_KEYS:
+            if isinstance(place, dict) and isinstance(place.get(key), int):
+                return int(place[key])
+    return None
+
+
+def _has_chat_template(checkpoint: "Checkpoint") -> bool:
+    return (
+        checkpoint.has("chat_template.*")
+        or "chat_template" in checkpoint.read_json("tokenizer_config.json")
+        or "chat_template" in checkpoint.read_json("processor_config.json")
+    )
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "not stated"}[value]
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {number:,}" for key, number in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)

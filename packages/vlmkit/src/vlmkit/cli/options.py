@@ -1,0 +1,52 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+
+def configured(command: Command) -> Command:
+    """Add ``--config`` and ``--set``: every setting can be reached by them."""
+    for option in (
+        click.option(
+            "--set",
+            "assignments",
+            metavar="SECTION.KEY=VALUE",
+            multiple=True,
+            help="Override one setting; may be repeated.",
+        ),
+        click.option(
+            "--config",
+            "config_file",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="TOML file of settings; VLMKIT_CONFIG by default.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def sampled(command: Command) -> Command:
+    """Add the few sampling options that people change all the time."""
+    for option in (
+        click.option("--seed", type=int, help="Make random choices repeatable."),
+        click.option("--temperature", type=float, help="0 takes the likeliest token."),
+        click.option("-m", "--max-tokens", type=int, help="Most tokens to generate."),
+    ):
+        command = option(command)
+    return command
+
+
+def as_json(command: Command) -> Command:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(command)
+
+
+def stated(**values: Any) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,60 @@
+"""How the command line writes: columns, errors, and text that a model made."""
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from vlmkit.errors import EngineError, VlmkitError
+
+# A model can be made to write what a terminal takes for commands.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def error(problem: VlmkitError, debug: bool = False) -> None:
+    """Write what went wrong, and what to do, to standard error."""
+    click.secho(f"error: {problem}", err=True, fg="red")
+    hint = problem.hint
+    if isinstance(problem, EngineError) and problem.__cause__ is not None and not debug:
+        hint = "`vlmkit --debug ...` shows the cause"
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+
+
+def bug(problem: Exception) -> None:
+    """Write that something failed which should not have, to standard error."""
+    click.secho(f"error: unexpected {type(problem).__name__}: {problem}", err=True, fg="red")
+    click.echo("hint: `vlmkit --debug ...` shows where; please report it", err=True)
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write rows in aligned columns, the last of which is never cut or padded."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header) - 1)]
+    for number, line in enumerate(lines):
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
+        click.secho("  ".join([*cells, line[-1]]).rstrip(), bold=not number)
+
+
+def json(value: Any) -> None:
+    """Write a value as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def answer(text: str) -> None:
+    """Write a piece of an answer at once; a terminal gets no control characters."""
+    click.echo(CONTROLS.sub("", text) if sys.stdout.isatty() else text, nl=False)
+    sys.stdout.flush()
+
+
+def size(num_bytes: float) -> str:
+    """Return a size in the unit that suits it."""
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
+    power = 0
+    while num_bytes >= 1024 and power < len(units) - 1:
+        num_bytes /= 1024
+        power += 1
+    return f"{num_bytes:.{int(power > 0)}f} {units[power]}"

@@ -1,0 +1,96 @@
+"""``vlmkit serve``: OpenAI's API in front of one or more models."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vlmkit.cli import options
+
+if TYPE_CHECKING:
+    from vlmkit.config import Config, ModelEntry
+    from vlmkit.pipeline import Pipeline
+    from vlmkit.plugins import Plugins
+    from vlmkit.server.settings import ServerSettings
+
+EXAMPLE = """\
+ready. Ask it, for example, by
+
+  curl {url}/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}", api_key="none")
+"""
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@options.configured
+@click.pass_context
+def serve(
+    context: click.Context,
+    *,
+    models: Sequence[str],
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    r"""Serve MODELs, or those of the config, over HTTP.
+
+    \b
+    vlmkit serve demo --set server.port=9000
+    """
+    from vlmkit.assembly import name_of
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
+    from vlmkit.config.providers import check_components
+
+    layered, plugins = read_with_plugins(config_file, assignments)
+    config = layered.config
+    check_components(config, plugins)
+    entries = wanted_entries(models, config, plugins)
+    loaders = {name_of(entry): _loader(entry, config, plugins) for entry in entries}
+    _show_log(debug=context.obj.debug)
+    _run(loaders, config.server)
+
+
+def _run(loaders: "dict[str, Callable[[], Pipeline]]", settings: "ServerSettings") -> None:
+    """Serve, and say how to talk to the server once the last model is loaded."""
+    from vlmkit.server.run import serve as run_server
+
+    *_, last = loaders
+    load_last = loaders[last]
+
+    def load_and_tell() -> "Pipeline":
+        pipeline = load_last()
+        if settings.port:
+            click.echo(EXAMPLE.format(url=_url(settings), model=last), err=True)
+        return pipeline
+
+    run_server({**loaders, last: load_and_tell}, settings)
+
+
+def _loader(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "Callable[[], Pipeline]":
+    """Return what loads one model, with a line for each stage that it took."""
+    from vlmkit.assembly import assemble, name_of
+    from vlmkit.cli.loading import Stages
+
+    def load() -> "Pipeline":
+        click.echo(f"loading {name_of(entry)!r}", err=True)
+        return assemble(entry, config, plugins, Stages(lists=True))
+
+    return load
+
+
+def _url(settings: "ServerSettings") -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}/v1"
+
+
+def _show_log(*, debug: bool) -> None:
+    """Write the server's log to standard error."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("vlmkit").setLevel(logging.DEBUG if debug else logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -1,0 +1,149 @@
+"""Where values come from: a TOML file, the environment, the command line, arguments in Python.
+
+Each source gives leaves: a path, a value and an origin. What they mean is not known here.
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlmkit.errors import ConfigError
+
+PREFIX = "VLMKIT_"
+RESERVED_VARIABLES = {
+    "VLMKIT_BLOCK": "plugins to leave out: names of plugins or distributions, with commas",
+    "VLMKIT_CONFIG": "the config file, where --config names none",
+}
+MAX_FILE_BYTES = 2**20
+
+Keys = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value that somebody set.
+
+    Attributes:
+        path: the keys that lead to it.
+        value: what it was set to.
+        origin: who set it, for people.
+        text: what was written, where it was text that may or may not mean a number.
+    """
+
+    path: Keys
+    value: Any
+    origin: str
+    text: str | None = None
+
+
+def from_file(file: Path) -> Iterator[Leaf]:
+    """Yield the values of a TOML file; its own relative paths become paths from its folder.
+
+    Raises:
+        ConfigError: the file cannot be read, is not TOML or is too large.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"config file {str(file)!r} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"config file {str(file)!r} is over {MAX_FILE_BYTES} bytes")
+    try:
+        tree = tomllib.loads(content.decode())
+    except ValueError as error:  # TOMLDecodeError, or the bytes are not UTF-8
+        raise ConfigError(f"config file {str(file)!r} is not valid TOML: {error}") from error
+    for leaf in leaves(tree, str(file)):
+        yield _anchored(leaf, file.parent)
+
+
+def from_environment(environ: Mapping[str, str]) -> Iterator[Leaf]:
+    """Yield a value for each ``VLMKIT_SECTION__KEY`` variable."""
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in RESERVED_VARIABLES:
+            path = tuple(name.removeprefix(PREFIX).lower().split("__"))
+            yield from _from_text(path, environ[name], f"environment {name}")
+
+
+def from_assignments(assignments: Iterable[str]) -> Iterator[Leaf]:
+    """Yield a value for each ``section.key=value``.
+
+    Raises:
+        ConfigError: an assignment has no ``=``, or a key is empty.
+    """
+    for assignment in assignments:
+        dotted, equals, text = assignment.partition("=")
+        path = tuple(key.strip() for key in dotted.split("."))
+        if not equals or not all(path):
+            raise ConfigError(f"--set {assignment!r} must read section.key=value")
+        yield from _from_text(path, text.strip(), f"--set {dotted.strip()}")
+
+
+def leaves(tree: Mapping[str, Any], origin: str, prefix: Keys = ()) -> Iterator[Leaf]:
+    """Yield the values of nested tables; a list and an empty table are values."""
+    for key, value in tree.items():
+        path = (*prefix, key)
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, origin, path)
+        else:
+            yield Leaf(path, value, origin)
+
+
+def nested(values: Mapping[Keys, Any]) -> dict[str, Any]:
+    """Return nested tables from values by path; no path may begin with another."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        table = tree
+        for key in path[:-1]:
+            table = table.setdefault(key, {})
+        table[path[-1]] = value
+    return tree
+
+
+def _from_text(path: Keys, text: str, origin: str) -> Iterator[Leaf]:
+    """Yield what a text means as a TOML value, or the text itself where it is none."""
+    value = _toml_value(text)
+    if isinstance(value, dict) and value:
+        yield from leaves(value, origin, path)
+    else:
+        yield Leaf(path, value, origin, text)
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    # More than one key means that the text held a line break; a date is no type of ours.
+    is_one = tree.keys() == {"value"} and "\n" not in text
+    is_ours = is_one and isinstance(tree["value"], bool | int | float | str | list | dict)
+    return tree["value"] if is_ours else text
+
+
+def _anchored(leaf: Leaf, folder: Path) -> Leaf:
+    """Make the paths in a config file independent of where the program was started."""
+    if leaf.path == ("plugins",) and isinstance(leaf.value, list):
+        files = [str(folder / Path(p).expanduser()) if _is_text(p) else p for p in leaf.value]
+        return replace(leaf, value=files)
+    if leaf.path == ("model",):
+        return replace(leaf, value=_anchored_model(leaf.value, folder))
+    if leaf.path == ("models",) and isinstance(leaf.value, list):
+        return replace(leaf, value=[_anchored_entry(entry, folder) for entry in leaf.value])
+    return leaf
+
+
+def _anchored_entry(entry: Any, folder: Path) -> Any:
+    if isinstance(entry, dict) and "model" in entry:
+        return {**entry, "model": _anchored_model(entry["model"], folder)}
+    return entry
+
+
+def _anchored_model(model: Any, folder: Path) -> Any:
+    return str(folder / model) if _is_text(model) and model.startswith(".") else model
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,76 @@
+"""The JSON schema of the config, with the meaning of each field and the providers that are here."""
+
+from typing import Any
+
+import msgspec
+
+from vlmkit.config.providers import registry_of
+from vlmkit.config.structs import COMPONENTS, Config, ModelEntry, descriptions, struct_of
+from vlmkit.plugins import Plugins
+from vlmkit.registry import Provider
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema(plugins: Plugins) -> dict[str, Any]:
+    """Return the schema of a config file; each component's section has a form per provider."""
+    schema = _struct_schema(Config)
+    for section in COMPONENTS:
+        meaning = schema["properties"][section].get("description", "")
+        forms = [_auto_form(), *map(_provider_form, registry_of(plugins, section))]
+        schema["properties"][section] = {"description": meaning, "anyOf": forms}
+    schema["properties"]["models"]["items"] = _struct_schema(ModelEntry)
+    return {"$schema": DIALECT, **schema, "title": "vlmkit"}
+
+
+def _provider_form(provider: Provider[Any]) -> dict[str, Any]:
+    form: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    if provider.settings is not None:
+        form = _struct_schema(provider.settings)
+    form["properties"] = {"use": {"const": provider.name}, **form["properties"]}
+    form["required"] = ["use", *form.get("required", ())]
+    return {**form, "title": provider.name, "description": provider.description}
+
+
+def _auto_form() -> dict[str, Any]:
+    """Settings without a provider's name are checked by the one that is chosen."""
+    return {
+        "title": "auto",
+        "description": "the best provider that can serve the model here",
+        "type": "object",
+        "properties": {"use": {"const": "auto", "default": "auto"}},
+    }
+
+
+def _struct_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schema of a struct with everything in place and every field described."""
+    _, components = msgspec.json.schema_components([struct])
+    schema: dict[str, Any] = _inlined({"$ref": f"#/$defs/{struct.__name__}"}, components)
+    _describe(schema, struct)
+    return schema
+
+
+def _inlined(node: Any, components: dict[str, Any]) -> Any:
+    """Replace every reference by what it refers to; settings are trees, never recursive."""
+    if isinstance(node, list):
+        return [_inlined(item, components) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        rest = {key: value for key, value in node.items() if key != "$ref"}
+        target = components[node["$ref"].rpartition("/")[2]]
+        return {**_inlined(target, components), **rest}
+    return {key: _inlined(value, components) for key, value in node.items()}
+
+
+def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
+    """Write each field's meaning into its schema, here and in the structs inside."""
+    meanings = descriptions(struct)
+    schema["description"] = (struct.__doc__ or "").partition("\n")[0]
+    for field in msgspec.structs.fields(struct):
+        part = schema["properties"][field.encode_name]
+        inner = struct_of(field.type)
+        if inner is not None and "properties" in part:
+            _describe(part, inner)
+        if field.name in meanings:
+            part["description"] = meanings[field.name]

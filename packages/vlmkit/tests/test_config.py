@@ -1,0 +1,410 @@
+"""Where settings come from, who wins, and what is said about a wrong one."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from vlmkit import plugins as plugin_loader
+from vlmkit.config import COMPONENTS, Component, Config, ModelEntry, read_config
+from vlmkit.config.providers import check_components
+from vlmkit.config.schema import json_schema
+from vlmkit.config.structs import descriptions, known_paths
+from vlmkit.errors import ConfigError, PluginUnavailable, UnknownPlugin
+from vlmkit.pipeline import PipelineSettings
+from vlmkit.server.settings import ServerSettings
+
+PLUGIN = '''
+from typing import Annotated
+import msgspec
+from vlmkit.hookspecs import hookimpl
+
+VLMKIT_API = 1
+
+class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both have.
+
+    Attributes:
+        device: where to compute; a second
+            line of it.
+    """
+
+    device: str = "cpu"
+
+class Settings(Base, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the toy.
+
+    Attributes:
+        num_lanes: how many lanes.
+    """
+
+    num_lanes: Annotated[int, msgspec.Meta(ge=1)] = 2
+    hub_token: str = "t0ps3cret"
+
+@hookimpl
+def vlmkit_register_engines(registry):
+    registry.add("toy", lambda context: context, settings=Settings, description="a toy")
+    registry.add("absent", lambda context: context, why_not=lambda: "no such device")
+'''
+
+
+def write(folder: Path, text: str, name: str = "vlmkit.toml") -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def read(
+    file: Path | None = None, *sets: str, arguments: dict[str, Any] | None = None, **environ: str
+) -> Any:
+    return read_config(file, environ=environ, assignments=sets, arguments=arguments)
+
+
+def origin(layered: Any, path: str) -> str:
+    return next(s.origin for s in layered.settings() if s.path == path)
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> plugin_loader.Plugins:
+    return plugin_loader.load(files=[write(tmp_path, PLUGIN, "toy.py")], entry_points=[])
+
+
+# Layers.
+
+
+def test_without_any_layer_every_value_is_a_default() -> None:
+    layered = read()
+    assert layered.config == Config()
+    assert {s.origin for s in layered.settings()} == {"default"}
+
+
+def test_each_layer_wins_over_the_one_before(tmp_path: Path) -> None:
+    file = write(tmp_path, "[server]\nport = 1\nhost = '::1'\nmax_requests = 11\nkeepalive_s = 5\n")
+    env = {"VLMKIT_SERVER__PORT": "2", "VLMKIT_SERVER__HOST": "127.0.0.2"}
+    env["VLMKIT_SERVER__MAX_REQUESTS"] = "12"
+    layered = read(
+        file, "server.port=3", "server.host=127.0.0.3", arguments={"server": {"port": 4}}, **env
+    )
+    server = layered.config.server
+    assert (server.port, server.host, server.max_requests) == (4, "127.0.0.3", 12)
+    assert server.keepalive_s == 5.0
+    assert origin(layered, "server.port") == "argument"
+    assert origin(layered, "server.host") == "--set server.host"
+    assert origin(layered, "server.max_requests") == "environment VLMKIT_SERVER__MAX_REQUESTS"
+    assert origin(layered, "server.keepalive_s") == str(file)
+    assert origin(layered, "server.max_body_bytes") == "default"
+
+
+def test_the_environment_names_the_file_unless_the_caller_does(tmp_path: Path) -> None:
+    one, two = write(tmp_path, "model='a'", "1.toml"), write(tmp_path, "model='b'", "2.toml")
+    assert read(VLMKIT_CONFIG=str(one)).config.model == "a"
+    assert read(two, VLMKIT_CONFIG=str(one)).config.model == "b"
+
+
+def test_the_last_of_two_equal_assignments_wins() -> None:
+    assert read(None, "server.port=1", "server.port=2").config.server.port == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("0.5", 0.5),
+        ("true", True),
+        ('"7"', "7"),
+        ("cuda:1", "cuda:1"),
+        ("", ""),
+        ('[1, "two"]', [1, "two"]),
+        ("[1, 2", "[1, 2"),
+        ("2026-01-01", "2026-01-01"),
+        ("a = b", "a = b"),
+        ("1\nx = 2", "1\nx = 2"),
+    ],
+)
+def test_a_text_is_a_toml_value_or_else_itself(text: str, value: Any) -> None:
+    layered = read(None, f"engine.x={text}", VLMKIT_SAMPLER__X=text)
+    # Around --set the command line's blanks do not count.
+    assert layered.config.engine.settings["x"] == value
+    assert layered.config.sampler.settings["x"] == value
+
+
+def test_an_inline_table_sets_each_of_its_keys() -> None:
+    layered = read(None, "engine.x=1", VLMKIT_ENGINE='{use = "toy", x = 0, y = {z = 2}}')
+    assert layered.config.engine == Component(use="toy", settings={"x": 1, "y": {"z": 2}})
+    assert origin(layered, "engine.y.z") == "environment VLMKIT_ENGINE"
+
+
+def test_digits_are_a_text_where_a_text_is_wanted() -> None:
+    layered = read(None, "model=7", VLMKIT_REVISION="0012")
+    assert (layered.config.model, layered.config.revision) == ("7", "0012")
+
+
+def test_a_value_replaces_a_table_and_a_table_a_value(tmp_path: Path) -> None:
+    file = write(tmp_path, "[engine]\na.b = 1\nc = 2\n")
+    assert read(file, "engine.a=3").config.engine.settings == {"a": 3, "c": 2}
+    assert read(file, "engine.c.d=4").config.engine.settings == {"a": {"b": 1}, "c": {"d": 4}}
+
+
+def test_an_empty_section_changes_nothing(tmp_path: Path) -> None:
+    file = write(tmp_path, "[engine]\nuse='toy'\n[server]\n")
+    layered = read(file, VLMKIT_ENGINE="{}")
+    assert layered.config == Config(engine=Component(use="toy"))
+
+
+def test_paths_in_a_file_count_from_its_folder(tmp_path: Path) -> None:
+    text = "plugins=['./a.py', '/b.py']\n[[models]]\nmodel='./m'\nname='m'\n[[models]]\nmodel='o/n'"
+    config = read(write(tmp_path, text)).config
+    assert config.plugins == (str(tmp_path / "a.py"), "/b.py")
+    assert [entry.model for entry in config.models] == [str(tmp_path / "m"), "o/n"]
+    assert read(write(tmp_path, "model='../m'")).config.model == str(tmp_path / "../m")
+
+
+def test_a_config_can_be_the_base_of_another() -> None:
+    base = Config(model="a", engine=Component(use="toy", settings={"device": "x"}))
+    layered = read_config(environ={}, base=base, arguments={"engine": {"num_lanes": 3}})
+    assert layered.config.engine == Component(use="toy", settings={"device": "x", "num_lanes": 3})
+    assert layered.config.model == "a"
+    assert read_config(environ={}, base=base).config == base
+
+
+scalars = st.one_of(
+    st.integers(-(2**40), 2**40), st.booleans(), st.text(st.characters(codec="utf-8"), max_size=9)
+)
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(COMPONENTS), st.dictionaries(st.text("abc", min_size=1), scalars)
+    )
+)
+def test_settings_of_providers_pass_through_untouched(sections: dict[str, dict[str, Any]]) -> None:
+    config = read_config(environ={}, arguments=sections).config
+    for section, settings in sections.items():
+        assert config.component(section).settings == settings
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10**9))
+def test_the_environment_and_the_command_line_read_alike(number: int) -> None:
+    by_set = read(None, f"pipeline.max_images={number}").config
+    by_env = read(VLMKIT_PIPELINE__MAX_IMAGES=str(number)).config
+    assert by_set == by_env
+    assert by_set.pipeline.max_images == number
+
+
+# Mistakes.
+
+
+def failure(*arguments: Any, **environ: str) -> tuple[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        read(*arguments, **environ)
+    return str(caught.value), caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("assignment", "meant"),
+    [
+        ("server.prot=1", "server.port"),
+        ("servr.port=1", "server.port"),
+        ("engin.use=toy", "engine.use"),
+        ("max_images=1", "pipeline.max_images"),
+        ("pipeline.images.max_byte=1", "pipeline.images.max_bytes"),
+        ("server_port=1", "server.port"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_the_nearest(assignment: str, meant: str) -> None:
+    message, hint = failure(None, assignment)
+    assert message.startswith("unknown setting ")
+    assert hint == f"did you mean {meant!r}?"
+
+
+def test_an_unknown_variable_is_answered_in_its_own_spelling() -> None:
+    assert failure(VLMKIT_SERVER_PORT="1") == (
+        "unknown setting 'server_port' (environment VLMKIT_SERVER_PORT)",
+        "did you mean 'VLMKIT_SERVER__PORT'?",
+    )
+
+
+def test_a_setting_like_no_other_points_to_the_list_of_all() -> None:
+    assert failure(None, "qqqq=1")[1] == "`vlmkit config schema` lists every setting"
+
+
+def test_variables_of_others_and_reserved_ones_are_no_settings() -> None:
+    assert read(VLMKIT_BLOCK="a,b", VLMKITTEN="1", PATH="x").config == Config()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("server.port=-1", "server.port = -1 (--set server.port): Expected `int` >= 0"),
+        ("server.port=x", "server.port = 'x' (--set server.port): Expected `int`, got `str`"),
+        ("plugins=[1]", "plugins[0] (--set plugins): Expected `str`, got `int`"),
+        ("server=5", "'server' is a section, not one value (--set server)"),
+        ("model.x=5", "'model' has no key 'x' (--set model.x)"),
+        ("server.port", "--set 'server.port' must read section.key=value"),
+        ("server..port=1", "--set 'server..port=1' must read section.key=value"),
+        (
+            'models=[{model="a", nam="b"}]',
+            "unknown setting 'models[0].nam' (--set models)",
+        ),
+        (
+            'models=[{name="b"}]',
+            "models[0] (--set models): Object missing required field `model`",
+        ),
+    ],
+)
+def test_a_wrong_value_is_shown_with_who_set_it(assignment: str, message: str) -> None:
+    assert failure(None, assignment)[0] == message
+
+
+def test_a_section_set_like_a_value_is_answered_with_use() -> None:
+    assert failure(None, "engine=toy")[1] == "did you mean 'engine.use'?"
+
+
+def test_a_misspelt_key_of_a_model_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    file = write(tmp_path, "[[models]]\nmodel='a'\n[models.engin]\nuse='toy'")
+    assert failure(file)[1] == "did you mean 'engine'?"
+
+
+def test_one_models_table_is_told_to_be_a_list(tmp_path: Path) -> None:
+    assert failure(write(tmp_path, "[models]\nmodel='a'"))[1] == "write [[models]]"
+
+
+def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
+    missing = tmp_path / "none.toml"
+    assert failure(missing)[0] == (
+        f"config file {str(missing)!r} cannot be read: No such file or directory"
+    )
+    assert "is not valid TOML" in failure(write(tmp_path, "a = = 1"))[0]
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b"model = '\xe9'")
+    assert "is not valid TOML" in failure(latin)[0]
+
+
+def test_one_model_and_several_contradict_each_other() -> None:
+    message, hint = failure(None, "model=a", 'models=[{model="b"}]')
+    assert (message, hint) == ("both model and models are set", "keep one of them")
+
+
+def test_two_models_cannot_share_a_name() -> None:
+    message, _ = failure(None, 'models=[{model="a"}, {model="b", name="a"}]')
+    assert message == "two models are called 'a'"
+
+
+# Models and their own sections.
+
+
+def test_one_model_is_an_entry_like_any_other() -> None:
+    config = read(None, "model=a", "revision=main").config
+    assert config.entries() == (ModelEntry(model="a", revision="main"),)
+    assert Config().entries() == ()
+
+
+def test_a_models_own_keys_lie_over_the_section() -> None:
+    config = Config(engine=Component(use="toy", settings={"device": "x", "num_lanes": 1}))
+    same = ModelEntry(model="m", engine={"num_lanes": 5})
+    assert config.component("engine", same).settings == {"device": "x", "num_lanes": 5}
+
+
+def test_a_model_with_another_provider_leaves_the_sections_settings_behind() -> None:
+    config = Config(engine=Component(use="toy", settings={"device": "x"}))
+    other = ModelEntry(model="m", engine={"use": "other", "num_lanes": 5})
+    assert config.component("engine", other) == Component(use="other", settings={"num_lanes": 5})
+
+
+# Settings of providers.
+
+
+def test_settings_of_a_named_provider_are_checked(plugins: plugin_loader.Plugins) -> None:
+    check_components(read(None, "engine.use=toy", "engine.num_lanes=3").config, plugins)
+    with pytest.raises(ConfigError) as caught:
+        check_components(read(None, "engine.use=toy", "engine.num_lane=3").config, plugins)
+    assert str(caught.value) == "engine 'toy' has no setting 'num_lane'"
+    assert caught.value.hint == "did you mean 'num_lanes'?"
+    with pytest.raises(ConfigError, match="Expected `int` >= 1"):
+        check_components(read(None, "engine.use=toy", "engine.num_lanes=0").config, plugins)
+
+
+def test_settings_without_a_provider_must_suit_one(plugins: plugin_loader.Plugins) -> None:
+    check_components(read(None, "engine.num_lanes=3").config, plugins)
+    with pytest.raises(ConfigError) as caught:
+        check_components(read(None, "engine.num_lane=3").config, plugins)
+    assert str(caught.value) == "no installed engine has a setting 'num_lane'"
+    assert caught.value.hint == "did you mean 'num_lanes'?"
+
+
+def test_the_sections_of_each_model_are_checked(plugins: plugin_loader.Plugins) -> None:
+    text = 'models=[{model="a", engine={use="toy", lanes=1}}]'
+    with pytest.raises(ConfigError, match="engine 'toy' has no setting 'lanes'"):
+        check_components(read(None, text).config, plugins)
+
+
+def test_an_unknown_provider_is_named_with_the_nearest(plugins: plugin_loader.Plugins) -> None:
+    with pytest.raises(UnknownPlugin) as caught:
+        check_components(read(None, "engine.use=tuy").config, plugins)
+    assert caught.value.hint == "did you mean 'toy'?"
+
+
+def test_an_unknown_provider_is_explained_by_the_plugins_that_broke(tmp_path: Path) -> None:
+    file = write(tmp_path, "import nothing_of_that_name", "bad.py")
+    broken = plugin_loader.load(files=[file], entry_points=[])
+    with pytest.raises(UnknownPlugin, match=r"could not be loaded: .*ModuleNotFoundError"):
+        check_components(read(None, "engine.use=toy").config, broken)
+
+
+def test_a_provider_that_cannot_run_here_is_refused(plugins: plugin_loader.Plugins) -> None:
+    with pytest.raises(PluginUnavailable, match="engine 'absent' cannot be used: no such device"):
+        check_components(read(None, "engine.use=absent").config, plugins)
+
+
+# What is shown.
+
+
+def test_secrets_are_never_shown_and_switches_are() -> None:
+    layered = read(None, "engine.api_key=abc", "engine.hub_tokens=2", "sampler.password=")
+    shown = {s.path: s.shown for s in layered.settings()}
+    assert shown["engine.api_key"] == "***"
+    assert shown["engine.hub_tokens"] == 2
+    assert shown["sampler.password"] == ""
+    assert shown["server.allow_public_without_key"] is False
+
+
+@pytest.mark.parametrize(
+    "struct", [Config, ModelEntry, Component, PipelineSettings, ServerSettings]
+)
+def test_every_field_says_what_it_means(struct: type[msgspec.Struct]) -> None:
+    meanings = descriptions(struct)
+    for field in msgspec.structs.fields(struct):
+        assert re.search(r"\w+ \w+", meanings.get(field.name, "")), field.name
+
+
+def test_meanings_are_read_whole_and_from_base_classes(plugins: plugin_loader.Plugins) -> None:
+    struct = plugins.engines.get("toy").settings
+    assert struct is not None
+    assert descriptions(struct) == {
+        "device": "where to compute; a second line of it.",
+        "num_lanes": "how many lanes.",
+    }
+
+
+def test_the_schema_describes_the_core_and_every_provider(plugins: plugin_loader.Plugins) -> None:
+    schema = json_schema(plugins)
+    json.dumps(schema)
+    assert "$ref" not in json.dumps(schema["properties"])
+    for path in known_paths(Config):
+        if path[-1] != "use":
+            node = schema
+            for key in path:
+                node = node["properties"][key]
+            assert node["description"]
+    forms = {form["title"]: form for form in schema["properties"]["engine"]["anyOf"]}
+    assert set(forms) == {"auto", "absent", "toy"}
+    assert forms["toy"]["properties"]["use"] == {"const": "toy"}
+    assert forms["toy"]["properties"]["num_lanes"]["minimum"] == 1
+    assert forms["toy"]["properties"]["num_lanes"]["description"] == "how many lanes."
+    assert forms["toy"]["additionalProperties"] is False
