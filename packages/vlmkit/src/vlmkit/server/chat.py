@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from litestar import Controller, Request, post
+from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
@@ -28,7 +29,10 @@ class ChatController(Controller):
 
     @post(status_code=200)
     async def create(
-        self, request: Request[Any, Any, Any], service: Service, converter: Converter
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
     ) -> ASGIApp:
         """Answer a conversation."""
         return _ChatCall(request, service, converter)

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 from litestar import Controller, Response, get
+from litestar.di import NamedDependency
 
 from vlmkit.server.errors import RETRY_AFTER_S
 from vlmkit.server.service import Model, Service, State
@@ -42,7 +43,7 @@ class HealthController(Controller):
         return Health()
 
     @get("/readyz")
-    async def readiness(self, service: Service) -> Response[Readiness]:
+    async def readiness(self, service: NamedDependency[Service]) -> Response[Readiness]:
         """Answer 200 if new work is taken, or else 503 and when to ask again."""
         status = readiness_of(service)
         body = Readiness(status, {name: _readiness(m) for name, m in service.models.items()})

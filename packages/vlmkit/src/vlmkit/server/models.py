@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 from litestar import Controller, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from vlmkit._version import __version__
 from vlmkit.pipeline import Pipeline
@@ -36,12 +38,12 @@ class ModelsController(Controller):
     path = "/v1/models"
 
     @get()
-    async def list_all(self, service: Service) -> ModelList:
+    async def list_all(self, service: NamedDependency[Service]) -> ModelList:
         """List every model, those that are still loading included."""
         return ModelList([_body(model) for model in service.models.values()])
 
     @get("/{name:path}")
-    async def retrieve(self, service: Service, name: str) -> ModelBody:
+    async def retrieve(self, service: NamedDependency[Service], name: FromPath[str]) -> ModelBody:
         """Describe one model; names may hold slashes."""
         return _body(service.model(name.removeprefix("/")))
 

@@ -43,8 +43,8 @@ def serve(models: Mapping[str, Pipeline | Loader], settings: ServerSettings | No
     settings = settings or ServerSettings()
     service = Service(models, settings)
     loading = _Loading(service, models)
-    listener = _listener(settings)
     server = Server(service)
+    listener = _listener(settings)
     loading.start(on_failure=server.stop)
     try:
         server.run(sockets=[listener])
