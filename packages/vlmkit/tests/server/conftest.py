@@ -8,7 +8,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from running_server import Running, running  # noqa: E402
+from running_server import Running, running
 
 
 @pytest.fixture(scope="module")

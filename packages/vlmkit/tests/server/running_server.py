@@ -14,17 +14,17 @@ from typing import Any
 import httpx2
 import numpy as np
 import openai
-from PIL import Image as pil
-from vlmkit_mock.engine import MockEngine
-from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
-from vlmkit_mock.tokenizer import MockTokenizer
-from vlmkit_mock.vision_encoder import MockVisionEncoder
+from PIL import Image as PilImage
 
 from vlmkit.pipeline import Pipeline, PipelineSettings
 from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
 from vlmkit.server.run import Loader, Server
 from vlmkit.server.service import Service
 from vlmkit.server.settings import ServerSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 
 def mock_pipeline(
@@ -117,7 +117,7 @@ def picture(width: int = 8, height: int = 6, **options: Any) -> str:
     """A data: URL of a noisy picture."""
     pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
     content = io.BytesIO()
-    pil.fromarray(pixels).save(content, options.pop("format", "PNG"), **options)
+    PilImage.fromarray(pixels).save(content, options.pop("format", "PNG"), **options)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 

@@ -5,7 +5,7 @@ import json
 
 import openai
 import pytest
-from running_server import chat, image_part, picture, running, scripted
+from running_server import chat, image_part, mock_pipeline, picture, running, scripted
 
 from vlmkit.pipeline import PipelineSettings
 
@@ -230,7 +230,7 @@ def test_a_failure_inside_a_stream_reaches_its_client_and_not_the_neighbour(serv
     neighbour = ask(server, scripted(text="n" * 200, latency_s=0.002), stream=True)
     next(neighbour)
     seen = ""
-    with pytest.raises(openai.APIError) as caught:
+    with pytest.raises(openai.APIError) as caught:  # noqa: PT012
         for chunk in ask(server, scripted(text="abcdef", fail_at_token=3), stream=True):
             seen += chunk.choices[0].delta.content or ""
     assert seen == "abc"
@@ -254,8 +254,6 @@ def test_a_long_silence_is_filled_with_comments():
 
 
 def test_two_models_are_served_side_by_side():
-    from running_server import mock_pipeline
-
     small = mock_pipeline(settings=PipelineSettings(max_output_tokens=2))
     with running({"org/small": small, "mock": mock_pipeline()}) as server:
         assert [model.id for model in server.client().models.list()] == ["org/small", "mock"]

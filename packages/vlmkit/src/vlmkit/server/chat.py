@@ -10,6 +10,7 @@ from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from vlmkit.errors import RequestError
 from vlmkit.pipeline import Pipeline
 from vlmkit.server.answer import AnswerHead, completion_body, logprobs_of
 from vlmkit.server.convert import Converter
@@ -70,8 +71,13 @@ class _ChatCall:
             await respond(chat, pipeline, head, stream)(scope, receive, send)
 
     async def _start(self, chat: ChatRequest, pipeline: Pipeline, head: AnswerHead) -> Stream:
-        request, self._images_s = await self._converter.request(chat, pipeline, head.id)
-        return await pipeline.asubmit(request)
+        try:
+            request, self._images_s = await self._converter.request(chat, pipeline, head.id)
+            return await pipeline.asubmit(request)
+        except RequestError as error:
+            if error.param == "max_tokens" and chat.max_tokens is None:
+                error.param = "max_completion_tokens"
+            raise
 
     def _events(
         self, chat: ChatRequest, pipeline: Pipeline, head: AnswerHead, stream: Stream

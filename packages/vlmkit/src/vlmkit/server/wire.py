@@ -121,7 +121,7 @@ class ChatRequest(_Wire):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[Annotated[int, Meta(ge=0)], float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     logprobs: bool | None = None
