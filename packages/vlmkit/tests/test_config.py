@@ -59,13 +59,13 @@ def write(folder: Path, text: str, name: str = "vlmkit.toml") -> Path:
 
 
 def read(
-    file: Path | None = None, *sets: str, arguments: dict[str, Any] | None = None, **environ: str
+    file: Path | None = None, *sets: str, arguments: dict[str, Any] | None = None, **environ: Any
 ) -> Any:
     return read_config(file, environ=environ, assignments=sets, arguments=arguments)
 
 
 def origin(layered: Any, path: str) -> str:
-    return next(s.origin for s in layered.settings() if s.path == path)
+    return next(str(s.origin) for s in layered.settings() if s.path == path)
 
 
 @pytest.fixture
@@ -184,8 +184,8 @@ scalars = st.one_of(
 )
 def test_settings_of_providers_pass_through_untouched(sections: dict[str, dict[str, Any]]) -> None:
     config = read_config(environ={}, arguments=sections).config
-    for section, settings in sections.items():
-        assert config.component(section).settings == settings
+    for section, given_settings in sections.items():
+        assert config.component(section).settings == given_settings
 
 
 @settings(deadline=None)
@@ -200,7 +200,7 @@ def test_the_environment_and_the_command_line_read_alike(number: int) -> None:
 # Mistakes.
 
 
-def failure(*arguments: Any, **environ: str) -> tuple[str, str]:
+def failure(*arguments: Any, **environ: Any) -> tuple[str, str]:
     with pytest.raises(ConfigError) as caught:
         read(*arguments, **environ)
     return str(caught.value), caught.value.hint

@@ -15,6 +15,7 @@ from typing import Any
 from vlmkit import plugins as plugin_loader
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.config import COMPONENTS, Component, Config, ModelEntry, read_config
+from vlmkit.config.layers import expanded
 from vlmkit.config.providers import described, registry_of, with_broken_plugins
 from vlmkit.errors import (
     CheckpointError,
@@ -73,7 +74,7 @@ def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) ->
         PluginError: a plugin file that the config names cannot be loaded.
     """
     block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
-    files = [Path(file).expanduser() for file in config.plugins]
+    files = [expanded(file) for file in config.plugins]
     plugins = plugin_loader.load(files=files, block=block)
     for file in map(str, files):
         if error := plugins.broken.get(file):
@@ -114,7 +115,7 @@ def assemble(
 def name_of(entry: ModelEntry) -> str:
     """Return how clients call a model: its own name, its folder's, or what it was asked for by."""
     if entry.name is None and _is_path(entry.model):
-        return Path(entry.model).expanduser().resolve().name
+        return expanded(entry.model).resolve().name
     return entry.name or entry.model
 
 
@@ -128,7 +129,7 @@ def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Ch
     packaged = {provider.name for provider in plugins.models}
     if reference in packaged:
         return plugins.models.build(reference, {}, context)
-    folder = Path(reference).expanduser()
+    folder = expanded(reference)
     if folder.is_dir():
         return _folder(folder)
     if _is_path(reference):
@@ -152,7 +153,7 @@ def resolve_local(reference: str, plugins: Plugins, revision: str | None = None)
     """
     is_here = (
         reference in packaged_models(plugins)
-        or Path(reference).expanduser().is_dir()
+        or expanded(reference).is_dir()
         or any(reference in p.list_models() for p in plugins.models if p.list_models)
     )
     is_elsewhere = any(p.objection(reference) is None for p in plugins.models)

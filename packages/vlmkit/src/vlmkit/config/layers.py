@@ -3,6 +3,7 @@
 Each source gives leaves: a path, a value and an origin. What they mean is not known here.
 """
 
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -126,7 +127,7 @@ def _toml_value(text: str) -> Any:
 def _anchored(leaf: Leaf, folder: Path) -> Leaf:
     """Make the paths in a config file independent of where the program was started."""
     if leaf.path == ("plugins",) and isinstance(leaf.value, list):
-        files = [str(folder / Path(p).expanduser()) if _is_text(p) else p for p in leaf.value]
+        files = [str(folder / expanded(p)) if _is_text(p) else p for p in leaf.value]
         return replace(leaf, value=files)
     if leaf.path == ("model",):
         return replace(leaf, value=_anchored_model(leaf.value, folder))
@@ -143,6 +144,11 @@ def _anchored_entry(entry: Any, folder: Path) -> Any:
 
 def _anchored_model(model: Any, folder: Path) -> Any:
     return str(folder / model) if _is_text(model) and model.startswith(".") else model
+
+
+def expanded(path: str) -> Path:
+    """Return a path with ``~`` replaced, where that is somebody's home."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path raises for a user who is not there
 
 
 def _is_text(value: Any) -> bool:

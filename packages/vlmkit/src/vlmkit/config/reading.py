@@ -15,6 +15,7 @@ from vlmkit.config.layers import (
     RESERVED_VARIABLES,
     Keys,
     Leaf,
+    expanded,
     from_assignments,
     from_environment,
     from_file,
@@ -116,7 +117,7 @@ def read_config(
         file = Path(named)
     given: list[Leaf] = [] if base is None else list(leaves(_tree(base), BASE))
     if file is not None:
-        given += from_file(file.expanduser())
+        given += from_file(expanded(str(file)))
     given += from_environment(environ)
     given += from_assignments(assignments)
     given += leaves(arguments or {}, ARGUMENT)

@@ -1,0 +1,450 @@
+"""From a model's name to a running pipeline, and what becomes of one that cannot be built."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import vlmkit
+from vlmkit import plugins as plugin_loader
+from vlmkit.assembly import (
+    assemble,
+    default_params,
+    load_plugins,
+    name_of,
+    packaged_models,
+    resolve,
+    resolve_local,
+    sees,
+)
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.config import Component, Config, ModelEntry
+from vlmkit.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    PluginError,
+    PluginUnavailable,
+    UnknownPlugin,
+)
+from vlmkit.sampling import SamplingParams
+
+HEAD = """
+from pathlib import Path
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import EngineError
+from vlmkit.hookspecs import hookimpl
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+VLMKIT_API = 1
+LOG = Path(__file__).with_suffix(".log")
+
+def note(text):
+    with LOG.open("a") as file:
+        file.write(text + "\\n")
+
+class Encoder(MockVisionEncoder):
+    def close(self):
+        note("encoder closed")
+        super().close()
+
+class Engine(MockEngine):
+    def close(self):
+        note("engine closed")
+        super().close()
+
+def build_encoder(context):
+    note("encoder built")
+    return Encoder(MockEncoderSettings())
+
+def build_engine(context):
+    note("engine built")
+    return Engine(MockEngineSettings())
+"""
+
+NOTED = (
+    HEAD
+    + """
+def fail(error):
+    def build(context):
+        raise error
+    return build
+
+class SmallEngine(Engine):
+    @property
+    def limits(self):
+        import dataclasses
+        return dataclasses.replace(super().limits, capacity_tokens=1)
+
+@hookimpl
+def vlmkit_register_vision_encoders(registry):
+    registry.add("noted", build_encoder)
+
+@hookimpl
+def vlmkit_register_engines(registry):
+    registry.add("noted", build_engine)
+    registry.add("failing", fail(EngineError("no memory")))
+    registry.add("interrupted", fail(KeyboardInterrupt()))
+    registry.add("small", lambda context: SmallEngine(MockEngineSettings()))
+"""
+)
+
+TEXT_ONLY = (
+    HEAD
+    + """
+@hookimpl
+def vlmkit_register_tokenizers(registry):
+    registry.add("plain", lambda context: MockTokenizer())
+
+@hookimpl
+def vlmkit_register_engines(registry):
+    registry.add("plain", build_engine)
+
+@hookimpl
+def vlmkit_register_vision_encoders(registry):
+    registry.add("sighted", build_encoder, cannot_serve=lambda c: "the model has no vision tower")
+"""
+)
+
+HUB = (
+    HEAD
+    + """
+def is_not_ours(reference):
+    return None if reference.count("/") == 1 else "a hub id reads owner/name"
+
+def fetch(context):
+    folder = Path(__file__).parent / "hub" / context.reference
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    return Checkpoint(context.reference, folder, context.revision)
+
+@hookimpl
+def vlmkit_register_models(registry):
+    registry.add("hub", fetch, cannot_serve=is_not_ours, list_models=lambda: ["own/fetched"])
+    registry.add("mirror", fetch, cannot_serve=lambda _: "it has nothing", list_models=list)
+"""
+)
+
+
+@pytest.fixture
+def mock_entry() -> importlib.metadata.EntryPoint:
+    return importlib.metadata.EntryPoint("mock", "vlmkit_mock.plugin", "vlmkit")
+
+
+def plugin_file(folder: Path, text: str) -> Path:
+    file = folder / "extra.py"
+    file.write_text(text)
+    return file
+
+
+def model_folder(folder: Path, **files: Any) -> Path:
+    for name, content in {"config": {}, **files}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+# The function that everybody starts with.
+
+
+def test_a_packaged_model_answers() -> None:
+    with vlmkit.load("mock") as model:
+        assert model.generate("hello").text == "hello"
+        assert model.name == "mock"
+        assert model.takes_images
+    assert not model.is_ready
+
+
+def test_sections_win_over_file_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[engine]\nmax_sequences = 1\nmax_sequence_tokens = 64\ncapacity_tokens = 96\n")
+    monkeypatch.setenv("VLMKIT_ENGINE__MAX_SEQUENCES", "2")
+    monkeypatch.setenv("VLMKIT_ENGINE__CAPACITY_TOKENS", "128")
+    with vlmkit.load("mock", config=file, engine={"max_sequences": 3}) as model:
+        assert model.limits.max_sequences == 3
+        assert model.limits.capacity_tokens == 128
+        assert model.limits.max_sequence_tokens == 64
+
+
+def test_a_config_object_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLMKIT_ENGINE__MAX_SEQUENCES", "2")
+    config = Config(engine=Component(settings={"max_sequences": 5}))
+    with vlmkit.load("mock", config=config, pipeline={"max_images": 1}) as model:
+        assert model.limits.max_sequences == 5
+        assert model.settings.max_images == 1
+
+
+def test_a_misspelt_section_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError) as caught:
+        vlmkit.load("mock", engin={"use": "mock"})
+    assert caught.value.hint == "did you mean 'engine.use'?"
+
+
+def test_the_stages_of_loading_are_told_in_order() -> None:
+    stages: list[str] = []
+    vlmkit.load("mock", on_stage=stages.append).close()
+    assert stages == [
+        "model files",
+        "tokenizer",
+        "vision encoder",
+        "engine",
+        "scheduler",
+        "sampler",
+        "ready",
+    ]
+
+
+def test_two_pipelines_of_one_model_share_nothing() -> None:
+    with vlmkit.load("mock") as one, vlmkit.load("mock") as two:
+        one.close()
+        assert two.generate("still here").text == "still here"
+
+
+# What is taken down again.
+
+
+def noted(folder: Path, **sections: str) -> list[str]:
+    """Load with the noting plugin, which fails; return what was built and closed."""
+    plugin = plugin_file(folder, NOTED)
+    chosen = {name: Component(use=use) for name, use in sections.items()}
+    config = Config(plugins=(str(plugin),), **chosen)  # type: ignore[arg-type]
+    entry = ModelEntry(model="mock")
+    with pytest.raises((EngineError, ConfigError, KeyboardInterrupt)):
+        assemble(entry, config, load_plugins(config))
+    log = plugin.with_suffix(".log")
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def test_an_engine_that_fails_to_build_leaves_no_encoder_behind(tmp_path: Path) -> None:
+    assert noted(tmp_path, vision_encoder="noted", engine="failing") == [
+        "encoder built",
+        "encoder closed",
+    ]
+
+
+def test_an_interrupted_load_leaves_no_encoder_behind(tmp_path: Path) -> None:
+    assert "encoder closed" in noted(tmp_path, vision_encoder="noted", engine="interrupted")
+
+
+def test_parts_that_do_not_fit_together_are_closed_last_built_first(tmp_path: Path) -> None:
+    assert noted(tmp_path, vision_encoder="noted", engine="small") == [
+        "encoder built",
+        "engine closed",
+        "encoder closed",
+    ]
+
+
+def test_a_wrong_setting_of_the_last_component_costs_no_building(tmp_path: Path) -> None:
+    plugin = plugin_file(tmp_path, NOTED)
+    config = Config(
+        plugins=(str(plugin),),
+        engine=Component(use="noted"),
+        sampler=Component(settings={"heat": 1}),
+    )
+    with pytest.raises(ConfigError, match="sampler 'array' has no setting 'heat'"):
+        assemble(ModelEntry(model="mock"), config, load_plugins(config))
+    assert not plugin.with_suffix(".log").exists()
+
+
+# Finding the model.
+
+
+def test_a_folder_is_a_model_under_its_own_name(
+    tmp_path: Path, mock_entry: importlib.metadata.EntryPoint
+) -> None:
+    folder = model_folder(tmp_path)
+    checkpoint = resolve(str(folder), plugin_loader.load(entry_points=[mock_entry]))
+    assert (checkpoint.name, checkpoint.path) == (tmp_path.name, folder)
+
+
+def test_a_folder_without_a_config_is_no_model(
+    tmp_path: Path, mock_entry: importlib.metadata.EntryPoint
+) -> None:
+    with pytest.raises(CheckpointError, match="holds no model"):
+        resolve(str(tmp_path), plugin_loader.load(entry_points=[mock_entry]))
+
+
+@pytest.mark.parametrize(
+    "reference", ["./nowhere", "../nowhere", "/no/where", "a/b/c", "~no-such-user/a"]
+)
+def test_a_path_that_is_not_there_is_said_to_be_no_folder(reference: str) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        resolve(reference, plugin_loader.load(entry_points=[]))
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_or_with_all(
+    mock_entry: importlib.metadata.EntryPoint,
+) -> None:
+    plugins = plugin_loader.load(entry_points=[mock_entry])
+    with pytest.raises(CheckpointError) as caught:
+        resolve("mok", plugins)
+    assert caught.value.hint == "did you mean 'mock'?"
+    with pytest.raises(CheckpointError) as caught:
+        resolve("somebody/something", plugins)
+    assert caught.value.hint == (
+        "packaged: mock; pip install vlmkit-hf fetches models from the Hugging Face hub"
+    )
+
+
+def test_a_hub_gets_the_reference_and_the_revision(tmp_path: Path) -> None:
+    plugins = plugin_loader.load(files=[plugin_file(tmp_path, HUB)], entry_points=[])
+    checkpoint = resolve("own/model", plugins, "v2")
+    assert (checkpoint.name, checkpoint.revision) == ("own/model", "v2")
+
+
+def test_only_what_is_on_this_disk_is_found_without_fetching(tmp_path: Path) -> None:
+    plugins = plugin_loader.load(files=[plugin_file(tmp_path, HUB)], entry_points=[])
+    assert resolve_local("own/fetched", plugins).name == "own/fetched"
+    with pytest.raises(CheckpointError) as caught:
+        resolve_local("own/other", plugins)
+    assert str(caught.value) == "model 'own/other' is not on this disk"
+    assert caught.value.hint == "vlmkit models pull own/other"
+    assert not (tmp_path / "hub" / "own" / "other").exists()
+    assert packaged_models(plugins) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "called"),
+    [
+        ("demo", None, "demo"),
+        ("demo", "tiny", "tiny"),
+        ("owner/name", None, "owner/name"),
+        ("/data/models/mine/", None, "mine"),
+        ("/data/./models/mine", "other", "other"),
+    ],
+)
+def test_a_model_is_called_by_its_name_or_by_what_was_asked_for(
+    model: str, name: str | None, called: str
+) -> None:
+    assert name_of(ModelEntry(model=model, name=name)) == called
+
+
+# Choosing who serves it.
+
+
+def test_a_model_without_a_vision_tower_becomes_a_text_pipeline(tmp_path: Path) -> None:
+    plugins = plugin_loader.load(files=[plugin_file(tmp_path, TEXT_ONLY)], entry_points=[])
+    entry = ModelEntry(model=str(model_folder(tmp_path)))
+    with assemble(entry, Config(), plugins) as pipeline:
+        assert not pipeline.takes_images
+        assert pipeline.generate("text").text == "text"
+
+
+def test_a_model_that_sees_is_not_served_blind(tmp_path: Path) -> None:
+    plugins = plugin_loader.load(files=[plugin_file(tmp_path, TEXT_ONLY)], entry_points=[])
+    entry = ModelEntry(model=str(model_folder(tmp_path, config={"vision_config": {}})))
+    with pytest.raises(PluginUnavailable, match="no installed vision encoder can serve"):
+        assemble(entry, Config(), plugins)
+
+
+def test_whoever_can_encode_makes_a_model_see(mock_entry: importlib.metadata.EntryPoint) -> None:
+    plugins = plugin_loader.load(entry_points=[mock_entry])
+    assert sees(resolve("mock", plugins), plugins)
+    assert not sees(Checkpoint("x", Path("/nowhere")), plugins)
+
+
+def test_a_missing_provider_is_explained_by_the_plugins_that_broke(tmp_path: Path) -> None:
+    broken = plugin_file(tmp_path, "raise ImportError('libfast.so is missing')")
+    plugins = plugin_loader.load(files=[broken], entry_points=[])
+    entry = ModelEntry(model=str(model_folder(tmp_path)))
+    config = Config(tokenizer=Component(use="fast"))
+    with pytest.raises(UnknownPlugin, match=r"could not be loaded: .*libfast\.so is missing"):
+        assemble(entry, config, plugins)
+
+
+def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
+    broken = plugin_file(tmp_path, "1 / 0")
+    with pytest.raises(PluginError) as caught:
+        load_plugins(Config(plugins=(str(broken),)))
+    assert str(caught.value) == (
+        f"plugin file {str(broken)!r} could not be loaded: ZeroDivisionError: division by zero"
+    )
+
+
+def test_blocked_plugins_offer_nothing() -> None:
+    plugins = load_plugins(Config(), environ={"VLMKIT_BLOCK": "nobody, VLMKIT_MOCK"})
+    assert "mock" not in packaged_models(plugins)
+    assert {p.name for p in plugins.found if p.blocked} == {"mock"}
+
+
+# How its authors want tokens chosen.
+
+
+def params_of(folder: Path, **stated: Any) -> SamplingParams:
+    return default_params(Checkpoint("m", model_folder(folder, generation_config=stated)))
+
+
+def test_without_do_sample_the_likeliest_token_is_taken(tmp_path: Path) -> None:
+    assert default_params(Checkpoint("m", tmp_path)) == SamplingParams()
+    assert params_of(tmp_path, temperature=0.7, top_p=0.5) == SamplingParams()
+    assert params_of(tmp_path, do_sample=False, top_k=3) == SamplingParams()
+
+
+def test_with_do_sample_the_stated_values_hold(tmp_path: Path) -> None:
+    assert params_of(tmp_path, do_sample=True) == SamplingParams(temperature=1.0)
+    stated: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1}
+    assert params_of(tmp_path, do_sample=True, **stated) == SamplingParams(**stated)
+
+
+def test_a_repetition_penalty_holds_for_the_likeliest_token_too(tmp_path: Path) -> None:
+    assert params_of(tmp_path, repetition_penalty=1.05).repetition_penalty == 1.05
+
+
+def test_a_value_out_of_bounds_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = params_of(tmp_path, do_sample=True, temperature=9.0, top_p="x", top_k=5)
+    assert params == SamplingParams(temperature=1.0, top_k=5)
+    assert "temperature" in caplog.text
+    assert "top_p" in caplog.text
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["do_sample", "temperature", "top_p", "top_k", "repetition_penalty"]),
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
+    )
+)
+def test_no_generation_config_breaks_a_model(stated: dict[str, Any]) -> None:
+    class Stated(Checkpoint):
+        def read_json(self, file: str) -> dict[str, Any]:
+            return stated
+
+    default_params(Stated("m", Path())).checked()
+
+
+# The package's own face.
+
+
+def test_the_public_names_are_few_sorted_and_there() -> None:
+    assert vlmkit.__all__ == sorted(vlmkit.__all__)
+    assert len(vlmkit.__all__) <= 15
+    assert set(vlmkit.__all__) <= set(dir(vlmkit))
+    for name in vlmkit.__all__:
+        assert getattr(vlmkit, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = vlmkit.nothing
+
+
+def test_the_loader_of_the_package_is_never_shadowed_by_a_module() -> None:
+    code = "import vlmkit, vlmkit.assembly, vlmkit.cli; vlmkit.load('mock').close()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, vlmkit; heavy = {'numpy', 'PIL', 'pluggy', 'msgspec', 'asyncio', 'litestar'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
