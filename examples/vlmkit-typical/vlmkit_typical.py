@@ -1,0 +1,39 @@
+"""Locally typical sampling (Meister et al., 2023, arXiv:2202.00666) as a complete plugin."""
+
+from typing import Annotated, Any
+
+import array_api_compat
+import msgspec
+
+import vlmkit
+from vlmkit.protocols import Sample, Sampler
+from vlmkit.registry import Registry
+from vlmkit.sampler import ArraySampler
+from vlmkit.sequence import Sequence
+
+VLMKIT_API = 1
+
+
+class TypicalSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Draws from the tokens whose surprise is nearest to the mean, until they have this mass."""
+
+    mass: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.95
+
+    def sample(self, logits: Any, sequences: list[Sequence]) -> list[Sample]:
+        """Return a token for each row; others come up only if a request forbids all of these."""
+        xp = array_api_compat.array_namespace(logits)
+        finite = xp.clip(logits, min=-1e4)
+        shifted = finite - xp.max(finite, axis=-1, keepdims=True)
+        surprise = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True)) - shifted
+        gap = xp.abs(surprise - xp.sum(xp.exp(-surprise) * surprise, axis=-1, keepdims=True))
+        probs = xp.exp(-xp.take_along_axis(surprise, xp.argsort(gap, axis=-1), axis=-1))
+        is_near = xp.cumulative_sum(probs, axis=-1) - probs < self.mass
+        limit = xp.max(xp.where(is_near, xp.sort(gap, axis=-1), 0.0), axis=-1, keepdims=True)
+        loss = xp.asarray([1e4 * s.params.temperature for s in sequences], device=logits.device)
+        return ArraySampler().sample(logits - xp.where(gap > limit, loss[:, None], 0.0), sequences)
+
+
+@vlmkit.hookimpl
+def vlmkit_register_samplers(registry: Registry[Sampler]) -> None:
+    """Offer ``sampler.use = "typical"``."""
+    registry.add("typical", lambda context: context.settings, settings=TypicalSampler)
