@@ -34,7 +34,9 @@ class Chat:
     def __init__(self, template: ChatTemplate, placeholder: str | None, owner: str) -> None:
         self._template = template
         self._placeholder = placeholder or ""
-        self._form = self._fitting_form(owner, ("parts", "text") if placeholder else ("text", "parts"))
+        self._form = self._fitting_form(
+            owner, ("parts", "text") if placeholder else ("text", "parts")
+        )
         # What a model thought before an earlier answer is part of the structure, if the template
         # asks about it: it may drop the thought.
         self._knows_thoughts = template.mentions(END_OF_THOUGHT)
@@ -70,7 +72,7 @@ class Chat:
         return segments
 
     def _message(self, message: Message, stand_ins: StandIns) -> dict[str, Any]:
-        hide = stand_ins.hide
+        hide: Callable[[str], str] = stand_ins.hide
         if message.role == "assistant" and self._knows_thoughts:
             hide = _hide_around_thought(stand_ins)
         if self._form == "text":
@@ -115,7 +117,7 @@ class Chat:
                 return self._form
         raise CheckpointError(
             f"the chat template of {owner!r} cannot write a plain message of role 'user'",
-            hint="give another one: tokenizer.chat_template = \"PATH\"",
+            hint='give another one: tokenizer.chat_template = "PATH"',
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image as pil
+import PIL.Image
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ImageError
@@ -129,7 +129,7 @@ class ImageSide:
                 "not know"
             )
 
-    def _process(self, picture: pil.Image) -> tuple[Mapping[str, Any], str]:
+    def _process(self, picture: PIL.Image.Image) -> tuple[Mapping[str, Any], str]:
         layout = self._processor.prepare_inputs_layout(images=[picture], text=[self.placeholder])
         arrays, replacements = self._processor._process_images(  # noqa: SLF001 - no public way
             layout[0], **dict(self._options)
@@ -143,7 +143,7 @@ class ImageSide:
         wanted -= set(processor.unused_input_names)
         return {name: _array(arrays[name]) for name in arrays if name in wanted}
 
-    def _lay_out(self, text: str, pictures: Sequence[pil.Image]) -> str | None:
+    def _lay_out(self, text: str, pictures: Sequence[PIL.Image.Image]) -> str | None:
         """Return the text as the processor lays it out; None if it leaves it alone."""
         made = self._processor.prepare_inputs_layout(images=list(pictures), text=[text])
         laid_out: str = made[1][0]
@@ -182,8 +182,8 @@ def _array(value: Any) -> Array:
     return made
 
 
-def _grey(width: int, height: int) -> pil.Image:
-    return pil.new("RGB", (width, height), (120, 130, 140))
+def _grey(width: int, height: int) -> PIL.Image.Image:
+    return PIL.Image.new("RGB", (width, height), (120, 130, 140))
 
 
 def _fingerprint(processor: Any, options: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,9 @@
-"""What vlmkit-hf offers: hooks only; transformers is imported when a tokenizer is built."""
+"""What vlmkit-hf offers: hooks only.
+
+transformers is imported when a tokenizer is built, huggingface_hub when a model is fetched.
+"""
+
+from collections.abc import Sequence
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.hookspecs import hookimpl
@@ -23,6 +28,24 @@ def _build_tokenizer(context: BuildContext) -> Tokenizer:
     return HfTokenizer(context.files, context.settings)
 
 
+def _is_no_hub_id(reference: str) -> str | None:
+    from vlmkit_hf import hub
+
+    return hub.objection(reference)
+
+
+def _fetch(context: BuildContext) -> Checkpoint:
+    from vlmkit_hf import hub
+
+    return hub.fetch(context.reference, context.revision)
+
+
+def _cached() -> Sequence[str]:
+    from vlmkit_hf import hub
+
+    return hub.cached_models()
+
+
 @hookimpl
 def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
     """Offer ``tokenizer.use = "hf"``."""
@@ -32,4 +55,16 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
         cannot_serve=_has_no_tokenizer,
         settings=HfTokenizerSettings,
         description="tokenizer, chat template and image processor of a transformers checkpoint",
+    )
+
+
+@hookimpl
+def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
+    """Offer every model of the Hugging Face hub, by its id."""
+    registry.add(
+        "huggingface",
+        _fetch,
+        cannot_serve=_is_no_hub_id,
+        description="safetensors checkpoints of the Hugging Face hub, by org/name",
+        list_models=_cached,
     )

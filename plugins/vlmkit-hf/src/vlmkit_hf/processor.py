@@ -39,12 +39,11 @@ def takes_images(checkpoint: Checkpoint) -> bool:
 
 def processor_class_name(checkpoint: Checkpoint) -> str | None:
     """Return the name of the family's processor class; None if transformers knows none."""
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
-    known = PROCESSOR_MAPPING_NAMES.get(checkpoint.model_type)
+    names = _known_processors()
+    known = names.get(checkpoint.model_type)
     for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         name = checkpoint.read_json(file).get("processor_class")
-        if isinstance(name, str) and name in set(PROCESSOR_MAPPING_NAMES.values()):
+        if isinstance(name, str) and name in names.values():
             return name
     return known
 
@@ -83,7 +82,7 @@ def _part(part: str, checkpoint: Checkpoint, tokenizer: Any) -> Any:
         return Absent()
     from transformers import AutoImageProcessor
 
-    made = AutoImageProcessor.from_pretrained(
+    made = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
         checkpoint.path, backend="pil", local_files_only=True, trust_remote_code=False
     )
     if getattr(made, "backend", "pil") == "torchvision":
@@ -110,9 +109,7 @@ def _import_without_torchvision(name: str) -> ModuleType:
     PixtralProcessor's module takes one helper from there that the Pillow form has as well. The
     Pillow form stands in for the other during this one import.
     """
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
-    families = {family for family, known in PROCESSOR_MAPPING_NAMES.items() if known == name}
+    families = {family for family, known in _known_processors().items() if known == name}
     families.add(name.removesuffix("Processor").lower())
     for family in sorted(families):
         package = f"transformers.models.{family}"
@@ -127,6 +124,14 @@ def _import_without_torchvision(name: str) -> ModuleType:
                     if sys.modules[wanted].__name__ == pillow:
                         del sys.modules[wanted]
     raise CheckpointError(f"{name} needs torchvision")
+
+
+def _known_processors() -> dict[str, str | None]:
+    """Return the processor class of each family that has one."""
+    from transformers.models.auto import processing_auto
+
+    names: dict[str, str | None] = dict(vars(processing_auto)["PROCESSOR_MAPPING_NAMES"])
+    return names
 
 
 def _exists(module: str) -> bool:

@@ -23,11 +23,42 @@ _STAND_IN = re.compile(r'(\d{20})-(\d+)(\\*)"(·|\\+u00b7)(\\+)-(\d{20})')
 
 # Words of a tool's JSON schema that templates ask about. All else in a tool is the client's text.
 _SCHEMA_KEYS = frozenset(
-    "type function name description parameters properties required items enum anyOf oneOf allOf "
-    "return additionalProperties default nullable format title strict $defs $ref const minimum "
-    "maximum minItems maxItems minLength maxLength pattern examples".split()
+    {
+        "type",
+        "function",
+        "name",
+        "description",
+        "parameters",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "return",
+        "additionalProperties",
+        "default",
+        "nullable",
+        "format",
+        "title",
+        "strict",
+        "$defs",
+        "$ref",
+        "const",
+        "minimum",
+        "maximum",
+        "minItems",
+        "maxItems",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "examples",
+    }
 )
-_SCHEMA_WORDS = frozenset("function object array string number integer boolean null any".split())
+_SCHEMA_WORDS = frozenset(
+    {"function", "object", "array", "string", "number", "integer", "boolean", "null", "any"}
+)
 
 
 class Segment(NamedTuple):
@@ -64,9 +95,7 @@ class StandIns:
             RequestError: it is nested too deeply.
         """
         if depth == 0:
-            raise RequestError(
-                f"tools are nested over {MAX_JSON_DEPTH} levels deep", param="tools"
-            )
+            raise RequestError(f"tools are nested over {MAX_JSON_DEPTH} levels deep", param="tools")
         if isinstance(value, str):
             return value if value in _SCHEMA_WORDS else self.hide(value)
         if isinstance(value, Mapping):
@@ -126,7 +155,7 @@ def _changed() -> RequestError:
     )
 
 
-def _as_is(text: str, is_ascii: bool) -> str:
+def _as_is(text: str, _: bool) -> str:
     return text
 
 
@@ -138,8 +167,8 @@ def _json_twice(text: str, is_ascii: bool) -> str:
     return _json(_json(text, is_ascii), is_ascii)
 
 
-def _repr(text: str, is_ascii: bool) -> str:
-    return repr('"' + text)[2:-1]  # the quote makes repr choose the quotes it chose for a stand-in
+def _repr(text: str, _: bool) -> str:
+    return repr('"' + text)[2:-1]  # with the quote, repr chooses as it did for the stand-in
 
 
 # By the number of backslashes that the stand-in's quote and backslash came back with.

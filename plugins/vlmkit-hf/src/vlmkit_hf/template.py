@@ -4,12 +4,13 @@ Renders in Jinja's sandbox with the functions and filters that templates on the 
 nothing of tokens, and never sees what a client wrote: see :mod:`vlmkit_hf.sentinel`.
 """
 
-import datetime
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
@@ -104,7 +105,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 class _Namespace(jinja2.utils.Namespace):
     """A namespace without private names: Jinja's internals would call what they hold."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 - a name may be "self"
+    def __init__(*args: Any, **kwargs: Any) -> None:
         self, *pairs = args
         values = dict(*pairs, **kwargs)
         for name in values:
@@ -118,7 +119,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _check_name(name: object) -> None:
     if str(name).startswith("_"):
-        raise jinja2.sandbox.SecurityError("a template's namespace takes no private names")
+        raise jinja2.exceptions.SecurityError("a template's namespace takes no private names")
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
@@ -147,7 +148,7 @@ def _refuse(message: object) -> None:
 
 
 def _now(form: str) -> str:
-    return datetime.datetime.now().astimezone().strftime(form)
+    return dt.datetime.now().astimezone().strftime(form)
 
 
 def _to_json(

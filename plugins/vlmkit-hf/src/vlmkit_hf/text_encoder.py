@@ -4,9 +4,9 @@ One encoder call tokenizes a whole prompt, so that the ids are those of the fami
 for harmless text: no cut between a template's words and a client's changes how they are split.
 
 How: in the encoder's copy of the tokenizer all control tokens are switched off, and each has a
-*twin*, an added token with the same behaviour and an unguessable spelling. Control tokens of trusted
-text are replaced by their twins before encoding, and the twins' ids by the real ones afterwards.
-Client text has no way to spell a twin.
+*twin*, an added token with the same behaviour and an unguessable spelling. Control tokens of
+trusted text are replaced by their twins before encoding, and the twins' ids by the real ones
+afterwards. Client text has no way to spell a twin.
 """
 
 import re
@@ -61,9 +61,7 @@ class TextEncoder:
         twins += [_like(slot, self._slot), _like(AddedToken(""), self._cut)]
         self._tokenizer.add_tokens(twins)
         self._pattern = re.compile("|".join(re.escape(t.content) for t in chosen) or "(?!)")
-        self._real_ids = {
-            self._id(twin): tokenizer.token_to_id(text) for text, twin in self._twins.items()
-        }
+        self._real_ids = {self._id(twin): self._id(t) for t, twin in self._twins.items()}
         self._control_ids = frozenset(self._real_ids.values())
         self._real_ids[self._id(self._slot)] = SLOT
         self._cut_id = self._id(self._cut)
@@ -137,7 +135,9 @@ class TextEncoder:
         return self._pattern.sub(lambda match: self._twins[match[0]], text)
 
     def _id(self, text: str) -> int:
-        token_id: int = self._tokenizer.token_to_id(text)
+        token_id = self._tokenizer.token_to_id(text)
+        if token_id is None:
+            raise KeyError(text)
         return token_id
 
 

@@ -68,7 +68,7 @@ class HfTokenizer:
             self._images.check(self._encoder)
         self._token_bytes = TokenBytes(self._backend)
         self._bos = tokenizer.bos_token
-        self._vocab_size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
+        self._vocab_size: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
         self._eos_ids = _eos_ids(checkpoint, tokenizer)
 
     @property
@@ -102,7 +102,7 @@ class HfTokenizer:
             raise RequestError(
                 "this model has no chat template",
                 param="messages",
-                hint="give it one: tokenizer.chat_template = \"PATH\"",
+                hint='give it one: tokenizer.chat_template = "PATH"',
             )
         layout = self._images.layout(images) if self._images else None
         segments = self._chat.segments(messages, tools, layout)

@@ -4,7 +4,7 @@ Derived from the processor's settings and from the arrays that it made; families
 not known here get no report rather than a wrong one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlmkit.image import Image
@@ -25,31 +25,22 @@ def transform_of(
         options: what it was called with.
     """
     settings = _Settings(processor, options)
-    upright = (image.height, image.width)
-    if "image_grid_thw" in arrays:
-        patch = settings.get("patch_size")
-        _, rows, columns = (int(n) for n in arrays["image_grid_thw"][0])
-        return _report(image, (rows * patch, columns * patch))
-    if "rows" in arrays:
-        return _tiled(image, arrays, settings)
-    if "num_patches" in arrays:
-        return _stretched_tiles(image, arrays, settings)
-    pixels = arrays.get("pixel_values")
-    if pixels is None:
+    for name, report in _BY_ARRAY.items():
+        if name in arrays:
+            return report(image, arrays, settings)
+    if "pixel_values" not in arrays:
         return None
-    shape = tuple(pixels[0].shape)
+    shape = tuple(arrays["pixel_values"][0].shape)
     if settings.get("image_grid_pinpoints"):
         return _padded_tiles(image, shape, settings)
-    if len(shape) != 3:
+    if len(shape) != 3 or settings.get("do_pan_and_scan"):
         return None
     if "image_sizes" in arrays:
         height, width = (int(n) for n in arrays["image_sizes"][0])
         return _report(image, (height, width))
     if settings.get("do_center_crop"):
-        return _cropped(image, upright, shape[1:], settings)
-    if settings.get("do_pan_and_scan") or settings.get("do_pad"):
-        return None
-    return _report(image, (shape[1], shape[2]))
+        return _cropped(image, shape[1:], settings)
+    return None if settings.get("do_pad") else _report(image, (shape[1], shape[2]))
 
 
 class _Settings:
@@ -75,6 +66,13 @@ def _report(image: Image, used: Size, **more: Any) -> Transform:
     )
 
 
+def _in_patches(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
+    """Qwen-VL, GLM-4V: stretched to whole patches."""
+    patch = settings.get("patch_size")
+    _, rows, columns = (int(n) for n in arrays["image_grid_thw"][0])
+    return _report(image, (rows * patch, columns * patch))
+
+
 def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
     """Idefics3, SmolVLM: stretched to whole tiles, and once more to a single one."""
     rows, columns = int(arrays["rows"][0][0]), int(arrays["cols"][0][0])
@@ -83,10 +81,8 @@ def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Tran
     return _report(image, used, num_tiles=rows * columns + 1)
 
 
-def _stretched_tiles(
-    image: Image, arrays: Mapping[str, Any], settings: _Settings
-) -> Transform | None:
-    """InternVL: stretched to a grid of tiles, and once more to a single one if there are several."""
+def _stretched_tiles(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
+    """InternVL: stretched to a grid of tiles; if there are several, once more to a single one."""
     from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got_ocr2
 
     num_tiles = int(arrays["num_patches"][0])
@@ -120,16 +116,22 @@ def _padded_tiles(image: Image, shape: tuple[int, ...], settings: _Settings) -> 
     return _report(image, used, pad=pad, num_tiles=shape[0])
 
 
-def _cropped(
-    image: Image, upright: Size, kept: tuple[int, ...], settings: _Settings
-) -> Transform | None:
+def _cropped(image: Image, kept: tuple[int, ...], settings: _Settings) -> Transform | None:
     """CLIP: the shorter side resized to the model's size, the middle kept."""
     size = settings.get("size")
     if not settings.get("do_resize") or "shortest_edge" not in size:
         return None
     edge = size["shortest_edge"]
+    upright = (image.height, image.width)
     short, long = sorted(upright)
     longer = int(edge * long / short)
     used = (edge, longer) if upright[0] <= upright[1] else (longer, edge)
     top, left = (used[0] - kept[0]) // 2, (used[1] - kept[1]) // 2
     return _report(image, used, crop=(top, left, top + kept[0], left + kept[1]))
+
+
+_BY_ARRAY: dict[str, Callable[[Image, Mapping[str, Any], _Settings], Transform]] = {
+    "image_grid_thw": _in_patches,
+    "rows": _tiled,
+    "num_patches": _stretched_tiles,
+}
