@@ -177,8 +177,8 @@ class MockEngine:
         for item in items:
             if problem := self._problem(item, self._state(item.sequence)):
                 raise EngineError(f"sequence {item.sequence.id!r}: {problem}")
-        num_kinds = len({item.sequence.is_prefilling for item in items})
-        if num_kinds > 1 and not self._settings.mixes_prefill_and_decode:
+        mixes = self._limits.mixes_prefill_and_decode
+        if not mixes and len({item.sequence.is_prefilling for item in items}) > 1:
             raise EngineError("a step mixes prefill and decode")
 
     def _problem(self, item: WorkItem, state: _State) -> str | None:
