@@ -180,8 +180,18 @@ def test_an_image_detail_that_would_be_ignored_is_refused(detail):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"nul", b"\xff", b'{"\xff":1}', b'{"n":NaN}', b'{"a":"\\ud800"}', b"[" * 10**5]
-)  # fmt: skip
+    "body",
+    [
+        b"",
+        b"{",
+        b"nul",
+        b"\xff",
+        b'{"\xff":1}',
+        b'{"n":NaN}',
+        b'{"a":"\\ud800"}',
+        b"[" * 10**5,
+    ],
+)
 def test_a_body_that_is_no_json_object_is_refused(body):
     assert refusal(body).code in ("invalid_json", "invalid_request", "unknown_parameter")
 
@@ -206,10 +216,25 @@ MESSAGE = st.fixed_dictionaries(
     optional={"tool_call_id": st.text(max_size=5), "name": JSON},
 )
 NUMBER = st.integers(-3, 300) | st.floats() | st.integers()
+NUMERIC_FIELDS = (
+    "temperature",
+    "top_p",
+    "n",
+    "seed",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "top_logprobs",
+    "min_tokens",
+    "priority",
+)
 BODY = st.fixed_dictionaries(
     {"model": st.just("mock"), "messages": st.lists(MESSAGE, max_size=3)},
     optional={
-        **dict.fromkeys(("temperature", "top_p", "n", "seed", "top_k", "min_p", "max_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs", "min_tokens", "priority"), NUMBER | JSON),
+        **dict.fromkeys(NUMERIC_FIELDS, NUMBER | JSON),
         "logit_bias": st.dictionaries(st.integers().map(str) | st.text(max_size=3), NUMBER),
         "stop": st.text(max_size=4) | st.lists(st.text(max_size=4), max_size=4) | JSON,
         "stream": st.booleans(),
@@ -217,7 +242,7 @@ BODY = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "extra": JSON,
     },
-)  # fmt: skip
+)
 
 
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))

@@ -1,0 +1,114 @@
+"""A server that is asked to end: it finishes what it began, and then goes with code 0."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+
+import httpx2
+import openai
+import pytest
+from running_server import eventually, scripted
+
+PROGRAM = textwrap.dedent("""
+    import json, sys
+    from pathlib import Path
+    sys.path.append(str(Path(sys.argv[1])))
+    from running_server import mock_pipeline
+    from vlmkit.server.run import serve
+    from vlmkit.server.settings import ServerSettings
+
+    serve({"mock": mock_pipeline}, ServerSettings(**json.loads(sys.argv[2])))
+""")
+SLOW = scripted(text="x", tokens=40, latency_s=0.05)
+ENDLESS = scripted(text="x", tokens=4000, latency_s=0.05)
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, process, port):
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def stream(self, text):
+        return self.client.chat.completions.create(
+            model="mock", messages=[{"role": "user", "content": text}], stream=True
+        )
+
+    def status(self, path="/readyz"):
+        try:
+            with httpx2.Client(trust_env=False) as client:
+                return client.get(f"{self.url}{path}").status_code
+        except httpx2.HTTPError:
+            return None
+
+
+@contextmanager
+def server_process(tmp_path, **settings):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    here = __file__.rpartition("/")[0]
+    command = [sys.executable, "-c", PROGRAM, here, json.dumps({"port": port} | settings)]
+    with (tmp_path / "log").open("w+") as log:
+        process = subprocess.Popen(command, stderr=log)
+        server = Process(process, port)
+        try:
+            assert eventually(lambda: server.status() == 200)
+            yield server
+        finally:
+            server.client.close()
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_running_answers_finish_and_new_ones_are_refused(tmp_path, sig):
+    with server_process(tmp_path) as server:
+        stream = server.stream(SLOW)
+        next(stream)
+        server.process.send_signal(sig)
+        assert eventually(lambda: server.status() == 503)
+        assert server.status("/healthz") == 200
+        with pytest.raises(openai.APIStatusError) as caught:
+            server.stream("new")
+        assert caught.value.status_code == 503
+        assert caught.value.code == "server_draining"
+        assert caught.value.response.headers["retry-after"]
+        chunks = list(stream)
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        assert sum(len(chunk.choices[0].delta.content or "") for chunk in chunks) == 40
+        assert server.process.wait(20) == 0
+
+
+def test_an_answer_that_outlasts_the_deadline_ends_with_an_error(tmp_path):
+    with server_process(tmp_path, drain_timeout_s=0.3) as server:
+        stream = server.stream(ENDLESS)
+        next(stream)
+        server.process.terminate()
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+        assert caught.value.code == "server_draining"
+        assert server.process.wait(20) == 0
+
+
+def test_an_idle_server_ends_at_once_even_with_open_connections(tmp_path):
+    with server_process(tmp_path) as server:
+        assert server.client.models.list().data
+        server.process.terminate()
+        assert server.process.wait(20) == 0
+
+
+def test_a_second_signal_ends_the_process(tmp_path):
+    with server_process(tmp_path) as server:
+        stream = server.stream(ENDLESS)
+        next(stream)
+        server.process.terminate()
+        assert eventually(lambda: server.status() == 503)
+        server.process.terminate()
+        assert server.process.wait(20) == -signal.SIGTERM
+        stream.close()

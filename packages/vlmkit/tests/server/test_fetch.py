@@ -1,0 +1,227 @@
+"""Images by URL: from where they are fetched, and from where never."""
+
+import asyncio
+import ipaddress
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given, strategies as st
+from running_server import image_part, running
+
+from vlmkit.errors import ImageError
+from vlmkit.server.fetch import ImageFetcher, is_public
+from vlmkit.server.settings import FetchSettings
+
+CONTENT = b"x" * 1000
+
+
+class Site(BaseHTTPRequestHandler):
+    """A web site that keeps what it was asked."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.server.requests.append((self.path, dict(self.headers)))
+        if self.path.startswith("/to/"):
+            self.send_response(302)
+            self.send_header("location", self.path.removeprefix("/to/"))
+            self.send_header("set-cookie", "a=b")
+            self.send_header("content-length", "0")
+            self.end_headers()
+        elif self.path == "/slow":
+            self.send_response(200)
+            self.send_header("content-length", "1000")
+            self.end_headers()
+            self.server.is_over.wait(20)
+        elif self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            while not self.server.is_over.is_set():
+                try:
+                    self.wfile.write(CONTENT)
+                except OSError:
+                    return
+        else:
+            self.send_response(200 if self.path == "/image" else 404)
+            self.send_header("content-length", str(len(CONTENT)))
+            self.end_headers()
+            self.wfile.write(CONTENT)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def site() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        server.requests = []
+        server.is_over = threading.Event()
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.is_over.set()
+        server.shutdown()
+        thread.join()
+
+
+def fetch(url, *, may_connect=lambda _: True, **settings):
+    chosen = FetchSettings(**({"enabled": True, "allow_http": True} | settings))
+    return asyncio.run(ImageFetcher(chosen, may_connect=may_connect).fetch(url))
+
+
+def refused(url, **options):
+    with pytest.raises(ImageError) as caught:
+        fetch(url, **options)
+    assert caught.value.code == "image_url_not_allowed"
+    return str(caught.value)
+
+
+@contextmanager
+def names(monkeypatch, **addresses):
+    """Make names resolve to addresses."""
+
+    def getaddrinfo(host, port, *args, **kwargs):
+        found = addresses.get(host.decode() if isinstance(host, bytes) else host, [])
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in found]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", getaddrinfo)
+        yield
+
+
+def test_an_image_is_fetched_with_nothing_of_ours_in_the_request(site, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    assert fetch(f"{site.url}/image") == CONTENT
+    ((path, headers),) = site.requests
+    assert path == "/image"
+    assert set(map(str.lower, headers)) <= {"host", "accept", "connection"}
+
+
+def test_redirects_are_followed_without_cookies_and_only_so_many(site):
+    assert fetch(f"{site.url}/to/{site.url}/to//image", max_redirects=2) == CONTENT
+    assert all("Cookie" not in headers for _, headers in site.requests)
+    refused(f"{site.url}/to/{site.url}/to//image", max_redirects=1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/image",
+        "http://localhost:{port}/image",
+        "http://127.1:{port}/image",
+        "http://2130706433:{port}/image",
+        "http://0x7f000001:{port}/image",
+        "http://0.0.0.0:{port}/image",
+        "http://[::1]:{port}/image",
+        "http://[::ffff:127.0.0.1]:{port}/image",
+        "http://[64:ff9b::7f00:1]:{port}/image",
+        "http://169.254.169.254/latest/meta-data",
+        "http://10.0.0.1/",
+    ],
+)
+def test_an_address_that_is_not_public_is_never_connected_to(site, url):
+    refused(url.format(port=site.server_port), may_connect=is_public)
+    assert not site.requests
+
+
+def test_a_redirect_to_an_address_that_is_not_public_is_not_followed(site, monkeypatch):
+    asked = []
+
+    def only_the_first(address):
+        asked.append(address)
+        return len(asked) == 1
+
+    refused(f"{site.url}/to/{site.url}/image", may_connect=only_the_first)
+    assert [path for path, _ in site.requests] == [f"/to/{site.url}/image"]
+
+
+def test_a_name_with_one_private_address_among_its_addresses_is_refused(monkeypatch, site):
+    with names(monkeypatch, **{"mixed.example": ["93.184.215.14", "127.0.0.1"]}):
+        refused(f"http://mixed.example:{site.server_port}/image", may_connect=is_public)
+    assert not site.requests
+
+
+def test_a_name_is_resolved_once_and_the_checked_address_is_used(monkeypatch, site):
+    checked = []
+    with names(monkeypatch, **{"site.example": ["127.0.0.1"]}):
+        url = f"http://site.example:{site.server_port}/image"
+        assert fetch(url, may_connect=lambda a: checked.append(str(a)) or True) == CONTENT
+    assert checked == ["127.0.0.1"]
+    assert site.requests[0][1]["host"] == f"site.example:{site.server_port}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:secret@example.com/a",
+        "https://example.com\\@127.0.0.1/a",
+        "https://example.com/a b",
+        "https://example.com/\n",
+        "https://exämple.com/",
+        "https:///a",
+        "https://" + "x" * 9000,
+        "ftp://example.com/a",
+        "file:///etc/passwd",
+        "//example.com/a",
+        "example.com",
+        "",
+    ],
+)
+def test_a_url_that_two_parsers_could_read_differently_is_refused(url):
+    refused(url)
+
+
+def test_http_and_hosts_off_the_list_are_refused(site):
+    refused(f"{site.url}/image", allow_http=False)
+    refused(f"{site.url}/image", allowed_hosts=("example.com",))
+    assert fetch(f"{site.url}/image", allowed_hosts=("127.0.0.1",)) == CONTENT
+
+
+def test_refused_unreachable_and_missing_look_the_same(site):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()[1]
+    texts = {
+        refused(f"http://127.0.0.1:{closed}/"),
+        refused(f"{site.url}/missing"),
+        refused(f"{site.url}/image", may_connect=is_public),
+        refused(f"{site.url}/slow", timeout_s=0.2),
+        refused("http://name.invalid/"),
+    }
+    assert len(texts) == 1
+
+
+def test_a_file_over_the_limit_is_given_up_while_it_comes(site):
+    with pytest.raises(ImageError, match="over 5000 bytes") as caught:
+        fetch(f"{site.url}/endless", max_bytes=5000)
+    assert caught.value.code == "image_too_large"
+
+
+def test_the_server_refuses_private_addresses_even_with_fetching_on(site):
+    settings = FetchSettings(enabled=True, allow_http=True)
+    with running(fetch=settings) as server:
+        parts = [image_part(f"{site.url}/image")]
+        body = {"model": "mock", "messages": [{"role": "user", "content": parts}]}
+        error = server.post(body).json()["error"]
+        assert error["code"] == "image_url_not_allowed"
+        assert error["param"] == "messages[0].content[0].image_url.url"
+    assert not site.requests
+
+
+@given(st.ip_addresses())
+def test_a_public_address_is_global_and_no_translation_of_another(address):
+    if is_public(address):
+        assert address.is_global
+        assert not address.is_multicast
+        assert not address.is_private
+
+
+@given(st.ip_addresses(v=4))
+def test_an_ipv4_address_written_as_ipv6_is_never_public(address):
+    for prefix in ("::ffff:0:0", "64:ff9b::"):
+        translated = ipaddress.IPv6Address(int(ipaddress.IPv6Address(prefix)) + int(address))
+        assert not is_public(translated)

@@ -1,0 +1,167 @@
+"""What is refused before it costs anything, each with its own status and code."""
+
+import socket
+
+import pytest
+from running_server import (
+    chat,
+    http_request,
+    image_part,
+    mock_pipeline,
+    picture,
+    running,
+)
+
+from vlmkit.image import ImageLimits
+from vlmkit.pipeline import PipelineSettings
+
+
+def fault(answer, status):
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def show(server, *urls):
+    parts = [image_part(url) for url in urls]
+    return server.post({"model": "mock", "messages": [{"role": "user", "content": parts}]})
+
+
+def exchange(server, data: bytes) -> bytes:
+    """Send bytes and read to the end."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(data)
+        received = b""
+        while part := connection.recv(65_536):
+            received += part
+        return received
+
+
+def test_paths_and_methods_that_do_not_exist_have_openais_error_body(server):
+    assert fault(server.get("/v1/nowhere"), 404)["code"] == "not_found"
+    answer = server.get("/v1/chat/completions")
+    assert fault(answer, 405)["code"] == "method_not_allowed"
+    assert "POST" in answer.headers["allow"]
+
+
+def test_a_body_must_be_announced_as_json(server):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        answer = server.post(chat(), headers={"content-type": kind})
+        assert fault(answer, 415)["code"] == "unsupported_media_type"
+    kind = "application/json; charset=utf-8"
+    assert server.post(chat(), headers={"content-type": kind}).status_code == 200
+
+
+def test_a_body_over_the_limit_is_refused_announced_or_not():
+    with running(max_body_bytes=1000) as server:
+        assert fault(server.post(chat("x" * 1000)), 413)["code"] == "request_too_large"
+        chunk = b"400\r\n" + b"x" * 1024 + b"\r\n"
+        head = http_request(chat()).partition(b"content-length")[0]
+        answer = exchange(
+            server, head + b"transfer-encoding: chunked\r\n\r\n" + chunk + b"0\r\n\r\n"
+        )
+        assert b" 413 " in answer
+        assert server.post(chat()).status_code == 200
+
+
+def test_a_body_that_trickles_is_given_up():
+    with running(body_timeout_s=0.2) as server:
+        answer = exchange(server, http_request(chat())[:-5])
+        assert b" 408 " in answer
+        assert b'"code":"request_timeout"' in answer
+
+
+def test_headers_that_trickle_or_never_come_cost_the_connection():
+    with running(header_timeout_s=0.2) as server:
+        assert exchange(server, b"") == b""
+        assert exchange(server, b"GET /healthz HTTP/1.1\r\nhost: lo") == b""
+        assert server.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 70_000,
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + b"x: y\r\n" * 129,
+        b"GET /" + b"x" * 70_000,
+    ],
+)
+def test_headers_over_the_bounds_are_refused(server, head):
+    answer = exchange(server, head + b"\r\n\r\n")
+    assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
+    assert server.get("/healthz").status_code == 200
+
+
+def test_a_loopback_server_refuses_other_host_names(server):
+    for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[::2]"):
+        for path in ("/healthz", "/v1/models", "/nowhere"):
+            error = fault(server.get(path, headers={"host": host}), 421)
+            assert error["code"] == "host_not_allowed"
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80"):
+        assert server.get("/healthz", headers={"host": host}).status_code == 200
+
+
+def test_no_answer_invites_pages_of_other_sites(server):
+    answer = server.get("/v1/models", headers={"origin": "https://evil.example"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1/a.png",
+        "https://example.com/a.png",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "../../etc/passwd",
+        "DATA:image/png;base64,AAAA",
+        "ftp://example.com/a.png",
+        "",
+    ],
+)
+def test_nothing_but_data_urls_is_opened_unless_fetching_is_on(server, url):
+    error = fault(show(server, url), 400)
+    assert error["code"] == "image_url_not_allowed"
+    assert error["param"] == "messages[0].content[0].image_url.url"
+    assert not url or url not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "url", ["data:", "data:image/png;base64,", "data:image/png;base64,%%%", "data:,x",
+            "data:image/png;base64,AAAA"]
+)  # fmt: skip
+def test_a_broken_image_is_a_400_that_names_its_place(server, url):
+    error = fault(show(server, picture(), url), 400)
+    assert error["code"] == "invalid_image"
+    assert error["param"] == "messages[0].content[1].image_url.url"
+
+
+def test_images_are_bounded_in_number_and_in_size():
+    limits = PipelineSettings(max_images=2, images=ImageLimits(max_pixels=100))
+    with running({"mock": mock_pipeline(settings=limits)}, max_request_pixels=100) as server:
+        assert show(server, picture(8, 6), picture(8, 6)).status_code == 200
+        assert fault(show(server, *[picture(2, 2)] * 3), 400)["code"] == "too_many_images"
+        assert fault(show(server, picture(11, 10)), 400)["code"] == "image_too_large"
+        error = fault(show(server, picture(8, 6), picture(10, 6)), 400)
+        assert error["code"] == "image_too_large"
+        assert error["param"] == "messages[0].content[1].image_url.url"
+
+
+def test_a_model_without_images_says_so():
+    with running({"mock": mock_pipeline(takes_images=False)}) as server:
+        assert fault(show(server, "data:broken"), 400)["param"] == "messages"
+
+
+def test_text_is_bounded_before_it_is_tokenized():
+    with running(max_text_chars=100) as server:
+        assert server.post(chat("x" * 100)).status_code == 200
+        assert fault(server.post(chat("x" * 101)), 400)["code"] == "context_length_exceeded"
+
+
+def test_connections_are_bounded():
+    with running(max_connections=2) as server:
+        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+        assert server.get("/healthz").status_code == 503
+        for connection in held:
+            connection.close()

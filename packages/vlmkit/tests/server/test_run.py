@@ -1,0 +1,40 @@
+"""Where a server may listen."""
+
+import socket
+
+import pytest
+
+from vlmkit.errors import ConfigError
+from vlmkit.server.gate import is_loopback
+from vlmkit.server.run import serve
+from vlmkit.server.settings import ServerSettings
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
+def test_a_public_address_is_refused_while_there_is_no_key(host):
+    with pytest.raises(ConfigError, match=r"can be reached by other machines") as caught:
+        serve({}, ServerSettings(host=host))
+    assert "allow_public_without_key" in caught.value.hint
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"host '127.0.0.1', port {port} cannot be listened"):
+            serve({}, ServerSettings(port=port))
+
+
+def test_only_this_machines_own_addresses_are_loopback():
+    assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "localhost.example"]))
+
+
+def test_settings_need_no_server_library():
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, vlmkit.server.settings;"
+        "assert not {'litestar', 'uvicorn', 'httpx2'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
