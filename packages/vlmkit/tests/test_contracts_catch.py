@@ -285,10 +285,7 @@ def test_a_broken_scheduler_is_caught(kind: type[ContinuousScheduler], test: str
 def test_a_scheduler_that_forgets_to_encode_is_caught() -> None:
     simulation = OnScheduler(ForgetsToEncode).simulation()
     slot = ImageSlot(1, 7, bytes(32), {}, 4)
-    sequence = Sequence(
-        "1", Prompt((0,) * 9, (slot,)), params=SamplingParams(), seed=0, max_tokens=2
-    )
-    simulation.add(sequence)
+    simulation.add(new_sequence(Prompt((0,) * 9, (slot,))))
     with pytest.raises(AssertionError, match="an image is computed before it is encoded"):
         simulation.run()
 
