@@ -15,6 +15,7 @@ from torch import nn
 from vlmkit_torch.weights import LoadedModel
 
 PACKED_FOR_ROWS = 8
+LEAST_NUMBERS = 2**16  # below this, the call costs more than the multiplication
 
 
 class PackedLinear(nn.Module):
@@ -45,11 +46,15 @@ def pack(model: Any, decoder: nn.Module) -> None:
     """Pack the linear layers of a decoder, and the head's, in place."""
     for parent in list(decoder.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
+            if _is_worth_it(child):
                 setattr(parent, name, PackedLinear(child))
     head = model.get_output_embeddings()
-    if type(head) is nn.Linear:
+    if _is_worth_it(head):
         model.set_output_embeddings(PackedLinear(head))
+
+
+def _is_worth_it(module: Any) -> bool:
+    return type(module) is nn.Linear and module.weight.numel() >= LEAST_NUMBERS
 
 
 def _has_operations() -> bool:
