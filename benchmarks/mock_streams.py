@@ -1,0 +1,129 @@
+"""Events per second through HTTP from the mock model: what the loop, streams and server cost.
+
+    python benchmarks/mock_streams.py --streams 64 --tokens 500 --repeats 3
+    python benchmarks/mock_streams.py --profile loop|server
+
+The server has its own process, the client another; the client counts events without parsing them.
+An event is one token of one stream. With ``--profile`` one side of the server runs under cProfile.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+
+def main() -> None:
+    """Run and print."""
+    options = _options()
+    context = multiprocessing.get_context("spawn")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = context.Process(target=_serve, args=(port, options.profile), daemon=True)
+    server.start()
+    rates = []
+    try:
+        asyncio.run(_wait(port))
+        asyncio.run(_round(port, 4, 50))
+        for _ in range(options.repeats):
+            num_events, seconds = asyncio.run(_round(port, options.streams, options.tokens))
+            rates.append(num_events / seconds)
+            print(f"{num_events} events in {seconds:.2f} s: {rates[-1]:,.0f} events/s")
+    finally:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGTERM)
+        server.join()
+    print(f"median of {options.repeats}: {statistics.median(rates):,.0f} events/s")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=500)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--profile", choices=["loop", "server"])
+    return parser.parse_args()
+
+
+def _serve(port: int, profile: str | None) -> None:
+    from vlmkit.loop import Loop
+    from vlmkit.pipeline import Pipeline, PipelineSettings
+    from vlmkit.server.run import serve
+    from vlmkit.server.settings import ServerSettings
+    from vlmkit_mock.engine import MockEngine
+    from vlmkit_mock.tokenizer import MockTokenizer
+
+    if profile == "loop":
+        Loop._run = _profiled(Loop._run)  # type: ignore[method-assign]
+    settings = PipelineSettings(max_output_tokens=100_000)
+    pipeline = Pipeline(
+        tokenizer=MockTokenizer(), engine=MockEngine(), settings=settings, name="mock"
+    )
+    run = _profiled(serve) if profile == "server" else serve
+    run({"mock": pipeline}, ServerSettings(port=port))
+
+
+def _profiled(function: Callable[..., None]) -> Callable[..., None]:
+    import cProfile
+    import pstats
+
+    def run(*args: object) -> None:
+        profile = cProfile.Profile()
+        try:
+            profile.runcall(function, *args)
+        finally:
+            pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(30)
+
+    return run
+
+
+async def _wait(port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            return
+
+
+async def _round(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
+    """Read some streams to their ends; return their events and the time from first to last."""
+    started = time.perf_counter()
+    counts = await asyncio.gather(*(_read(port, num_tokens) for _ in range(num_streams)))
+    return sum(counts), time.perf_counter() - started
+
+
+async def _read(port: int, num_tokens: int) -> int:
+    script = json.dumps({"mock": {"text": "token ", "tokens": num_tokens}})
+    body = json.dumps(
+        {
+            "model": "mock",
+            "stream": True,
+            "max_tokens": num_tokens,
+            "messages": [{"role": "user", "content": script}],
+        }
+    ).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    num_events = 0
+    while data := await reader.read(65_536):
+        num_events += data.count(b'"content":')
+    writer.close()
+    assert num_events == num_tokens + 1, num_events  # the first one says who speaks
+    return num_tokens
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The reference page and the guide say what the code does."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from running_server import running
+
+import vlmkit.server
+from vlmkit.server.settings import FetchSettings, ServerSettings
+from vlmkit.server.wire import ChatRequest
+
+DOCS = Path(__file__).parents[4] / "docs"
+REFERENCE = (DOCS / "reference/http.md").read_text()
+GUIDE = (DOCS / "how-to/serve.md").read_text()
+
+
+@pytest.mark.parametrize("name", ChatRequest.__struct_fields__)
+def test_every_field_of_a_request_is_in_the_reference(name):
+    assert re.search(rf"`{name}[`:]", REFERENCE)
+
+
+@pytest.mark.parametrize("name", ServerSettings.__struct_fields__ + FetchSettings.__struct_fields__)
+def test_every_setting_is_in_the_guide(name):
+    assert f"`{name}`" in GUIDE
+
+
+def test_every_error_code_is_in_the_reference():
+    core = Path(vlmkit.server.__file__).parents[1]
+    sources = [*core.glob("server/*.py"), core / "errors.py", core / "image.py"]
+    codes = {
+        code
+        for source in sources
+        for code in re.findall(r"\bcode ?= ?\"(\w+)\"", source.read_text())
+    }
+    assert len(codes) > 15
+    assert not {code for code in codes if f"`{code}`" not in REFERENCE}
+
+
+def test_the_guides_example_config_is_valid():
+    import tomllib
+
+    table = tomllib.loads(re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)[0])
+    assert msgspec.convert(table["server"], ServerSettings).fetch.enabled
+
+
+def test_the_guides_clients_work(tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 6)).save("shapes.png")
+    first, second, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    with running() as server:
+        program = (first + second + "client.close()\n").replace('"demo"', '"mock"')
+        exec(program.replace("http://127.0.0.1:8000", server.url), {})
+    assert capsys.readouterr().out.startswith("Helloimage 1: 8x6")
