@@ -24,7 +24,7 @@ from vlmkit.errors import (
 )
 from vlmkit.pipeline import Pipeline
 from vlmkit.plugins import Plugins
-from vlmkit.registry import BuildContext, Registry
+from vlmkit.registry import BuildContext, Provider, Registry
 from vlmkit.sampling import SamplingParams, sampling_params
 
 log = logging.getLogger(__name__)
@@ -120,18 +120,45 @@ def name_of(entry: ModelEntry) -> str:
 
 
 def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
-    """Return the files of a model: a packaged one, a folder, or one from a hub.
+    """Return the files of a model, after fetching them if they are on a hub.
 
     Raises:
         CheckpointError: nothing of that name is known; the hint says what is.
     """
-    context = BuildContext(reference, revision=revision)
-    packaged = {provider.name for provider in plugins.models}
+    found = find(reference, plugins)
+    if isinstance(found, Path):
+        return _folder(found)
+    return plugins.models.build(found.name, {}, BuildContext(reference, revision=revision))
+
+
+def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
+    """Return the files of a model that is on this disk already; fetches nothing.
+
+    Raises:
+        CheckpointError: nothing of that name is known, or it would have to be fetched.
+    """
+    found = find(reference, plugins)
+    is_hub = isinstance(found, Provider) and found.name != reference
+    here = (p.list_models() for p in plugins.models if p.list_models)
+    if is_hub and not any(reference in models for models in here):
+        raise CheckpointError(
+            f"model {reference!r} is not on this disk", hint=f"vlmkit models pull {reference}"
+        )
+    return resolve(reference, plugins, revision)
+
+
+def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
+    """Return who has a model: the provider of that name, a folder, or a hub that takes the id.
+
+    Raises:
+        CheckpointError: nobody has it; the hint says what there is.
+    """
+    packaged = {provider.name: provider for provider in plugins.models}
     if reference in packaged:
-        return plugins.models.build(reference, {}, context)
+        return packaged[reference]
     folder = expanded(reference)
     if folder.is_dir():
-        return _folder(folder)
+        return folder
     if _is_path(reference):
         raise CheckpointError(f"model folder {reference!r} does not exist", hint="check the path")
     able = [p for p in plugins.models if p.objection(reference) is None]
@@ -141,27 +168,7 @@ def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Ch
             "can fetch",
             hint=_what_there_is(reference, plugins),
         )
-    source = max(able, key=lambda provider: provider.priority)
-    return plugins.models.build(source.name, {}, context)
-
-
-def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
-    """Return the files of a model that is on this disk already; fetches nothing.
-
-    Raises:
-        CheckpointError: nothing of that name is known, or it would have to be fetched.
-    """
-    is_here = (
-        reference in packaged_models(plugins)
-        or expanded(reference).is_dir()
-        or any(reference in p.list_models() for p in plugins.models if p.list_models)
-    )
-    is_elsewhere = any(p.objection(reference) is None for p in plugins.models)
-    if not is_here and not _is_path(reference) and is_elsewhere:
-        raise CheckpointError(
-            f"model {reference!r} is not on this disk", hint=f"vlmkit models pull {reference}"
-        )
-    return resolve(reference, plugins, revision)
+    return max(able, key=lambda provider: provider.priority)
 
 
 def choose(

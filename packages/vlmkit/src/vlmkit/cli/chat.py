@@ -1,8 +1,8 @@
 """``vlmkit chat``: a conversation in the terminal, or with lines from a pipe."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from vlmkit.errors import RequestError
 
 if TYPE_CHECKING:
     from vlmkit.image import Image
+    from vlmkit.message import Message
     from vlmkit.pipeline import Pipeline
 
 HELP = """\
@@ -92,16 +93,24 @@ class Conversation:
         from vlmkit.message import Message
 
         asked = [*self._messages, Message.of("user", line, self._images)]
-        stream = self._pipeline.submit(self._pipeline.request(asked, **self._params))
         said: list[str] = []
-        with suppress(KeyboardInterrupt):
-            for chunk in stream:
-                said.append(chunk.text)
-                output.answer(chunk.text)
-        stream.abort()
+        with suppress(KeyboardInterrupt), closing(self._chunks(asked)) as chunks:
+            for text in chunks:
+                said.append(text)
+                output.answer(text)
         click.echo()
-        self._messages = [*asked, Message.of("assistant", "".join(said))]
-        self._images = []
+        if said:
+            self._messages = [*asked, Message.of("assistant", "".join(said))]
+            self._images = []
+
+    def _chunks(self, messages: "list[Message]") -> "Generator[str]":
+        """Yield the text of an answer; aborts it when closed."""
+        stream = self._pipeline.submit(self._pipeline.request(messages, **self._params))
+        try:
+            for chunk in stream:
+                yield chunk.text
+        finally:
+            stream.abort()
 
 
 def _lines() -> Iterator[str]:

@@ -37,9 +37,12 @@ class Stages:
         if self._lists and self._name:
             click.echo(f"  {self._name:16} {now - self._since:7.2f} s", err=True)
         self._name, self._since = name, now
-        self.close()
-        if name not in QUIET_STAGES and not self._lists and sys.stderr.isatty():
+        if name in QUIET_STAGES or self._lists or not sys.stderr.isatty():
+            self.close()
+        elif self._status is None:
             self._status = _status(f"loading {name}")
+        else:
+            self._status.update(f"loading {name}")
 
     def close(self) -> None:
         """Clear the terminal's line."""

@@ -42,7 +42,7 @@ def serve(
     \b
     vlmkit serve demo --set server.port=9000
     """
-    from vlmkit.assembly import name_of
+    from vlmkit.assembly import find, name_of
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.config.providers import check_components
 
@@ -50,6 +50,8 @@ def serve(
     config = layered.config
     check_components(config, plugins)
     entries = wanted_entries(models, config, plugins)
+    for entry in entries:  # a misspelt name is told before the port opens
+        find(entry.model, plugins)
     loaders = {name_of(entry): _loader(entry, config, plugins) for entry in entries}
     _show_log(debug=context.obj.debug)
     _run(loaders, config.server)

@@ -1,0 +1,615 @@
+"""The command line: what it prints, how it fails, and that it stops when told to."""
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import click
+import pytest
+from PIL import Image
+
+import vlmkit
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.cli import models as models_command, output, run, vlmkit as group
+from vlmkit.cli.models import describe
+from vlmkit.errors import CheckpointError
+from vlmkit.safetensors_header import weights_of
+
+VLMKIT = [sys.executable, "-m", "vlmkit"]
+HEAVY = {"numpy", "PIL", "litestar", "uvicorn", "torch", "transformers", "httpx2", "rich"}
+SLOW = json.dumps({"mock": {"text": "tick ", "tokens": 4000, "latency_s": 0.02}})
+PLUGIN_API = "from vlmkit.hookspecs import hookimpl\nVLMKIT_API = 1\n"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("VLMKIT_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    file = tmp_path / "red.png"
+    Image.new("RGB", (40, 30), "red").save(file)
+    return file
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start the command in processes of their own, with pipes for everything."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
+            pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            process = subprocess.Popen([*VLMKIT, *arguments], text=True, **(pipes | options))
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def read_until(stream: "IO[str] | None", wanted: str) -> str:
+    """Read a pipe up to the first place where it says ``wanted``."""
+    assert stream is not None
+    text = ""
+    while wanted not in text:
+        character = stream.read(1)
+        assert character, f"ended before {wanted!r}: {text!r}"
+        text += character
+    return text
+
+
+# Asking.
+
+
+def test_an_answer_goes_to_standard_output_and_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["ask", "mock", "hello"]) == 0
+    assert capsys.readouterr() == ("hello\n", "")
+
+
+def test_pictures_come_from_files_urls_and_standard_input(
+    capsys: pytest.CaptureFixture[str], picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Input(io.StringIO):
+        buffer = io.BytesIO(picture.read_bytes())
+
+    monkeypatch.setattr(sys, "stdin", Input())
+    url = "data:image/png;base64," + __import__("base64").b64encode(picture.read_bytes()).decode()
+    sources = ["--image", str(picture), "--image", "-", "--image", url]
+    assert run(["ask", "mock", "what?", *sources]) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"image \d: 40x30 sha256:(\w+)", text)[:1] * 3 == re.findall(
+        r"sha256:(\w+)", text
+    )
+
+
+def test_a_picture_is_fetched_from_an_address_that_the_user_names(
+    capsys: pytest.CaptureFixture[str], picture: Path, web: str
+) -> None:
+    assert run(["ask", "mock", "what?", "--image", f"{web}/{picture.name}"]) == 0
+    assert "40x30" in capsys.readouterr().out
+
+
+@pytest.fixture
+def web(picture: Path) -> Iterator[str]:
+    """Serve the picture's folder on a free loopback port."""
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    server = subprocess.Popen(
+        command, cwd=picture.parent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    port = re.search(r"port (\d+)", read_until(server.stdout, "..."))
+    assert port is not None
+    yield f"http://127.0.0.1:{port[1]}"
+    server.kill()
+    server.communicate()
+
+
+def test_json_holds_the_answer_its_usage_and_its_timings(
+    capsys: pytest.CaptureFixture[str], picture: Path
+) -> None:
+    arguments = ["ask", "mock", "what?", "--image", str(picture), "--json", "-m", "5"]
+    assert run(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"] == "mock"
+    assert report["finish_reason"] == "length"
+    assert report["usage"]["completion_tokens"] == 5
+    assert len(report["usage"]["image_tokens"]) == 1
+    assert set(report["timings"]) == {"prompt_s", "queue_s", "first_token_s", "decode_s"}
+
+
+def test_an_answer_that_was_cut_says_so_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ask", "mock", "hello", "--max-tokens", "4"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "hell\n"
+    assert "stopped at the limit of tokens" in shown.err
+
+
+def test_settings_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ask", "mock", "hello", "--set", "engine.text=fixed"]) == 0
+    assert capsys.readouterr().out == "fixed\n"
+
+
+def test_a_config_can_name_the_model_and_its_own_settings(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "[[models]]\nname='a'\nmodel='mock'\nengine={text='from a'}\n"
+        "[[models]]\nname='b'\nmodel='mock'\nengine={text='from b'}\n"
+    )
+    assert run(["ask", "b", "x", "--config", str(file)]) == 0
+    assert capsys.readouterr().out == "from b\n"
+
+
+# Failing.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error", "hint"),
+    [
+        (["ask"], 2, "name a model", "mock"),
+        (["ask", "mock"], 2, "say what to ask", ""),
+        (["ask", "mok", "x"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
+        (["ask", "mock", "x", "--image", "/no.png"], 1, "image '/no.png' cannot be read", "check"),
+        (["ask", "mock", "x", "-m", "0"], 1, "max_tokens: Expected `int` >= 1", ""),
+        (["ask", "mock", "x", "--set", "engin.use=x"], 2, "unknown setting", "'engine.use'"),
+        (["ask", "mock", "x", "--set", "engine.use=x"], 2, "provides engine 'x'", ""),
+        (["ask", "mock", "x", "--set", "engine.texxt=x"], 2, "no setting 'texxt'", "'text'"),
+        (["ask", "mock", "x", "--config", "/no.toml"], 2, "config file '/no.toml' cannot", ""),
+        (["ask", "mock", "x", "--nope"], 2, "No such option", ""),
+        (["serve", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
+        (["doctor", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
+        (["models", "info", "./none"], 1, "model folder './none' does not exist", "check"),
+        (["frobnicate"], 2, "No such command", ""),
+    ],
+)
+def test_every_mistake_is_a_sentence_with_an_exit_code(
+    arguments: list[str],
+    code: int,
+    error: str,
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(arguments) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert error in shown.err
+    assert hint in shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_a_failing_engine_is_an_exit_code_and_debug_shows_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompt = json.dumps({"mock": {"text": "abc", "crash_at_token": 1}})
+    assert run(["ask", "mock", prompt]) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert "hint: `vlmkit --debug ...` shows the cause" in shown
+    assert run(["--debug", "ask", "mock", prompt]) == 1
+    assert "the mock was told to crash" in capsys.readouterr().err
+
+
+def test_a_bug_of_a_plugin_is_a_sentence_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "buggy.py"
+    file.write_text(
+        f"{PLUGIN_API}@hookimpl\ndef vlmkit_register_engines(registry):\n"
+        "    registry.add('buggy', lambda context: context.nothing)\n"
+    )
+    sets = ["--set", f'plugins=["{file}"]', "--set", "engine.use=buggy"]
+    assert run(["ask", "mock", "x", *sets]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: unexpected AttributeError")
+    assert "Traceback" not in shown
+    with pytest.raises(AttributeError):
+        run(["--debug", "ask", "mock", "x", *sets])
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    shown = capsys.readouterr().out
+    assert "First steps:" in shown
+    for name in group.commands:
+        assert name in shown
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"vlmkit, version {vlmkit.__version__}\n"
+
+
+# Being light.
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["serve", "--help"], ["models"]])
+def test_what_computes_nothing_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from vlmkit.cli import run; run(sys.argv[1:]);"
+        f"print('heavy:', sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_no_colour_leaves_a_pipe(start: Start) -> None:
+    for arguments in (["plugins"], ["ask", "mok", "x"]):
+        process = start(*arguments)
+        assert "\x1b" not in "".join(process.communicate())
+
+
+# Stopping.
+
+
+def test_ctrl_c_ends_an_answer_quietly(start: Start) -> None:
+    process = start("ask", "mock", SLOW)
+    read_until(process.stdout, "tick")
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error.strip() == ""
+
+
+def test_a_closed_pipe_ends_an_answer_without_a_traceback(start: Start) -> None:
+    process = start("ask", "mock", SLOW)
+    read_until(process.stdout, "tick")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+    assert process.wait(30) != 0
+
+
+def test_ctrl_c_stops_an_answer_of_a_chat_and_not_the_chat(start: Start) -> None:
+    process = start("chat", "mock")
+    assert process.stdin is not None
+    process.stdin.write(f"{SLOW}\n")
+    process.stdin.flush()
+    read_until(process.stdout, "tick")
+    process.send_signal(signal.SIGINT)
+    process.stdin.write("still there?\n")
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "still there?" in said
+
+
+def test_a_server_says_how_to_ask_it_and_ends_when_told_to(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = start(
+        "serve", "mock", "--set", f"server.port={port}", "--set", "server.drain_timeout_s=5"
+    )
+    told = read_until(process.stderr, "is ready\n")
+    for stage in ("model files", "tokenizer", "vision encoder", "engine", "sampler"):
+        assert re.search(rf"{stage} +\d+\.\d\d s", told)
+    assert f"http://127.0.0.1:{port}/v1" in told
+    address = f"http://127.0.0.1:{port}/v1/models"
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        assert [model["id"] for model in json.load(answer)["data"]] == ["mock"]
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in error
+
+
+# Talking.
+
+
+def test_a_piped_chat_answers_each_line_and_knows_its_commands(
+    capsys: pytest.CaptureFixture[str], picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = f"one\n\n/image {picture}\n/image /none.png\ntwo\n/reset\n/help\nthree\n/quit\nfour\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert run(["chat", "mock"]) == 0
+    shown = capsys.readouterr()
+    assert "40x30" in shown.out
+    assert re.sub(r"image .*\n", "", shown.out) == "one\ntwo\nthree\n"
+    assert "image '/none.png' cannot be read" in shown.err
+    assert "/reset" in shown.err
+
+
+def test_a_refused_message_leaves_the_conversation_as_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'x' * 200}\nshort\n"))
+    sets = ["--set", "engine.max_sequence_tokens=64"]
+    assert run(["chat", "mock", *sets]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "short\n"
+    assert "the context holds 64 tokens" in shown.err
+
+
+def test_a_terminal_chat_prompts_and_survives_ctrl_c_and_ends_by_ctrl_d(start: Start) -> None:
+    leader, follower = pty.openpty()
+    process = start("chat", "mock", stdin=follower, stdout=follower, stderr=follower)
+    os.close(follower)
+    terminal = Terminal(leader)
+    terminal.wait_for("> ")
+    terminal.type(f"{SLOW}\n")
+    terminal.wait_for("tick tick")
+    process.send_signal(signal.SIGINT)
+    terminal.wait_for("> ")
+    process.send_signal(signal.SIGINT)
+    terminal.wait_for("/quit leaves")
+    terminal.type("again\n")
+    terminal.wait_for("again\r\nagain\r\n")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert process.wait(30) == 0
+    os.close(leader)
+
+
+class Terminal:
+    """The other side of a pseudo-terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._descriptor, text.encode())
+
+    def wait_for(self, wanted: str) -> None:
+        """Read until ``wanted`` was written, and forget what came up to it."""
+        deadline = time.monotonic() + 30
+        while wanted not in self._text:
+            assert time.monotonic() < deadline, self._text
+            self._text += os.read(self._descriptor, 4096).decode(errors="replace")
+        self._text = self._text.partition(wanted)[2]
+
+
+def test_a_terminal_gets_no_control_characters_from_a_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output.answer("a\x1b[2Jb\x07\x9b1mc\td\ne\r")
+    assert capsys.readouterr().out == "a[2Jb1mc\td\ne"
+
+
+# Plugins, doctor, config.
+
+
+def test_plugins_says_who_is_usable_and_why_others_are_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "toy.py"
+    file.write_text(
+        f"{PLUGIN_API}@hookimpl\ndef vlmkit_register_engines(registry):\n"
+        "    registry.add('toy', lambda c: c, why_not=lambda: 'no such device')\n"
+        "    registry.add('odd', lambda c: c, why_not=lambda: 1 / 0)\n"
+    )
+    arguments = ["plugins", "--set", f'plugins=["{file}"]']
+    assert run(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("engine") and line.endswith("no such device") for line in lines)
+    assert any(" odd " in line and "ZeroDivisionError" in line for line in lines)
+    assert any(" mock " in line and line.endswith("usable") for line in lines)
+    assert run([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    toy = next(p for p in report["providers"] if p["name"] == "toy")
+    assert toy["reason"] == "no such device"
+    assert toy["plugin"] == str(file)
+    builtin = next(p for p in report["providers"] if p["plugin"] == "vlmkit")
+    assert builtin["version"] == vlmkit.__version__
+
+
+def test_blocked_plugins_are_listed_as_such(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLMKIT_BLOCK", "mock")
+    assert run(["plugins"]) == 0
+    assert "left out by VLMKIT_BLOCK: vlmkit-mock" in capsys.readouterr().out
+
+
+def test_doctor_tells_who_is_chosen_and_why_others_are_passed_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "toy.py"
+    file.write_text(
+        f"{PLUGIN_API}@hookimpl\ndef vlmkit_register_engines(registry):\n"
+        "    registry.add('blind', lambda c: c, cannot_serve=lambda c: 'it is blind')\n"
+        "    registry.add('spare', lambda c: c, priority=-1)\n"
+    )
+    sets = ["--set", f'plugins=["{file}"]']
+    assert run(["doctor", "mock", "--json", *sets]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["machine"]["vlmkit"] == vlmkit.__version__
+    engines = {v["provider"]: v for v in report["verdicts"] if v["component"] == "engine"}
+    assert engines["mock"]["is_chosen"]
+    assert engines["blind"]["reason"] == "it is blind"
+    assert engines["spare"]["reason"] == "able, but not preferred"
+    assert run(["doctor", "mock", *sets]) == 0
+    assert re.search(r"engine +mock +chosen\n", capsys.readouterr().out)
+
+
+def test_doctor_says_when_nobody_can_serve_a_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    assert run(["doctor", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"engine +none +no installed provider can serve this model", shown)
+
+
+def test_doctor_without_a_model_describes_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "python" in shown
+    assert "memory" in shown
+
+
+def test_config_show_has_every_value_with_its_origin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLMKIT_ENGINE__HUB_TOKEN", "t0ps3cret")
+    assert run(["config", "show", "--set", "server.port=9000"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"server\.port +9000 +--set server\.port\n", shown)
+    assert re.search(r"server\.host +\"127\.0\.0\.1\" +default\n", shown)
+    assert re.search(r"engine\.hub_token +\"\*\*\*\" +environment", shown)
+    assert "t0ps3cret" not in shown
+
+
+def test_config_show_has_the_defaults_of_a_provider_that_is_chosen_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["config", "show", "--json", "--set", "engine.use=mock"]) == 0
+    settings = {s["setting"]: s for s in json.loads(capsys.readouterr().out)}
+    assert settings["engine.block_tokens"]["origin"] == "default of 'mock'"
+    assert settings["engine.block_tokens"]["description"]
+
+
+def test_config_check_finds_a_misspelt_setting_of_a_provider(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["config", "check", "--set", "engine.use=mock"]) == 0
+    assert capsys.readouterr().out == "valid: 1 settings, the rest by default\n"
+    assert run(["config", "check", "--set", "engine.use=mock", "--set", "engine.txt=x"]) == 2
+    assert "did you mean 'text'?" in capsys.readouterr().err
+
+
+def test_config_schema_is_a_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["properties"]["server"]["properties"]["port"]["maximum"] == 65535
+
+
+# Models.
+
+HUB = (
+    PLUGIN_API
+    + """
+from pathlib import Path
+from vlmkit.checkpoint import Checkpoint
+
+def fetch(context):
+    folder = Path(__file__).parent / "hub" / context.reference / (context.revision or "main")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    return Checkpoint(context.reference, folder, context.revision)
+
+def not_an_id(reference):
+    return None if "/" in reference else "a hub id reads owner/name"
+
+def fetched():
+    return sorted(f"own/{p.name}" for p in Path(__file__).parent.glob("hub/own/*"))
+
+@hookimpl
+def vlmkit_register_models(registry):
+    registry.add("hub", fetch, cannot_serve=not_an_id, list_models=fetched)
+"""
+)
+
+
+def test_a_pulled_model_is_listed_and_described(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "hub.py"
+    file.write_text(HUB)
+    sets = ["--set", f'plugins=["{file}"]']
+    assert run(["models", "info", "own/model", *sets]) == 1
+    assert "hint: vlmkit models pull own/model" in capsys.readouterr().err
+    assert run(["models", "pull", "own/model", "--revision", "v2", *sets]) == 0
+    assert capsys.readouterr().out.strip().endswith("own/model/v2")
+    assert run(["models", "list", "--json", *sets]) == 0
+    listed = {row["model"]: row["source"] for row in json.loads(capsys.readouterr().out)}
+    assert listed["own/model"] == str(file)
+    assert listed["mock"] == "vlmkit-mock"
+    assert run(["models", "info", "own/model", *sets]) == 0
+    assert re.search(r"name +own/model\n", capsys.readouterr().out)
+
+
+def safetensors(folder: Path, name: str, **tensors: tuple[str, list[int]]) -> None:
+    """Write a file whose header describes tensors; their values play no part here."""
+    described = {
+        key: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
+        for key, (dtype, shape) in tensors.items()
+    }
+    header = json.dumps({"__metadata__": {"format": "pt"}, **described}).encode()
+    (folder / name).write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 10)
+
+
+def test_parameters_are_counted_from_the_headers_of_the_files_in_use(tmp_path: Path) -> None:
+    safetensors(tmp_path, "a.safetensors", w=("BF16", [3, 4]), b=("F32", []))
+    safetensors(tmp_path, "b.safetensors", v=("BF16", [5]))
+    safetensors(tmp_path, "unused.safetensors", w=("F64", [100]))
+    index = {"weight_map": {"w": "a.safetensors", "b": "a.safetensors", "v": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights = weights_of(Checkpoint("m", tmp_path))
+    assert weights.num_by_dtype == {"BF16": 17, "F32": 1}
+    assert weights.num_parameters == 18
+    assert weights.files == ("a.safetensors", "b.safetensors")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0[]", b'\x0b\0\0\0\0\0\0\0{"a": {"b"}}']
+)
+def test_a_broken_weight_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"'model\.safetensors' of model 'm' is not"):
+        weights_of(Checkpoint("m", tmp_path))
+
+
+def test_a_weight_file_that_the_index_names_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "a.safetensors"}}')
+    with pytest.raises(CheckpointError, match=r"'a\.safetensors' of model 'm' is missing"):
+        weights_of(Checkpoint("m", tmp_path))
+
+
+def test_a_model_is_described_by_its_small_files(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llava",
+        "architectures": ["Llava"],
+        "text_config": {"max_position_embeddings": 4096},
+        "max_position_embeddings": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    safetensors(tmp_path, "model.safetensors", w=("F16", [2, 2]))
+    facts = describe(Checkpoint("m", tmp_path))
+    assert facts["family"] == "llava"
+    assert facts["context_tokens"] == 4096
+    assert facts["has_chat_template"]
+    assert facts["parameters"] == 4
+    assert facts["weight_files"] == 1
+
+
+def test_sizes_are_written_in_the_unit_that_suits_them() -> None:
+    assert [output.size(n) for n in (0, 1023, 1024, 1536 * 2**20)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.0 KiB",
+        "1.5 GiB",
+    ]
+
+
+def test_every_command_says_what_it_does() -> None:
+    commands: list[click.Command] = [
+        *group.commands.values(),
+        *models_command.models.commands.values(),
+    ]
+    for command in commands:
+        assert command.help
+        assert len(command.get_short_help_str(200).split()) > 2
