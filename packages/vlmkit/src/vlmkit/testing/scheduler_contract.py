@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from vlmkit.errors import QueueFull
 from vlmkit.prompt import ImageSlot, Prompt, Span
 from vlmkit.protocols import EngineLimits, Scheduler
 from vlmkit.sequence import Sequence
@@ -105,6 +106,18 @@ class SchedulerContract:
         """An empty step, not an error."""
         step = self.simulation().step()
         assert (step.encodes, step.items, step.preempted) == ((), (), ())
+
+    def test_a_full_queue_refuses_and_keeps_what_it_has(self) -> None:
+        """The bound is the one that it states; who was refused leaves no trace."""
+        simulation = self.simulation()
+        bound = simulation.scheduler.max_waiting
+        for _ in range(bound):
+            simulation.add(new_sequence(max_tokens=1))
+        with pytest.raises(QueueFull):
+            simulation.scheduler.add(new_sequence())
+        assert simulation.scheduler.num_waiting == bound
+        simulation.run()
+        simulation.check_empty()
 
     @examples
     @given(
