@@ -1,14 +1,45 @@
-"""A hub on this machine: just enough of its HTTP API for huggingface_hub to download from."""
+"""What the tests share: tokenizers of the zoo's families, and a hub on this machine.
 
+The hub has just enough of the real one's HTTP API for huggingface_hub to download from.
+"""
+
+import functools
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+import zoo
+from vlmkit.checkpoint import Checkpoint
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.tokenizer import HfTokenizer
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Return a function that gives a family's checkpoint, without weights."""
+
+    @functools.cache
+    def checkpoint(name: str) -> Checkpoint:
+        return Checkpoint(name, zoo.save_processor(name, tmp_path_factory.mktemp(name)))
+
+    return checkpoint
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of(checkpoint_of: Callable[[str], Checkpoint]) -> Callable[[str], HfTokenizer]:
+    """Return a function that gives a family's tokenizer, loaded from its checkpoint."""
+
+    @functools.cache
+    def tokenizer(name: str) -> HfTokenizer:
+        return HfTokenizer(checkpoint_of(name), HfTokenizerSettings())
+
+    return tokenizer
 
 
 @dataclass

@@ -108,7 +108,7 @@ class Chat:
         """Return the first form of contents that the template understands."""
         for self._form in forms:
             self._knows_thoughts = False
-            probe = "a probe"
+            probe = 'one\n"two"'  # would look different inside JSON or the repr of a list
             try:
                 segments = self.segments([Message.of("user", probe)])
             except RequestError:

@@ -14,17 +14,19 @@ class HfTokenStream:
     def __init__(self, tokenizer: Tokenizer, num_ids: int) -> None:
         self._tokenizer = tokenizer
         self._num_ids = num_ids
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._num_shown = 0
-        self._holds_back = False
+        self._restart()
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; may be empty."""
         if not 0 <= token_id < self._num_ids:
             return ""
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:  # noqa: BLE001 - all that it raises is a bare Exception
+            # Bytes that make no character changed how earlier ones read; those were shown already.
+            self._restart()
+            text = self._stream.step(self._tokenizer, token_id)
         self._ids.append(token_id)
-        text = self._stream.step(self._tokenizer, token_id)
         self._holds_back = not text
         if not text:
             return ""
@@ -38,6 +40,12 @@ class HfTokenStream:
         self._holds_back = False
         whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
         return whole[self._num_shown :]
+
+    def _restart(self) -> None:
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._num_shown = 0
+        self._holds_back = False
 
 
 class TokenBytes:

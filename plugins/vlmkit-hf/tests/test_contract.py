@@ -1,0 +1,78 @@
+"""The tokenizer contract, kept by tokenizers of each kind."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.testing import TokenizerContract
+from vlmkit_hf.tokenizer import HfTokenizer
+
+
+class Contract(TokenizerContract):
+    """What differs between the families below is their name."""
+
+    name = ""
+
+    @pytest.fixture(autouse=True)
+    def load(
+        self,
+        tokenizer_of: Callable[[str], HfTokenizer],
+        checkpoint_of: Callable[[str], Checkpoint],
+    ) -> None:
+        self.tokenizer = tokenizer_of(self.name)
+        self.folder = checkpoint_of(self.name).path
+
+    def make(self) -> HfTokenizer:
+        return self.tokenizer
+
+    def special_texts(self) -> list[str]:
+        added = json.loads((self.folder / "tokenizer.json").read_text())["added_tokens"]
+        return [token["content"] for token in added if token["special"]]
+
+
+class TestQwen2Vl(Contract):
+    name = "qwen2_vl"
+
+
+class TestIdefics3(Contract):
+    name = "idefics3"
+
+
+class TestMistral3(Contract):
+    name = "mistral3"
+
+
+class TestInternVl(Contract):
+    name = "internvl"
+
+
+class TestGemma3(Contract):
+    name = "gemma3"
+    is_lossless = False  # letters outside the vocabulary are bytes; a lone "▁" is a space
+
+
+class TestLlama(Contract):
+    name = "llama"
+    takes_images = False
+
+
+class TestGptOss(Contract):
+    name = "gpt_oss"
+    takes_images = False
+
+
+class TestMistral(Contract):
+    name = "mistral"
+    takes_images = False
+    is_lossless = False
+
+
+class TestPhi3(Contract):
+    name = "phi3"
+    takes_images = False
+    is_lossless = False
+
+
+del Contract, TokenizerContract  # pytest would collect them here, too

@@ -1,0 +1,178 @@
+"""Images: what a processor cannot take, what the digest says, where a place in a picture went."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import zoo
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError, ImageError, RequestError
+from vlmkit.image import Image, ImageLimits
+from vlmkit.message import Message
+from vlmkit.prompt import Transform
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.tokenizer import HfTokenizer
+
+TokenizerOf = Callable[[str], HfTokenizer]
+CheckpointOf = Callable[[str], Checkpoint]
+
+
+def prompt(tokenizer: HfTokenizer, *images: Image):  # type: ignore[no-untyped-def]
+    return tokenizer.prompt([Message.of("user", "What?", images)])
+
+
+def plain(width: int, height: int) -> Image:
+    return Image.open(np.full((height, width, 3), 90, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+@settings(
+    max_examples=25,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(short=st.integers(2, 40), ratio=st.floats(1, 100), is_wide=st.booleans())
+def test_a_picture_of_any_allowed_shape_is_taken_or_refused(
+    tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool
+) -> None:
+    long = int(short * ratio)
+    size = (long, short) if is_wide else (short, long)
+    try:
+        made = prompt(tokenizer_of(name), plain(*size))
+    except ImageError:
+        return
+    (slot,) = made.images
+    assert 0 < slot.num_features <= slot.stop - slot.start
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+def test_a_refused_picture_leaves_the_next_request_alone(
+    tokenizer_of: TokenizerOf, name: str
+) -> None:
+    tokenizer = tokenizer_of(name)
+    before = prompt(tokenizer, plain(64, 48))
+    for size in ((2, 200), (200, 2), (2, 2)):
+        try:
+            prompt(tokenizer, plain(*size))
+        except ImageError:
+            continue
+    after = prompt(tokenizer, plain(64, 48))
+
+    assert after.token_ids == before.token_ids
+
+
+def test_a_picture_that_the_family_refuses_is_an_image_error(tokenizer_of: TokenizerOf) -> None:
+    strip = np.zeros((2, 402, 3), dtype=np.uint8)  # Qwen2-VL takes no side ratio over 200
+    image = Image.open(strip, ImageLimits(max_aspect_ratio=1000.0))
+
+    with pytest.raises(ImageError) as caught:
+        prompt(tokenizer_of("qwen2_vl"), image)
+    assert str(caught.value) == "the model's image processor cannot take an image of 402x2"
+
+
+def test_the_digest_changes_with_the_processors_settings(
+    checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, tmp_path: Path
+) -> None:
+    for path in checkpoint_of("qwen2_vl").path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    path = tmp_path / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "image_mean": [0.1, 0.2, 0.3]}))
+    other = HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
+    digests = {prompt(t, plain(64, 48)).images[0].digest for t in (tokenizer_of("qwen2_vl"), other)}
+
+    assert len(digests) == 2
+
+
+def test_a_model_that_wants_an_image_refuses_a_prompt_without(tokenizer_of: TokenizerOf) -> None:
+    with pytest.raises(RequestError, match="this model needs an image"):
+        prompt(tokenizer_of("paligemma"))
+
+
+def test_a_text_model_refuses_images(tokenizer_of: TokenizerOf) -> None:
+    with pytest.raises(RequestError) as caught:
+        prompt(tokenizer_of("llama"), plain(8, 8))
+    assert caught.value.code == "images_not_supported"
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "used", "more"),
+    [
+        ("qwen2_vl", (84, 40), (28, 84), {}),
+        ("glm4v", (84, 40), (28, 84), {}),
+        ("gemma3", (84, 40), (56, 56), {}),
+        ("paligemma", (84, 40), (28, 28), {}),
+        ("mistral3", (84, 40), (56, 84), {}),
+        ("llava", (84, 40), (28, 58), {"crop": (0, 15, 28, 43)}),
+        ("llava", (40, 84), (58, 28), {"crop": (15, 0, 43, 28)}),
+        ("llava_next", (84, 40), (27, 56), {"pad": (0, 0, 1, 0), "num_tiles": 3}),
+        ("idefics3", (60, 60), (56, 56), {"num_tiles": 5}),
+        ("internvl", (84, 40), (28, 56), {"num_tiles": 3}),
+        ("internvl", (60, 60), (28, 28), {}),
+    ],
+)
+def test_the_report_says_what_was_done_to_the_picture(
+    tokenizer_of: TokenizerOf,
+    name: str,
+    size: tuple[int, int],
+    used: tuple[int, int],
+    more: dict[str, object],
+) -> None:
+    width, height = size
+    transform = prompt(tokenizer_of(name), plain(width, height)).images[0].transform
+
+    assert transform == Transform(
+        source_size=(height, width),
+        turned=False,
+        upright_size=(height, width),
+        used_size=used,
+        scale=(used[0] / height, used[1] / width),
+        **more,
+    )
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3", "paligemma", "mistral3"])
+def test_a_mark_in_the_picture_is_where_the_report_says(
+    tokenizer_of: TokenizerOf, name: str
+) -> None:
+    """A white square, found again in the arrays at the place that the report computes."""
+    pixels = np.zeros((80, 80, 3), dtype=np.uint8)
+    pixels[36:52, 24:40] = 255
+    slot = prompt(tokenizer_of(name), Image.open(pixels)).images[0]
+    if name == "qwen2_vl":
+        found = _unpatched(slot.inputs, 14, 2)
+    else:
+        found = np.asarray(slot.inputs["pixel_values"])[0, 0]
+    rows, columns = np.nonzero(found > (found.max() + found.min()) / 2)
+    assert slot.transform is not None
+    top, left = slot.transform.crop[:2] if slot.transform.crop else (0, 0)
+    vertical, horizontal = slot.transform.scale
+
+    assert abs(rows.mean() + 0.5 + top - 44 * vertical) < 1.5
+    assert abs(columns.mean() + 0.5 + left - 32 * horizontal) < 1.5
+
+
+def _unpatched(inputs: object, patch: int, merge: int) -> np.ndarray:
+    """Put Qwen2-VL's patches back in place; returns ``[height, width]`` of the first channel."""
+    rows, columns = np.asarray(inputs["image_grid_thw"])[0, 1:]  # type: ignore[index]
+    pixels = np.asarray(inputs["pixel_values"])  # type: ignore[index]
+    shape = (rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)
+    blocks = pixels.reshape(shape)[..., 0, 0, :, :]
+    return blocks.transpose(0, 2, 4, 1, 3, 5).reshape(rows * patch, columns * patch)
+
+
+def test_a_broken_processor_config_is_a_broken_checkpoint(
+    checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    for path in checkpoint_of("llava").path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "preprocessor_config.json").unlink()
+
+    with pytest.raises(CheckpointError, match=r"the image processor of 'm' .* cannot be built"):
+        HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())

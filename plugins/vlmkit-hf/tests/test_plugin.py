@@ -1,0 +1,114 @@
+"""What the plugin offers, what it costs to ask, and that it needs no torch."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zoo
+from vlmkit import plugins
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError
+from vlmkit.image import Image
+from vlmkit.message import Message
+from vlmkit.registry import BuildContext
+from vlmkit_hf import hub, plugin
+from vlmkit_hf.tokenizer import HfTokenizer
+
+WITHOUT_TORCH = """
+import json, sys
+sys.modules["torch"] = sys.modules["torchvision"] = None  # as if they were not installed
+from pathlib import Path
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.image import Image
+from vlmkit.message import Message
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.tokenizer import HfTokenizer
+image = Image.open(sys.argv[1])
+made = {}
+for folder in sys.argv[2:]:
+    tokenizer = HfTokenizer(Checkpoint("m", Path(folder)), HfTokenizerSettings())
+    prompt = tokenizer.prompt([Message.of("user", "What is it?", [image])])
+    made[folder] = [prompt.token_ids, [slot.digest.hex() for slot in prompt.images]]
+assert sys.modules["torch"] is None
+print(json.dumps(made))
+"""
+LIGHT = """
+import sys
+from vlmkit_hf import plugin
+heavy = {"transformers", "tokenizers", "huggingface_hub", "torch", "numpy", "PIL", "jinja2"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_the_loader_finds_a_tokenizer_and_a_source_of_models() -> None:
+    found = plugins.load()
+
+    assert "vlmkit-hf" not in found.broken
+    assert "hf" in {provider.name for provider in found.tokenizers}
+    assert "huggingface" in {provider.name for provider in found.models}
+
+
+def test_the_plugin_module_is_light() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert set(json.loads(run.stdout.replace("'", '"'))) <= {"numpy", "PIL"}
+
+
+def test_every_vision_family_works_without_torch(
+    checkpoint_of: Callable[[str], Checkpoint],
+    tokenizer_of: Callable[[str], HfTokenizer],
+    tmp_path: Path,
+) -> None:
+    picture = tmp_path / "picture.png"
+    zoo.picture(1, 64, 48).save(picture)
+    folders = {name: str(checkpoint_of(name).path) for name in zoo.NAMES_VISION}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_TORCH, str(picture), *folders.values()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    made = json.loads(run.stdout.splitlines()[-1])
+
+    for name, folder in folders.items():
+        messages = [Message.of("user", "What is it?", [Image.open(picture)])]
+        prompt = tokenizer_of(name).prompt(messages)
+        digests = [slot.digest.hex() for slot in prompt.images]
+        assert made[folder] == [list(prompt.token_ids), digests], name
+
+
+def test_a_folder_without_a_tokenizer_is_objected_to(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    provider = plugins.load().tokenizers.get("hf")
+
+    assert provider.cannot_serve(Checkpoint("m", tmp_path)) == (
+        "the model's folder has no tokenizer.json"
+    )
+
+
+def test_a_broken_tokenizer_is_a_checkpoint_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    context = BuildContext("m", Checkpoint("m", tmp_path), plugin.HfTokenizerSettings())
+
+    with pytest.raises(CheckpointError, match="model 'm' has no tokenizer that transformers can"):
+        plugins.load().tokenizers.get("hf").build(context)
+
+
+@pytest.mark.parametrize("reference", ["org/name", "Qwen/Qwen2.5-VL-3B-Instruct", "a/b_c.d"])
+def test_hub_ids_are_taken(reference: str) -> None:
+    assert hub.objection(reference) is None
+
+
+@pytest.mark.parametrize(
+    "reference", ["demo", "./org/name", "/org/name", "a/b/c", "a/..", "../b", "a b/c", "", "a/b--c"]
+)
+def test_other_references_are_left_to_others(reference: str) -> None:
+    assert hub.objection(reference) == "a hub id reads org/name"

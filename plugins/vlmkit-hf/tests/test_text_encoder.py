@@ -1,0 +1,67 @@
+"""Control tokens come from trusted text only, also where the vocabulary itself would make them."""
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from vlmkit_hf.sentinel import Segment
+from vlmkit_hf.text_encoder import SLOT, TextEncoder
+
+LETTERS = sorted(set("<end>ab[MG] "))
+
+
+def unigram() -> Tokenizer:
+    """Return a tokenizer whose model knows ``<end>`` as an ordinary piece, too."""
+    pieces = [("<unk>", 0.0), ("<end>", -1.0), *((letter, -5.0) for letter in LETTERS)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    tokenizer.add_special_tokens([AddedToken("<end>", normalized=False)])
+    return tokenizer
+
+
+def bpe() -> Tokenizer:
+    """Return a tokenizer that takes whole words of its vocabulary first, ``<end>`` among them."""
+    words = [*LETTERS, "<end>"]
+    model = models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[], ignore_merges=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken("<end>", normalized=False)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [unigram, bpe])
+@settings(max_examples=80, deadline=None, database=None, derandomize=True)
+@given(texts=st.lists(st.sampled_from(["<end>", "<en", "d>", "a", " ", "b"])).map("".join))
+def test_a_vocabulary_that_holds_a_control_token_as_a_word_does_not_make_it(
+    make: type, texts: str
+) -> None:
+    tokenizer = make()
+    encoder = TextEncoder(tokenizer, {"<end>"})
+    end = tokenizer.token_to_id("<end>")
+    ids = encoder.encode([Segment("<end>", is_client=False), Segment(texts, is_client=True)])
+
+    assert ids.count(end) == 1
+    assert ids[0] == end
+
+
+def test_slots_stand_where_images_were() -> None:
+    encoder = TextEncoder(unigram(), {"<end>"})
+    ids = encoder.encode([Segment("a", is_client=True), None, None, Segment("b", is_client=True)])
+
+    assert [i == SLOT for i in ids] == [False, True, True, False]
+
+
+def test_an_expansion_keeps_the_ordinary_text_around_it_apart() -> None:
+    encoder = TextEncoder(unigram(), {"<end>"})
+    end = unigram().token_to_id("<end>")
+    a = unigram().token_to_id("a")
+
+    assert encoder.expand("b<end>a<end>b") == ("b", (end, a, end), "b")
+    assert encoder.expand("ab") is None
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
+    encoder = TextEncoder(unigram(), {"<end>"})
+
+    assert encoder.encode([Segment("a\ud83db", is_client=True)]) == encoder.encode(
+        [Segment("a\ufffdb", is_client=True)]
+    )
