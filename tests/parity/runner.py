@@ -103,9 +103,15 @@ def reference_inputs(name: str, request: Request) -> dict[str, Any]:
     return {key: value for key, value in made.items() if key != "labels"}
 
 
-def expected(name: str, folder: Path, asked: Seq[Request]) -> list[Answer]:
-    """Return what ``generate`` answers, one request at a time."""
+def expected(
+    name: str, folder: Path, asked: Seq[Request], banned: Seq[int] | None = None
+) -> list[Answer]:
+    """Return what ``generate`` answers, one request at a time.
+
+    ``banned`` tokens are never chosen; None bans the placeholders.
+    """
     model = load_reference(name, folder)
+    banned = banned_ids(model.config) if banned is None else banned
     answers = []
     for request in asked:
         inputs = reference_inputs(name, request)
@@ -113,7 +119,7 @@ def expected(name: str, folder: Path, asked: Seq[Request]) -> list[Answer]:
             **inputs,
             max_new_tokens=NUM_NEW,
             do_sample=False,
-            suppress_tokens=banned_ids(model.config) or None,
+            suppress_tokens=list(banned) or None,
             output_logits=True,
             return_dict_in_generate=True,
         )
