@@ -209,6 +209,17 @@ def test_a_crashed_engine_fails_requests_and_says_no_more_than_that(model):
     assert_empty(model)
 
 
+def test_an_engine_that_fails_for_everyone_is_given_up(model):
+    for _ in range(20):
+        try:
+            model.generate(script(text="abc", crash_at_token=0))
+        except EngineError:
+            continue
+    wait_until(lambda: not model.is_ready)
+    with pytest.raises(EngineError, match="the engine failed"):
+        model.generate("anyone")
+
+
 def test_an_abort_frees_everything_and_says_so(model):
     stream = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
     chunks = iter(stream)

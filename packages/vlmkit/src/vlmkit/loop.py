@@ -24,6 +24,8 @@ from vlmkit.text import AnswerText
 
 log = logging.getLogger(__name__)
 
+MAX_BROKEN_STEPS = 8  # in a row, each failing for all its members, before the engine is given up
+
 M = TypeVar("M")
 R = TypeVar("R")
 
@@ -90,6 +92,7 @@ class Loop:
         self._features = features
         self._jobs: dict[Sequence, Job] = {}
         self._held: set[Sequence] = set()
+        self._num_broken_steps = 0
         self._is_stuck = False  # nothing can run until a reader or a newcomer changes something
         self._wakeups = Wakeups()
         self._inbox = _Inbox()
@@ -283,6 +286,7 @@ class Loop:
             return []
         done: list[tuple[WorkItem, Sample | None]] = []
         results = _isolated(self._compute, items)
+        self._watch(results)
         for item, result in zip(items, results, strict=True):
             if isinstance(result, Exception):
                 error = _engine_error("the engine failed on this request", result)
@@ -290,6 +294,20 @@ class Loop:
             else:
                 done.append((item, result))
         return [(item, sample) for item, sample in done if item.sequence in self._jobs]
+
+    def _watch(self, results: Seq[Sample | Exception | None]) -> None:
+        """Give the engine up when it fails for everyone, step after step.
+
+        Raises:
+            EngineError: it did so for too long; the loop ends, and readiness with it.
+        """
+        is_broken = all(
+            isinstance(result, Exception) and not isinstance(result, VlmkitError)
+            for result in results
+        )
+        self._num_broken_steps = self._num_broken_steps + 1 if is_broken else 0
+        if self._num_broken_steps >= MAX_BROKEN_STEPS:
+            raise EngineError(f"the engine failed in {MAX_BROKEN_STEPS} steps in a row")
 
     def _compute(self, items: Seq[WorkItem]) -> list[Sample | None]:
         """Run the engine and the sampler on some items."""
