@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from vlmkit.checkpoint import Checkpoint
@@ -68,28 +69,25 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 
 def _files_reason(checkpoint: Checkpoint) -> str | None:
-    if not checkpoint.model_type:
+    model_type = checkpoint.model_type
+    if not model_type:
         return "config.json is absent or names no 'model_type'"
-    if "auto_map" in checkpoint.config and not _is_known(checkpoint.model_type):
-        return "the model is defined by code in the checkpoint, which is never run"
-    if not _is_known(checkpoint.model_type):
-        return f"model type {checkpoint.model_type!r} is not one that transformers defines"
+    if not _is_known(model_type):
+        if "auto_map" in checkpoint.config:
+            return "the model is defined by code in the checkpoint, which is never run"
+        return f"model type {model_type!r} is not one that the installed transformers defines"
     if not checkpoint.has("*.safetensors"):
         return "there are no *.safetensors weights"
     return None
 
 
 def _is_known(model_type: str) -> bool:
-    """Whether transformers has a folder for the family, or may know it by another name."""
+    """Whether the installed transformers lists the family; reads its list, imports nothing."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return True  # why_not() has the better reason
-    from pathlib import Path
-
-    known = {path.name for path in (Path(spec.submodule_search_locations[0]) / "models").iterdir()}
-    stem = model_type.replace("-", "_").lower()
-    names = [stem, *(stem.removesuffix(suffix) for suffix in ("_text", "_vl", "_llm"))]
-    return any(name in known for name in names) or stem.split("_")[0] in known
+    families = Path(spec.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    return f'("{model_type}", ' in families.read_text(encoding="utf-8")
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,0 +1,236 @@
+"""What the engine promises beyond the contract: isolation, memory, foreign arrays, layouts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, strategies as st
+
+import zoo
+from parity import runner
+from vlmkit.errors import EngineError, RequestError
+from vlmkit.prompt import Prompt, Span
+from vlmkit.protocols import ImageFeatures
+from vlmkit.testing.engine_host import EngineHost
+from vlmkit_torch import hardware
+from vlmkit_torch.attention.step import LayerKind, Visibility
+from vlmkit_torch.prompt_inputs import Layout
+from vlmkit_torch.settings import ComputeSettings
+
+pytestmark = pytest.mark.torch
+
+Load = Callable[..., Any]
+TEXT = Prompt(tuple(range(40, 70)))
+CPU = torch.device("cpu")
+
+
+def first_prompt(name: str) -> Prompt:
+    tokenizer = zoo.processor(name).tokenizer
+    image_token = {"llava": "<image>", "qwen3_vl": "<|image_pad|>", "gemma3": "<image_soft_token>"}
+    token_id = tokenizer.convert_tokens_to_ids(image_token[name])
+    return runner.prompt(name, runner.requests(name)[0], token_id)
+
+
+def host_of(engine: Any, encoder: Any) -> EngineHost:
+    def features(prompt: Prompt) -> dict[int, ImageFeatures]:
+        return dict(enumerate(encoder.encode(prompt.images))) if prompt.images else {}
+
+    return EngineHost(engine, features)
+
+
+def test_a_sequence_of_values_that_are_not_finite_leaves_nothing_behind(load: Load) -> None:
+    engine, encoder = load("llava", cache_tokens=64, block_tokens=16)
+    host, prompt = host_of(engine, encoder), first_prompt("llava")
+    expected = host.last_logits(TEXT)
+    sick = host.sequence(prompt)
+    good = sick.features[0]
+    sick.features[0] = replace(good, embeddings=torch.full_like(good.embeddings, torch.nan))
+    host.admit(sick)
+    assert not np.isfinite(host.prefill(sick)).all()
+    beside = host.sequence(Prompt(TEXT.token_ids[:7]))
+    assert host.admit(beside) == 0
+    assert np.isfinite(host.prefill(beside)).all()
+    engine.release(sick)
+    engine.release(beside)
+
+    np.testing.assert_allclose(host.last_logits(TEXT), expected, atol=1e-5)
+    assert host.admit(host.sequence(prompt, tenant=sick.tenant)) == 0, "nothing of it is shared"
+
+
+def test_features_from_another_library_are_taken_as_they_are(load: Load) -> None:
+    engine, encoder = load("qwen3_vl")
+    host, prompt = host_of(engine, encoder), first_prompt("qwen3_vl")
+    expected = host.last_logits(prompt)
+    sequence = host.sequence(prompt)
+    made = sequence.features[0]
+    sequence.features[0] = replace(
+        made,
+        embeddings=made.embeddings.numpy(),
+        extra={name: rows.numpy() for name, rows in made.extra.items()},
+    )
+    host.admit(sequence)
+
+    np.testing.assert_allclose(host.prefill(sequence), expected, atol=1e-5)
+
+
+def test_an_image_without_features_is_an_error_that_says_which(load: Load) -> None:
+    engine, _ = load("llava")
+    host = EngineHost(engine)
+    sequence = host.sequence(first_prompt("llava"))
+    host.admit(sequence)
+
+    with pytest.raises(EngineError, match="features of image 0 of a prompt are not there"):
+        host.prefill(sequence)
+
+
+def test_features_of_the_wrong_number_are_an_error(load: Load) -> None:
+    engine, encoder = load("llava")
+    host = host_of(engine, encoder)
+    sequence = host.sequence(first_prompt("llava"))
+    made = sequence.features[0]
+    sequence.features[0] = replace(made, embeddings=made.embeddings[:-1])
+    host.admit(sequence)
+
+    with pytest.raises(EngineError, match="image features do not fit the prompt"):
+        host.prefill(sequence)
+
+
+def test_features_may_go_once_their_image_is_computed(load: Load) -> None:
+    engine, encoder = load("qwen3_vl")
+    host, prompt = host_of(engine, encoder), first_prompt("qwen3_vl")
+    expected = host.last_logits(prompt)
+    sequence = host.sequence(prompt)
+    host.admit(sequence)
+    host.step([host.chunk(sequence, prompt.images[0].stop)])
+    sequence.features.clear()
+
+    np.testing.assert_allclose(host.prefill(sequence), expected, atol=1e-5)
+
+
+def test_a_block_of_image_tokens_longer_than_a_chunk_is_refused(load: Load) -> None:
+    engine, _ = load("gemma3", max_chunk_tokens=3)
+
+    with pytest.raises(RequestError, match="a part of 4 tokens that must be computed at once"):
+        engine.atomic_spans(first_prompt("gemma3"))
+
+
+def test_only_image_blocks_of_gemma3_are_atomic(load: Load) -> None:
+    engine, _ = load("gemma3")
+    prompt = first_prompt("gemma3")
+
+    slots = [Span(slot.start, slot.stop) for slot in prompt.images]
+    assert engine.atomic_spans(prompt) == tuple(slots)
+    assert engine.atomic_spans(TEXT) == ()
+
+
+def test_two_engines_in_one_process_do_not_touch_each_other(load: Load) -> None:
+    (one, _), (other, _) = load("llama"), load("gpt_oss")
+    hosts = EngineHost(one), EngineHost(other)
+    alone = [host.last_logits(TEXT) for host in hosts]
+    sequences = [host.sequence(TEXT) for host in hosts]
+    for host, sequence in zip(hosts, sequences, strict=True):
+        host.admit(sequence)
+    rows = []
+    for host, sequence in zip(hosts, sequences, strict=True):
+        host.step([host.chunk(sequence, 11)])
+    for host, sequence in zip(hosts, sequences, strict=True):
+        rows.append(host.prefill(sequence))
+
+    for row, expected in zip(rows, alone, strict=True):
+        np.testing.assert_allclose(row, expected, atol=1e-5)
+
+
+def test_a_released_sequence_leaves_no_state(load: Load) -> None:
+    engine, encoder = load("llava")
+    host_of(engine, encoder).last_logits(first_prompt("llava"))
+
+    assert engine._states == {}
+    assert engine._pool.num_sequences == 0
+    engine._pool.check_integrity()
+
+
+def test_the_encoder_and_the_engine_share_one_copy_of_the_weights(load: Load) -> None:
+    engine, encoder = load("llava")
+
+    assert encoder._loaded.model is engine._views.model
+
+
+def test_the_encoder_says_what_computed_its_features(load: Load) -> None:
+    one, other = load("llava")[1], load("llava_next")[1]
+
+    assert one.identity != other.identity
+    assert transformers.__version__ in one.identity
+    assert "float32" in one.identity
+
+
+def test_half_precision_serves_too(load: Load) -> None:
+    engine, encoder = load("qwen3_vl", dtype="bfloat16")
+    row = host_of(engine, encoder).last_logits(first_prompt("qwen3_vl"))
+
+    assert np.isfinite(row).all()
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "asked", "used"),
+    [
+        ("cpu", torch.bfloat16, "auto", torch.float32),
+        ("cuda", torch.bfloat16, "auto", torch.bfloat16),
+        ("mps", torch.float16, "auto", torch.float16),
+        ("cuda", None, "auto", torch.float32),
+        ("mps", torch.float64, "auto", torch.float32),
+        ("cpu", torch.float32, "bfloat16", torch.bfloat16),
+    ],
+)
+def test_the_precision_follows_device_checkpoint_and_wish(
+    device: str, own: Any, asked: Any, used: torch.dtype
+) -> None:
+    settings = ComputeSettings(dtype=asked)
+
+    assert hardware.choose_dtype(settings, torch.device(device), own) == used
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.lists(st.booleans(), min_size=9))
+def test_spans_are_the_blocks_in_which_a_token_sees_a_later_one(
+    sizes: list[int], is_block: list[bool]
+) -> None:
+    stops, spans, end = [], [], 0
+    for size, both_ways in zip(sizes, is_block, strict=False):
+        if both_ways and size > 1:
+            spans.append(Span(end, end + size))
+            stops += [end + size] * size
+        else:
+            stops += range(end + 1, end + size + 1)
+        end += size
+    stop = torch.tensor(stops)
+    layout = Layout(None, 0, {"full_attention": Visibility(torch.zeros_like(stop), stop)})
+
+    assert layout.spans() == tuple(spans)
+
+
+@given(
+    index=st.integers(0, 200),
+    window=st.none() | st.integers(1, 50),
+    section=st.none() | st.integers(1, 50),
+)
+def test_one_token_and_many_see_from_the_same_place(
+    index: int, window: int | None, section: int | None
+) -> None:
+    kind = LayerKind("any", window, section)
+
+    many = kind.first_visible_each(torch.arange(index + 1))
+    assert many.tolist() == [kind.first_visible(i) for i in range(index + 1)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "qwen3_vl", "gemma3"])
+def test_a_gpu_agrees_with_the_cpu(name: str, load: Load) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    expected = host_of(*load(name)).last_logits(TEXT)
+    found = host_of(*load(name, device="cuda")).last_logits(TEXT)
+
+    np.testing.assert_allclose(found, expected, atol=2e-3)

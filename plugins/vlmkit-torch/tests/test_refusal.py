@@ -1,0 +1,186 @@
+"""What cannot be run right is refused, with a reason, before or while it is loaded."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable
+from vlmkit.plugins import load as load_plugins
+from vlmkit.registry import BuildContext
+from vlmkit_torch import engine, refusal
+from vlmkit_torch.settings import EngineSettings
+
+pytestmark = pytest.mark.torch
+
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+def checkpoint(folder: Path, config: dict[str, Any], *, weights: bool = True) -> Checkpoint:
+    (folder / "config.json").write_text(json.dumps(config))
+    if weights:
+        (folder / "model.safetensors").write_bytes(b"")
+    return Checkpoint("m", folder)
+
+
+def saved_model(folder: Path, config: Any) -> Checkpoint:
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return Checkpoint("m", folder)
+
+
+def build(made: Checkpoint, **settings: Any) -> Any:
+    return engine.build(BuildContext("", made, EngineSettings(cache_tokens=64, **settings), {}))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({}, "config.json is absent or names no 'model_type'"),
+        ({"model_type": "no_such"}, "'no_such' is not one that the installed transformers defines"),
+        ({"model_type": "no_such", "auto_map": {}}, "code in the checkpoint, which is never run"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder models"),
+        ({"model_type": "mllama", "text_config": {"cross_attention_layers": [3]}}, "cross-att"),
+        ({"model_type": "qwen3_next", "layer_types": ["linear_attention"]}, "'linear_attention'"),
+        ({"model_type": "deepseek_v32", "index_topk": 2048}, "sparse attention"),
+    ],
+)
+def test_a_config_that_cannot_be_run_gives_its_reason(
+    config: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    assert reason in str(refusal.engine_cannot_serve(checkpoint(tmp_path, config)))
+
+
+def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path, {"model_type": "llama"}, weights=False)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+
+    assert refusal.engine_cannot_serve(made) == "there are no *.safetensors weights"
+
+
+def test_a_text_model_has_no_vision_encoder(tmp_path: Path) -> None:
+    reason = refusal.encoder_cannot_serve(checkpoint(tmp_path, {"model_type": "llama"}))
+
+    assert reason == "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
+
+
+def test_a_plain_decoder_is_not_refused(tmp_path: Path) -> None:
+    assert refusal.engine_cannot_serve(checkpoint(tmp_path, {"model_type": "llama"})) is None
+
+
+def test_the_registry_passes_the_reason_on(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path, {"model_type": "no_such"})
+
+    with pytest.raises(PluginUnavailable, match=r"engine 'torch' .* cannot be used: model type"):
+        load_plugins().engines.choose("torch", made)
+
+
+def test_registering_imports_no_heavy_library() -> None:
+    code = (
+        "import sys; from vlmkit.plugins import load; p = load(); p.engines.get('torch').why_not();"
+        "print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert out.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            lambda: transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1),
+            "keeps a recurrent state",
+        ),
+        (
+            lambda: transformers.Qwen3NextConfig(
+                **TINY, linear_num_value_heads=2, linear_num_key_heads=2, num_experts=2
+            ),
+            "recurrent state|'linear_attention'",
+        ),
+        (
+            lambda: transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=1, n_head=2),
+            "does not let its attention be replaced|does not run|no attention that can be paged",
+        ),
+        (
+            lambda: transformers.T5Config(
+                vocab_size=96, d_model=32, d_ff=48, num_layers=1, num_heads=2, d_kv=16
+            ),
+            "encoder-decoder",
+        ),
+    ],
+    ids=["mamba", "qwen3_next", "bloom", "t5"],
+)
+def test_a_model_whose_state_is_more_than_keys_and_values_is_refused_at_load(
+    config: Callable[[], Any], reason: str, tmp_path: Path
+) -> None:
+    made = config()
+    auto = transformers.AutoModelForCausalLM
+    if made.is_encoder_decoder:
+        auto = transformers.AutoModelForSeq2SeqLM
+    auto.from_config(made).save_pretrained(tmp_path)
+
+    with pytest.raises(CheckpointError, match=reason):
+        build(Checkpoint("m", tmp_path))
+
+
+def test_a_checkpoint_with_a_weight_missing_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.0.self_attn.q_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights, such as .*q_proj"):
+        build(made)
+
+
+def test_a_broken_weight_file_is_refused_without_the_words_of_a_library(tmp_path: Path) -> None:
+    made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
+    (tmp_path / "model.safetensors").write_bytes(b"not a weight file")
+
+    with pytest.raises(CheckpointError) as caught:
+        build(made)
+    assert str(caught.value) == "the weights of model 'm' could not be loaded"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "tpu"}, "must be auto, cpu, mps, cuda or cuda:N"),
+        ({"device": "cuda:99"}, "was asked for, and there"),
+        ({"block_tokens": 64}, "the cache has room for 64 tokens, and 128 are the least"),
+    ],
+)
+def test_a_setting_that_cannot_be_met_says_so(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
+
+    with pytest.raises(ConfigError, match=words):
+        build(made, **settings)
+
+
+def test_an_unknown_tensor_argument_of_attention_is_refused() -> None:
+    from vlmkit_torch.attention import paged
+
+    row = torch.zeros(1, 1, 1, 4)
+    with pytest.raises(CheckpointError, match="needs 'position_bias', not supported"):
+        paged.attend(torch.nn.Module(), row, row, row, None, position_bias=row)
+    with pytest.raises(CheckpointError, match="attention mask of its own"):
+        paged.attend(torch.nn.Module(), row, row, row, row)
