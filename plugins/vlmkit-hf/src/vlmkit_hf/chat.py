@@ -34,12 +34,17 @@ class Chat:
     def __init__(self, template: ChatTemplate, placeholder: str | None, owner: str) -> None:
         self._template = template
         self._placeholder = placeholder or ""
-        self._form = self._fitting_form(
-            owner, ("parts", "text") if placeholder else ("text", "parts")
-        )
         # What a model thought before an earlier answer is part of the structure, if the template
         # asks about it: it may drop the thought.
         self._knows_thoughts = template.mentions(END_OF_THOUGHT)
+        self._form: Form = "parts" if placeholder else "text"
+        if not self._fits():
+            self._form = "text" if placeholder else "parts"
+            if not self._fits():
+                raise CheckpointError(
+                    f"the chat template of {owner!r} cannot write a plain message of role 'user'",
+                    hint='give the model another one: tokenizer.chat_template = "PATH"',
+                )
 
     def segments(
         self,
@@ -104,21 +109,14 @@ class Chat:
                     param=f"messages[{number}]",
                 )
 
-    def _fitting_form(self, owner: str, forms: tuple[Form, ...]) -> Form:
-        """Return the first form of contents that the template understands."""
-        for self._form in forms:
-            self._knows_thoughts = False
-            probe = 'one\n"two"'  # would look different inside JSON or the repr of a list
-            try:
-                segments = self.segments([Message.of("user", probe)])
-            except RequestError:
-                continue
-            if [s.text for s in segments if s.is_client] == [probe]:
-                return self._form
-        raise CheckpointError(
-            f"the chat template of {owner!r} cannot write a plain message of role 'user'",
-            hint='give another one: tokenizer.chat_template = "PATH"',
-        )
+    def _fits(self) -> bool:
+        """Tell whether the template understands the present form of contents."""
+        probe = 'one\n"two"'  # would look different inside JSON or the repr of a list
+        try:
+            segments = self.segments([Message.of("user", probe)])
+        except RequestError:
+            return False
+        return [segment.text for segment in segments if segment.is_client] == [probe]
 
 
 def _hide_around_thought(stand_ins: StandIns) -> Callable[[str], str]:

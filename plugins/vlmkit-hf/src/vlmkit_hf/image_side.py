@@ -44,17 +44,26 @@ class ImageSide:
     Args:
         processor: the family's processor, see :func:`vlmkit_hf.processor.load_processor`.
         checkpoint: the model's files.
+
+    Raises:
+        CheckpointError: the processor is of a kind that is not known here.
     """
 
     def __init__(self, processor: Any, checkpoint: Checkpoint) -> None:
         self._processor = processor
         self._owner = checkpoint.name
+        try:
+            self._prepare_processor(checkpoint.config)
+        except Exception as error:  # a processor may raise anything
+            raise self._unknown() from error
+
+    def _prepare_processor(self, config: Mapping[str, Any]) -> None:
+        processor = self._processor
         self.placeholder: str = processor.image_token
         merged = processor._merge_kwargs(  # noqa: SLF001 - the family's defaults, as its call has them
             tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="np"
         )
         self._options: dict[str, Any] = {**merged["images_kwargs"], "return_tensors": "np"}
-        config = checkpoint.config
         self._feature_id = next(
             (config[key] for key in _FEATURE_KEYS if key in config), processor.image_token_id
         )
@@ -111,23 +120,25 @@ class ImageSide:
         """
         pictures = [_grey(64, 48), _grey(40, 88)]
         text = f"{self.placeholder}a{self.placeholder} b"
-        layout = self._lay_out(text, pictures) or text
-        prepared = [self.prepare(Image.open(p), encoder) for p in pictures]
-        ours = expand_slots(layout, self.placeholder, prepared, encoder)
         try:
+            layout = self._lay_out(text, pictures) or text
+            prepared = [self.prepare(Image.open(p), encoder) for p in pictures]
+            ours = expand_slots(layout, self.placeholder, prepared, encoder)
             made = self._processor(
                 text=[text], images=pictures, return_tensors="np", add_special_tokens=False
             )
             theirs = np.asarray(made["input_ids"])[0].tolist()
         except Exception as error:  # a processor may raise anything
-            raise CheckpointError(
-                f"the processor of {self._owner!r} does not work without torch"
-            ) from error
+            raise self._unknown() from error
         if ours != theirs:
-            raise CheckpointError(
-                f"the processor of {self._owner!r} writes images in a way that vlmkit-hf does "
-                "not know"
-            )
+            raise self._unknown()
+
+    def _unknown(self) -> CheckpointError:
+        kind = type(self._processor).__name__
+        return CheckpointError(
+            f"the processor of {self._owner!r} ({kind}) treats images in a way that vlmkit-hf does "
+            "not know"
+        )
 
     def _process(self, picture: PIL.Image.Image) -> tuple[Mapping[str, Any], str]:
         layout = self._processor.prepare_inputs_layout(images=[picture], text=[self.placeholder])

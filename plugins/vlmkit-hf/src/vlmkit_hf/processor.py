@@ -71,7 +71,7 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
     except Exception as error:  # a processor may raise anything
         raise CheckpointError(
             f"the image processor of {checkpoint.name!r} ({name}) cannot be built here",
-            hint="see the log; this transformers may be too old for the model",
+            hint="some families need torchvision: pip install torchvision; see the log",
         ) from error
 
 
@@ -82,14 +82,10 @@ def _part(part: str, checkpoint: Checkpoint, tokenizer: Any) -> Any:
         return Absent()
     from transformers import AutoImageProcessor
 
-    made = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+    # Where a family has no Pillow-based form this is the torchvision one, if that is installed.
+    return AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
         checkpoint.path, backend="pil", local_files_only=True, trust_remote_code=False
     )
-    if getattr(made, "backend", "pil") == "torchvision":
-        raise CheckpointError(
-            f"the image processor of {checkpoint.name!r} has no Pillow-based form"
-        )
-    return made
 
 
 def _processor_class(name: str) -> Any:

@@ -61,8 +61,9 @@ class TextEncoder:
         twins += [_like(slot, self._slot), _like(AddedToken(""), self._cut)]
         self._tokenizer.add_tokens(twins)
         self._pattern = re.compile("|".join(re.escape(t.content) for t in chosen) or "(?!)")
-        self._real_ids = {self._id(twin): self._id(t) for t, twin in self._twins.items()}
-        self._control_ids = frozenset(self._real_ids.values())
+        self._ids = {token.content: self._id(token.content) for token in chosen}
+        self._control_ids = frozenset(self._ids.values())
+        self._real_ids = {self._id(twin): self._ids[text] for text, twin in self._twins.items()}
         self._real_ids[self._id(self._slot)] = SLOT
         self._cut_id = self._id(self._cut)
         self._with_twins = lru_cache(4096)(self._replace)
@@ -101,7 +102,7 @@ class TextEncoder:
         for match in found:
             if match.start() > end:
                 token_ids += self._plain_ids(text[end : match.start()])
-            token_ids.append(self._real_ids[self._id(self._twins[match[0]])])
+            token_ids.append(self._ids[match[0]])
             end = match.end()
         return Expansion(text[:first], tuple(token_ids), text[last:])
 
