@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit import plugins as plugin_loader
-from vlmkit.config import COMPONENTS, Component, Config, ModelEntry, read_config
+from vlmkit.config import COMPONENTS, RESERVED_VARIABLES, Component, Config, ModelEntry, read_config
 from vlmkit.config.providers import check_components
 from vlmkit.config.schema import json_schema
 from vlmkit.config.structs import descriptions, known_paths
@@ -390,6 +390,28 @@ def test_meanings_are_read_whole_and_from_base_classes(plugins: plugin_loader.Pl
         "device": "where to compute; a second line of it.",
         "num_lanes": "how many lanes.",
     }
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_reference_lists_every_setting_with_its_default_and_meaning() -> None:
+    page = (DOCS / "reference/config.md").read_text()
+    rows = {
+        f"| `{s.path}` | `{msgspec.json.encode(s.value).decode()}` | {s.description} |"
+        for s in read().settings()
+    }
+    table = page.partition("## ")[0]
+    assert {line for line in table.splitlines() if line.startswith("| `")} == rows
+    for name, meaning in {**descriptions(ModelEntry), **RESERVED_VARIABLES}.items():
+        assert re.search(rf"\| `{name}` \|.* {re.escape(meaning)} \|", page), name
+
+
+def test_the_files_of_the_guide_are_valid(tmp_path: Path) -> None:
+    files = re.findall(r"```toml\n(.*?)```", (DOCS / "how-to/configure.md").read_text(), re.DOTALL)
+    assert len(files) == 3
+    for file in files:
+        read(write(tmp_path, file))
 
 
 def test_the_schema_describes_the_core_and_every_provider(plugins: plugin_loader.Plugins) -> None:

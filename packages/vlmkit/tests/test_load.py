@@ -448,3 +448,12 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_readmes_program_runs_as_it_stands() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    program = readme.partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "Say this back to me.\nAnd this, as it comes."

@@ -46,7 +46,7 @@ def vlmkit(context: click.Context, *, debug: bool) -> None:
     """Answers about images, from any vision-language model."""
     context.obj.debug = debug
     # Only the error that reaches the user is shown; the log repeats it with its whole cause.
-    logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL)
+    logging.basicConfig(level=logging.INFO if debug else logging.CRITICAL)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

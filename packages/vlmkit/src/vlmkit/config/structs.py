@@ -155,7 +155,8 @@ def descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         name = ""
-        _, _, section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        text = inspect.cleandoc(base.__doc__ or "").replace("``", "`")
+        _, _, section = text.partition("Attributes:\n")
         for line in section.splitlines():
             if entry := re.match(r" {4}(\w+): (.*)", line):
                 name = entry[1]
