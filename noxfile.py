@@ -4,7 +4,7 @@
 # ///
 """Every task of the project. ``nox -s demo`` sets up and runs, ``nox -s tests`` sets up and tests.
 
-The sessions use virtualenv and pip, so they see a machine's pip configuration. ``VLMKIT_TORCH=any``
+The sessions use virtualenv and pip, so they see a machine's pip configuration. ``TORCH_BUILD=any``
 takes the torch that pip prefers (a CUDA build, say) in place of the pinned one for CPUs.
 """
 
@@ -23,7 +23,7 @@ TORCH, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-demo"
 ALL = [CORE, MOCK, HF, TORCH, DEMO]
 TORCH_PIN = (
     []
-    if os.environ.get("VLMKIT_TORCH") == "any"
+    if os.environ.get("TORCH_BUILD") == "any"
     else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
 )
 PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
