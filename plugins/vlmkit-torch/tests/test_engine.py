@@ -12,14 +12,18 @@ from hypothesis import given, strategies as st
 
 import zoo
 from parity import runner
+from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.prompt import Prompt, Span
 from vlmkit.protocols import ImageFeatures
+from vlmkit.registry import BuildContext
 from vlmkit.testing.engine_host import EngineHost
 from vlmkit_torch import hardware
 from vlmkit_torch.attention.step import LayerKind, Visibility
+from vlmkit_torch.encoder import build as build_encoder
+from vlmkit_torch.engine import build as build_engine
 from vlmkit_torch.prompt_inputs import Layout
-from vlmkit_torch.settings import ComputeSettings
+from vlmkit_torch.settings import ComputeSettings, EncoderSettings, EngineSettings
 
 pytestmark = pytest.mark.torch
 
@@ -157,6 +161,19 @@ def test_the_encoder_and_the_engine_share_one_copy_of_the_weights(load: Load) ->
     engine, encoder = load("llava")
 
     assert encoder._loaded.model is engine._views.model
+
+
+def test_an_encoder_that_was_built_first_follows_the_engine(saved: Callable[[str], Any]) -> None:
+    checkpoint, shared = Checkpoint("llava", saved("llava")), {}
+    seeing = build_encoder(BuildContext("", checkpoint, EncoderSettings(), shared))
+    before = seeing.identity
+    settings = EngineSettings(dtype="bfloat16", cache_tokens=64)
+    engine = build_engine(BuildContext("", checkpoint, settings, shared))
+
+    assert seeing._loaded.model is engine._views.model
+    assert (seeing._loaded.dtype, before != seeing.identity) == (torch.bfloat16, True)
+    slots = first_prompt("llava").images
+    assert seeing.encode(slots)[0].embeddings.dtype == torch.bfloat16
 
 
 def test_the_encoder_says_what_computed_its_features(load: Load) -> None:

@@ -35,15 +35,16 @@ class TorchVisionEncoder:
         self._tower = base.get_image_features
         self._names = frozenset(inspect.signature(self._tower).parameters)
         self._max_batch_images = max_batch_images
-        self._identity = (
-            f"torch:{fingerprint}:{loaded.dtype}:{loaded.device.type}:"
-            f"transformers-{transformers.__version__}"
-        )
+        self._fingerprint = fingerprint
 
     @property
     def identity(self) -> str:
         """Says what computes the features: weights, precision, device, library."""
-        return self._identity
+        loaded = self._loaded
+        return (
+            f"torch:{self._fingerprint}:{loaded.dtype}:{loaded.device.type}:"
+            f"transformers-{transformers.__version__}"
+        )
 
     def encode(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
         """Return the features of each image, in order.
@@ -97,7 +98,7 @@ def build(context: BuildContext) -> TorchVisionEncoder:
         CheckpointError: the model has no image tower that can run on its own.
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
-    loaded = shared_model(context, prefers_loaded=True)
+    loaded = shared_model(context, leads=False)
     if not hasattr(loaded.model.base_model, "get_image_features"):
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} has no image tower of its own"

@@ -168,7 +168,7 @@ def build(context: BuildContext) -> TorchEngine:
         ConfigError: the device is not there, or the cache is too small to be of use.
     """
     settings: EngineSettings = context.settings or EngineSettings()
-    loaded = shared_model(context)
+    loaded = shared_model(context, leads=True)
     capacity.refuse_unsupported(loaded.model)
     with torch.no_grad():
         views = Views(loaded.model)

@@ -46,7 +46,7 @@ def pack(model: Any, decoder: nn.Module) -> None:
     """Pack the linear layers of a decoder, and the head's, in place."""
     for parent in list(decoder.modules()):
         for name, child in list(parent.named_children()):
-            if _is_worth_it(child):
+            if isinstance(child, nn.Linear) and _is_worth_it(child):
                 setattr(parent, name, PackedLinear(child))
     head = model.get_output_embeddings()
     if _is_worth_it(head):
@@ -54,6 +54,7 @@ def pack(model: Any, decoder: nn.Module) -> None:
 
 
 def _is_worth_it(module: Any) -> bool:
+    """Whether a module is a plain linear layer, no subclass of it, and large."""
     return type(module) is nn.Linear and module.weight.numel() >= LEAST_NUMBERS
 
 

@@ -29,39 +29,59 @@ from vlmkit_torch.settings import ComputeSettings
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoadedModel:
-    """A model in memory, ready to compute, without a cache."""
+    """A model in memory, ready to compute, without a cache.
+
+    Attributes:
+        model: the model.
+        is_open: whoever loaded it does not mind where and how precisely it computes.
+    """
 
     model: PreTrainedModel
-    device: torch.device
-    dtype: torch.dtype
+    is_open: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """How precisely it computes."""
+        return self.model.dtype
 
 
-def shared_model(context: BuildContext, *, prefers_loaded: bool = False) -> LoadedModel:
+def shared_model(context: BuildContext, *, leads: bool) -> LoadedModel:
     """Return the pipeline's model for these settings, loading it at the first call.
 
-    Args:
-        context: of the component that is being built.
-        prefers_loaded: take a model that is loaded already where the settings leave it open.
+    The engine leads: an encoder whose settings leave device and precision open computes with the
+    engine's copy, whichever of the two is built first.
 
     Raises:
         CheckpointError: the checkpoint is broken or is not supported.
         ConfigError: the device is not there.
     """
     settings: ComputeSettings = context.settings or ComputeSettings()
-    loaded: dict[Any, LoadedModel] = context.share("vlmkit_torch.models", dict)
-    is_open = settings.device == "auto" and settings.dtype == "auto"
-    if prefers_loaded and is_open and loaded:
-        return next(iter(loaded.values()))
+    loaded: list[LoadedModel] = context.share("vlmkit_torch.models", list)
+    is_open = not leads and settings.device == "auto" and settings.dtype == "auto"
+    if is_open and loaded:
+        return loaded[0]
     checkpoint = context.files
     config = read_config(checkpoint)
     device = choose_device(settings)
     own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     dtype = choose_dtype(settings, device, own if isinstance(own, torch.dtype) else None)
-    if (device, dtype) not in loaded:
-        loaded[device, dtype] = LoadedModel(load(checkpoint, config, device, dtype), device, dtype)
-    return loaded[device, dtype]
+    for entry in loaded:
+        if (entry.device, entry.dtype) == (device, dtype):
+            return entry
+        if leads and entry.is_open:
+            model: Any = entry.model
+            model.to(device=device, dtype=dtype)
+            entry.is_open = False
+            return entry
+    loaded.append(LoadedModel(load(checkpoint, config, device, dtype), is_open))
+    return loaded[-1]
 
 
 def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
