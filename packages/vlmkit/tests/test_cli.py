@@ -179,6 +179,7 @@ def test_a_config_can_name_the_model_and_its_own_settings(
         (["ask", "mock", "x", "--config", "/no.toml"], 2, "config file '/no.toml' cannot", ""),
         (["ask", "mock", "x", "--nope"], 2, "No such option", ""),
         (["serve", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
+        (["serve", "mock", "mock"], 2, "two models have one name", ""),
         (["doctor", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["models", "info", "./none"], 1, "model folder './none' does not exist", "check"),
         (["frobnicate"], 2, "No such command", ""),

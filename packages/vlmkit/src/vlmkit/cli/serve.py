@@ -53,6 +53,8 @@ def serve(
     for entry in entries:  # a misspelt name is told before the port opens
         find(entry.model, plugins)
     loaders = {name_of(entry): _loader(entry, config, plugins) for entry in entries}
+    if len(loaders) < len(entries):
+        raise click.UsageError("two models have one name; give each its own in [[models]]")
     _show_log(debug=context.obj.debug)
     _run(loaders, config.server)
 
