@@ -244,6 +244,13 @@ def test_a_failure_of_a_whole_answer_is_a_500_with_openais_body(server):
     assert caught.value.body["code"] == "engine_error"
 
 
+def test_the_log_names_a_failed_request_by_its_id(server, caplog):
+    for stream in (True, False):
+        body = chat(scripted(text="abcdef", fail_at_token=3), stream=stream)
+        server.post(body, headers={"x-request-id": f"failing-{stream}"})
+        assert f"request failing-{stream} failed" in caplog.text
+
+
 def test_a_long_silence_is_filled_with_comments():
     with running(keepalive_s=0.05) as server:
         text = server.post(chat(scripted(text="a", prefill_latency_s=0.5), stream=True)).text

@@ -13,6 +13,7 @@ import msgspec
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
+from litestar.types import Scope
 
 from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
 
@@ -101,26 +102,29 @@ class ErrorBody(msgspec.Struct, frozen=True):
 INTERNAL_FAULT = Fault("the server failed; see its log", "server_error", code="internal_error")
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: Exception, scope: Scope) -> Fault:
     """Return what a client may know about an error; anything unexpected goes to the log."""
     status = _status_of(error)
+    if status.status == 500:
+        request_id = scope["state"].get("request_id", "")
+        trace = error if status is _INTERNAL else None  # the loop logs an engine's own trace
+        log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=trace)
     if status is _INTERNAL:
-        log.error("a request failed", exc_info=error)
         return INTERNAL_FAULT
     hint = f" ({error.hint})" if isinstance(error, VlmkitError) and error.hint else ""
     param = error.param if isinstance(error, RequestError) else None
     return Fault(f"{error}{hint}", status.type, param, getattr(error, "code", "engine_error"))
 
 
-def respond_to_error(_request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def respond_to_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Answer an exception of ours, or any that was not expected."""
-    body, status, headers = _parts(error)
+    body, status, headers = _parts(error, request.scope)
     return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)
 
 
-def error_response(error: Exception) -> ASGIResponse:
+def error_response(error: Exception, scope: Scope) -> ASGIResponse:
     """Return the same answer for code outside of routes."""
-    body, status, headers = _parts(error)
+    body, status, headers = _parts(error, scope)
     return ASGIResponse(body=body, status_code=status, headers=headers)
 
 
@@ -148,7 +152,7 @@ def _status_of(error: Exception) -> _Status:
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), _INTERNAL)
 
 
-def _parts(error: Exception) -> tuple[bytes, int, dict[str, str]]:
+def _parts(error: Exception, scope: Scope) -> tuple[bytes, int, dict[str, str]]:
     """Return body, status and headers."""
     status = _status_of(error)
     headers = {}
@@ -156,4 +160,4 @@ def _parts(error: Exception) -> tuple[bytes, int, dict[str, str]]:
         headers["retry-after"] = str(status.retry_after_s)
     if status.status == HTTPStatus.REQUEST_TIMEOUT:
         headers["connection"] = "close"  # the rest of the body is not worth waiting for
-    return msgspec.json.encode(ErrorBody(fault_of(error))), status.status, headers
+    return msgspec.json.encode(ErrorBody(fault_of(error, scope))), status.status, headers

@@ -38,6 +38,7 @@ class Gate:
             return
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -48,7 +49,7 @@ class Gate:
             host = headers.get(b"host")
             if self._hosts is not None and host is not None and _name(host) not in self._hosts:
                 error = HostRefused("this server answers to its own address only")
-                await error_response(error)(scope, receive, send_named)
+                await error_response(error, scope)(scope, receive, send_named)
                 return
             await self._app(scope, receive, send_named)
 

@@ -6,17 +6,13 @@ way out, the client's going included, aborts the request.
 
 import asyncio
 import contextlib
-import logging
 
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
-from vlmkit.errors import VlmkitError
 from vlmkit.server.errors import ClientGone, Unavailable, fault_of
 from vlmkit.server.service import Service
 from vlmkit.server.sse import PING, AnswerEvents, error_event
 from vlmkit.stream import Chunk, Stream
-
-log = logging.getLogger(__name__)
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,27 +36,25 @@ class EventStream:
         self._service = service
         self._num_writes = 0
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream the answer, to its end or the client's."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            last = await self._last_event(receive, send)
+            last = await self._last_event(scope, receive, send)
         except ClientGone:
             return
         finally:
             self._stream.abort()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _last_event(self, receive: Receive, send: Send) -> bytes:
+    async def _last_event(self, scope: Scope, receive: Receive, send: Send) -> bytes:
         """Send everything but the last event, and return that."""
         try:
             await self._service.attend(self._write(send), receive)
         except ClientGone:
             raise
-        except VlmkitError as error:
-            return error_event(fault_of(error))
         except Exception as error:  # noqa: BLE001 - the client must learn that this is no end
-            return error_event(fault_of(error))
+            return error_event(fault_of(error, scope))
         return self._events.closing(self._stream.usage)
 
     async def _write(self, send: Send) -> None:
