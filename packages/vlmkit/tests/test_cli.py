@@ -459,6 +459,7 @@ def test_doctor_says_when_nobody_can_serve_a_model(
     assert run(["doctor", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"engine +none +no installed provider can serve this model", shown)
+    assert re.search(r"vision_encoder +none +chosen", shown)  # it is no model that sees
 
 
 def test_doctor_without_a_model_describes_the_machine(capsys: pytest.CaptureFixture[str]) -> None:

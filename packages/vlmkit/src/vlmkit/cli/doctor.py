@@ -64,6 +64,7 @@ def _verdicts(
     checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
 ) -> Iterator[dict[str, Any]]:
     """Yield what becomes of each provider if this model is loaded with this config."""
+    from vlmkit.assembly import sees
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import registry_of
 
@@ -82,9 +83,10 @@ def _verdicts(
                 "reason": reason or (None if name == chosen else "able, but not preferred"),
             }
         if chosen is None:
+            is_blind = section == "vision_encoder" and not sees(checkpoint, plugins)
             yield {
                 "component": section,
                 "provider": "none",
-                "is_chosen": False,
-                "reason": "no installed provider can serve this model",
+                "is_chosen": is_blind,
+                "reason": None if is_blind else "no installed provider can serve this model",
             }

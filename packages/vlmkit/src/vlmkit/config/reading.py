@@ -12,7 +12,6 @@ import msgspec
 
 from vlmkit.config.layers import (
     PREFIX,
-    RESERVED_VARIABLES,
     Keys,
     Leaf,
     expanded,
@@ -268,11 +267,3 @@ def _without_defaults(value: Any) -> Any:
 def _stated(entry: ModelEntry) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(entry)
     return {key: value for key, value in values.items() if value not in (None, {})}
-
-
-def variables() -> dict[str, str]:
-    """Return every environment variable that vlmkit reads, with its meaning."""
-    found = dict(RESERVED_VARIABLES)
-    for path in known_paths(Config):
-        found[PREFIX + "__".join(path).upper()] = ".".join(path)
-    return found
