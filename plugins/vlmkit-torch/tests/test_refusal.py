@@ -114,7 +114,18 @@ def test_registering_imports_no_heavy_library() -> None:
         ),
         (
             lambda: transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=1, n_head=2),
-            "does not let its attention be replaced|does not run|no attention that can be paged",
+            "does not let its attention be replaced",
+        ),
+        (
+            lambda: transformers.OPTConfig(
+                vocab_size=96,
+                hidden_size=32,
+                num_attention_heads=2,
+                ffn_dim=48,
+                num_hidden_layers=1,
+                word_embed_proj_dim=32,
+            ),
+            "'opt' is built in a way that this engine does not know",
         ),
         (
             lambda: transformers.T5Config(
@@ -123,7 +134,7 @@ def test_registering_imports_no_heavy_library() -> None:
             "encoder-decoder",
         ),
     ],
-    ids=["mamba", "qwen3_next", "bloom", "t5"],
+    ids=["mamba", "qwen3_next", "bloom", "opt", "t5"],
 )
 def test_a_model_whose_state_is_more_than_keys_and_values_is_refused_at_load(
     config: Callable[[], Any], reason: str, tmp_path: Path

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from vlmkit.block_pool import BlockPool
-from vlmkit.errors import RequestError
+from vlmkit.errors import CheckpointError, EngineError, RequestError, VlmkitError
 from vlmkit.prompt import Prompt, Span
 from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
@@ -169,14 +169,31 @@ def build(context: BuildContext) -> TorchEngine:
     """
     settings: EngineSettings = context.settings or EngineSettings()
     loaded = shared_model(context, leads=True)
-    capacity.refuse_unsupported(loaded.model)
-    with torch.no_grad():
+    try:
+        capacity.refuse_unsupported(loaded.model)
+        with torch.no_grad():
+            return _make(loaded, settings)
+    except VlmkitError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"the memory of {str(loaded.device)!r} is not enough for this model and its cache",
+            hint="lower engine.cache_gib, or take a smaller model or precision",
+        ) from error
+    except Exception as error:  # a family's code may raise anything where it is not as expected
+        raise CheckpointError(
+            f"model type {loaded.model.config.model_type!r} is built in a way that this engine "
+            "does not know"
+        ) from error
+
+
+def _make(loaded: LoadedModel, settings: EngineSettings) -> TorchEngine:
+    views = Views(loaded.model)
+    expected = selfcheck.reference(views, loaded.device) if settings.self_check else None
+    if settings.packed_weights and packing.gains(loaded):
+        packing.pack(loaded.model, views.decoder)
         views = Views(loaded.model)
-        expected = selfcheck.reference(views, loaded.device) if settings.self_check else None
-        if settings.packed_weights and packing.gains(loaded):
-            packing.pack(loaded.model, views.decoder)
-            views = Views(loaded.model)
-        engine = TorchEngine(loaded, views, settings)
-        if expected is not None:
-            selfcheck.check(engine, views, expected)
+    engine = TorchEngine(loaded, views, settings)
+    if expected is not None:
+        selfcheck.check(engine, views, expected)
     return engine

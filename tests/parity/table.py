@@ -1,0 +1,46 @@
+"""Prints the parity table: ``cd tests && python -m parity.table [NAME ...]``.
+
+For each family: how many of four requests, read in chunks and decoded together, got exactly the
+tokens of ``generate``, and the largest difference of logits in float32.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import transformers
+
+import zoo
+from parity import runner
+
+
+def rows(names: Iterable[str]) -> Iterable[str]:
+    """Yield the table, line by line, as Markdown."""
+    yield "| family | transformers | kind | equal answers | largest difference of logits |"
+    yield "|---|---|---|---|---|"
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            saved = zoo.save(name, Path(folder))
+            outcome = runner.outcome(
+                name, saved, runner.expected(name, saved, runner.requests(name))
+            )
+        kind = "vision" if name in zoo.NAMES_VISION else "text"
+        yield (
+            f"| {name} | {transformers.__version__} | {kind} "
+            f"| {outcome.num_equal}/{outcome.num_requests} | {outcome.difference:.0e} |"
+        )
+
+
+def main() -> None:
+    """Print the table of the families that were named, or of all."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    for row in rows(sys.argv[1:] or (*zoo.NAMES_VISION, *zoo.NAMES_TEXT)):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
