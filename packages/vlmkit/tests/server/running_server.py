@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx2
-import numpy as np
 import openai
 from PIL import Image as PilImage
 
@@ -50,14 +49,15 @@ class Running:
 
     port: int
     service: Service
+    http: httpx2.Client
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def client(self, **options: Any) -> openai.OpenAI:
+    def client(self) -> openai.OpenAI:
         return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30, **options
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
         )
 
     def post(self, body: Any, **options: Any) -> httpx2.Response:
@@ -65,14 +65,11 @@ class Running:
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
         headers = {"content-type": "application/json"} | options.pop("headers", {})
-        with httpx2.Client(trust_env=False, timeout=30) as client:
-            return client.post(
-                f"{self.url}/v1/chat/completions", content=body, headers=headers, **options
-            )
+        url = f"{self.url}/v1/chat/completions"
+        return self.http.post(url, content=body, headers=headers, **options)
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
-        with httpx2.Client(trust_env=False, timeout=30) as client:
-            return client.get(f"{self.url}{path}", **options)
+        return self.http.get(f"{self.url}{path}", **options)
 
     def connect(self, body: Any, *, receive_bytes: int | None = None) -> socket.socket:
         """Send a chat request over a bare socket."""
@@ -95,6 +92,12 @@ class Running:
         return not (stats.num_running or stats.num_waiting or self.service.num_open)
 
 
+def http_client() -> httpx2.Client:
+    """A client that opens a connection for each request, and needs no certificates."""
+    once = httpx2.Limits(max_keepalive_connections=0)
+    return httpx2.Client(trust_env=False, verify=False, timeout=30, limits=once)
+
+
 def http_request(body: Any) -> bytes:
     content = json.dumps(body).encode()
     return (
@@ -113,11 +116,10 @@ def scripted(**script: Any) -> str:
     return json.dumps({"mock": script})
 
 
-def picture(width: int = 8, height: int = 6, **options: Any) -> str:
-    """A data: URL of a noisy picture."""
-    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)
+def picture(width: int = 8, height: int = 6, *, kind: str = "PNG") -> str:
+    """A data: URL of a picture in one colour."""
     content = io.BytesIO()
-    PilImage.fromarray(pixels).save(content, options.pop("format", "PNG"), **options)
+    PilImage.new("RGB", (width, height), "teal").save(content, kind)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
@@ -152,7 +154,8 @@ def running(
     thread.start()
     try:
         assert eventually(lambda: server.started)
-        yield Running(listener.getsockname()[1], service)
+        with http_client() as http:
+            yield Running(listener.getsockname()[1], service, http)
     finally:
         server.stop()
         thread.join()

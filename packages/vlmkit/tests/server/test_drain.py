@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import httpx2
 import openai
 import pytest
-from running_server import eventually, scripted
+from running_server import eventually, http_client, scripted
 
 PROGRAM = textwrap.dedent("""
     import json, sys
@@ -23,7 +23,7 @@ PROGRAM = textwrap.dedent("""
 
     serve({"mock": mock_pipeline}, ServerSettings(**json.loads(sys.argv[2])))
 """)
-SLOW = scripted(text="x", tokens=40, latency_s=0.05)
+SLOW = scripted(text="x", tokens=40, latency_s=0.02)
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.05)
 
 
@@ -33,7 +33,10 @@ class Process:
     def __init__(self, process, port):
         self.process = process
         self.url = f"http://127.0.0.1:{port}"
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        self.http = http_client()
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
+        )
 
     def stream(self, text):
         return self.client.chat.completions.create(
@@ -42,8 +45,7 @@ class Process:
 
     def status(self, path="/readyz"):
         try:
-            with httpx2.Client(trust_env=False) as client:
-                return client.get(f"{self.url}{path}").status_code
+            return self.http.get(f"{self.url}{path}").status_code
         except httpx2.HTTPError:
             return None
 

@@ -97,7 +97,7 @@ def test_a_pipeline_whose_loop_is_gone_is_not_ready():
 
 
 def test_liveness_is_answered_while_a_large_picture_is_decoded(server):
-    parts = [image_part(picture(8000, 6000, format="JPEG", quality=30))]
+    parts = [image_part(picture(8000, 6000, kind="JPEG"))]
     body = {"model": "mock", "messages": [{"role": "user", "content": parts}]}
     num_answers = 0
     with ThreadPoolExecutor(1) as pool:
