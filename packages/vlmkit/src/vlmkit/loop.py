@@ -221,6 +221,7 @@ class Loop:
         for sequence in [s for s in self._held if not self._jobs[s].stream.is_behind]:
             sequence.is_held = False
             self._held.discard(sequence)
+        self._wakeups.flush()  # who was taken or refused must not wait for the step to learn it
         return True
 
     def _can_run(self) -> bool:
