@@ -176,3 +176,32 @@ def test_a_broken_processor_config_is_a_broken_checkpoint(
 
     with pytest.raises(CheckpointError, match=r"the image processor of 'm' .* cannot be built"):
         HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "idefics3", "gemma3", "paligemma"])
+def test_a_processor_that_was_saved_in_one_file_is_the_same(
+    checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, tmp_path: Path, name: str
+) -> None:
+    for path in checkpoint_of(name).path.iterdir():
+        if not path.name.startswith(("preprocessor", "processor", "tokenizer")):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    zoo.processor(name).save_pretrained(tmp_path)
+    tokenizer = HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
+    image = Image.open(zoo.picture(1, 64, 48))
+
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    assert prompt(tokenizer, image).token_ids == prompt(tokenizer_of(name), image).token_ids
+
+
+def test_a_checkpoint_that_names_a_fast_image_processor_gets_the_pillow_form(
+    checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, tmp_path: Path
+) -> None:
+    for path in checkpoint_of("qwen2_vl").path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    path = tmp_path / "preprocessor_config.json"
+    content = {**json.loads(path.read_text()), "image_processor_type": "Qwen2VLImageProcessorFast"}
+    path.write_text(json.dumps(content))
+    tokenizer = HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
+    image = Image.open(zoo.picture(1, 64, 48))
+
+    assert prompt(tokenizer, image).token_ids == prompt(tokenizer_of("qwen2_vl"), image).token_ids
