@@ -112,7 +112,9 @@ class HfTokenizer:
         if self._images is None or not images:
             return Prompt(tuple(self._encoder.encode(segments, adds_special=adds_special)))
         runs = self._cut_at_images(segments, len(images))
-        prepared = [self._images.prepare(image, self._encoder) for image in images]
+        once = {image.digest: image for image in images}
+        made = {key: self._images.prepare(image, self._encoder) for key, image in once.items()}
+        prepared = [made[image.digest] for image in images]
         token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
         return _filled(token_ids, prepared)
 
