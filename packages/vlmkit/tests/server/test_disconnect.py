@@ -88,6 +88,26 @@ def test_a_client_that_goes_away_while_it_sends_its_body_is_forgotten(server):
     assert eventually(server.is_idle)
 
 
+def test_a_client_that_sent_its_next_request_already_ends_both_by_going_away(server, caplog):
+    connection = server.connect(chat(ENDLESS, stream=True, max_tokens=4000))
+    connection.sendall(http_request(chat(ENDLESS, stream=True, max_tokens=4000)))
+    assert eventually(lambda: server.pipeline().stats().num_running == 1)
+    assert b"200 OK" in connection.recv(1000)
+    close(connection, "close")
+    assert eventually(server.is_idle)
+    assert not caplog.records
+
+
+def test_requests_sent_at_once_over_one_connection_are_answered_in_turn(server):
+    connection = server.connect(chat("first"))
+    connection.sendall(http_request(chat("second")))
+    received = b""
+    while b"second" not in received:
+        received += connection.recv(65_536)
+    assert received.index(b'"first"') < received.index(b'"second"')
+    connection.close()
+
+
 def test_nothing_is_left_of_many_requests_that_were_cut_off_anywhere():
     pipeline = mock_pipeline(max_sequences=4)
     with running({"mock": pipeline}) as server:

@@ -7,7 +7,11 @@ connection; the request it belonged to then ends like any whose client went away
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from vlmkit.server.settings import ServerSettings
 
@@ -18,6 +22,7 @@ class Connection(HttpToolsProtocol):
     """HTTP/1.1 with bounded headers and patience; subclass it with ``settings`` set."""
 
     settings: ServerSettings
+    _cycles: tuple[RequestResponseCycle, ...] = ()
     _num_header_bytes = 0
     _header_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
@@ -28,9 +33,16 @@ class Connection(HttpToolsProtocol):
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all clocks."""
+        """Stop all clocks, and tell every request of the connection.
+
+        Uvicorn tells only the last one, which with pipelining is not the one that runs.
+        """
         _cancel(self._header_deadline)
         _cancel(self._write_deadline)
+        self.pipeline.clear()
+        for cycle in self._cycles:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -52,9 +64,11 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Stop to wait for headers."""
+        """Stop to wait for headers, and note the request."""
         _cancel(self._header_deadline)
         super().on_headers_complete()
+        under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles = (*under_way, self.cycle)
 
     def pause_writing(self) -> None:
         """Give a reader that takes nothing its last chance."""
