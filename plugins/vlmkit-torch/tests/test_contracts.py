@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import transformers
 
 import zoo
-from parity import runner
+from parity import hybrid, runner
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.prompt import ImageSlot, Prompt
 from vlmkit.protocols import Engine, ImageFeatures, VisionEncoder
@@ -86,6 +86,31 @@ class TestEngineOfQwen3VL(OnEngine):
 
 class TestEngineOfGemma3(OnEngine):
     family = "gemma3"
+
+
+class OnHybridEngine(EngineContract):
+    """Recurrent layers: nothing is shared, a state is kept for each sequence."""
+
+    family = ""
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.checkpoint = Checkpoint(self.family, hybrid.save(self.family, tmp_path))
+
+    def make(self) -> Engine:
+        settings = EngineSettings(cache_tokens=640, block_tokens=4, max_sequences=12)
+        return engine.build(BuildContext("", self.checkpoint, settings, {}))
+
+    def prompts(self) -> list[Prompt]:
+        return hybrid.prompts()[:3]
+
+
+class TestEngineOfLfm2(OnHybridEngine):
+    family = "lfm2"
+
+
+class TestEngineOfQwen3Next(OnHybridEngine):
+    family = "qwen3_next"
 
 
 class OnEncoder(OnFamily, VisionEncoderContract):

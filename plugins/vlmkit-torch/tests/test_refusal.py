@@ -55,7 +55,11 @@ def build(made: Checkpoint, **settings: Any) -> Any:
         ({"model_type": "no_such", "auto_map": {}}, "code in the checkpoint, which is never run"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder models"),
         ({"model_type": "mllama", "text_config": {"cross_attention_layers": [3]}}, "cross-att"),
-        ({"model_type": "qwen3_next", "layer_types": ["linear_attention"]}, "'linear_attention'"),
+        ({"model_type": "jamba"}, "layers of Mamba 1"),
+        (
+            {"model_type": "glm_moe_dsa", "layer_types": ["indexed_attention"]},
+            "'indexed_attention'",
+        ),
         ({"model_type": "deepseek_v32", "index_topk": 2048}, "sparse attention"),
     ],
 )
@@ -104,13 +108,20 @@ def test_registering_imports_no_heavy_library() -> None:
     [
         (
             lambda: transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1),
-            "keeps a recurrent state",
+            "keeps a recurrent state of a kind",
         ),
         (
-            lambda: transformers.Qwen3NextConfig(
-                **TINY, linear_num_value_heads=2, linear_num_key_heads=2, num_experts=2
+            lambda: transformers.JambaConfig(
+                **TINY,
+                attn_layer_period=2,
+                attn_layer_offset=1,
+                num_experts=2,
+                mamba_d_state=4,
+                mamba_dt_rank=4,
+                use_mamba_kernels=False,
+                initializer_range=0.15,
             ),
-            "recurrent state|'linear_attention'",
+            "differs from the plain one",  # its chunks do not go on where the last one ended
         ),
         (
             lambda: transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=1, n_head=2),
@@ -134,9 +145,9 @@ def test_registering_imports_no_heavy_library() -> None:
             "encoder-decoder",
         ),
     ],
-    ids=["mamba", "qwen3_next", "bloom", "opt", "t5"],
+    ids=["mamba", "jamba", "bloom", "opt", "t5"],
 )
-def test_a_model_whose_state_is_more_than_keys_and_values_is_refused_at_load(
+def test_a_model_that_would_be_run_wrong_is_refused_at_load(
     config: Callable[[], Any], reason: str, tmp_path: Path
 ) -> None:
     made = config()

@@ -11,7 +11,8 @@ from vlmkit_torch import hardware
 from vlmkit_torch.attention.paged import Board
 from vlmkit_torch.attention.step import Chunk, LayerKind, Step
 from vlmkit_torch.kv_cache import LayerShape
-from vlmkit_torch.refusal import LAYER_TYPES
+from vlmkit_torch.recurrent import RecurrentStates, layer_types
+from vlmkit_torch.refusal import ATTENTION_TYPES, LAYER_TYPES, STATE_TYPES
 from vlmkit_torch.settings import EngineSettings
 from vlmkit_torch.views import Views
 
@@ -37,14 +38,24 @@ class Needs:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raise CheckpointError for a model whose state is more than keys and values."""
-    if model._is_stateful:  # noqa: SLF001 - transformers' only word for it
+    """Raise CheckpointError for a model that keeps what this engine cannot keep."""
+    names = layer_types(model.config.get_text_config())
+    for name in names:
+        if name not in LAYER_TYPES:
+            raise CheckpointError(f"layer type {name!r} is not supported")
+    has_attention = not names or not ATTENTION_TYPES.isdisjoint(names)
+    is_stateful = model._is_stateful  # noqa: SLF001 - transformers' only word for it
+    if not has_attention or (is_stateful and STATE_TYPES.isdisjoint(names)):
         raise CheckpointError(
-            f"model type {model.config.model_type!r} keeps a recurrent state, not supported"
+            f"model type {model.config.model_type!r} keeps a recurrent state of a kind that is "
+            "not supported"
         )
-    for layer_type in getattr(model.config.get_text_config(), "layer_types", None) or ():
-        if layer_type not in LAYER_TYPES:
-            raise CheckpointError(f"layer type {layer_type!r} is not supported")
+
+
+def recurrent_states(views: Views) -> RecurrentStates | None:
+    """Return a store for the states of a model's recurrent layers; None if it has none."""
+    names = layer_types(views.text_config)
+    return None if STATE_TYPES.isdisjoint(names) else RecurrentStates(names)
 
 
 def layer_kinds(views: Views) -> list[LayerKind]:
@@ -57,13 +68,15 @@ def layer_kinds(views: Views) -> list[LayerKind]:
         "sliding_attention": LayerKind("sliding_attention", window=window),
         "chunked_attention": LayerKind("chunked_attention", section=section),
     }
-    names = getattr(config, "layer_types", None)
-    if names is None:
+    names = layer_types(config)
+    if not names:
         names = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
-    return [by_name[name] for name in names]
+    return [by_name.get(name) or LayerKind(name) for name in names]
 
 
-def probe(views: Views, board: Board, num_layers: int, device: torch.device) -> Needs:
+def probe(
+    views: Views, board: Board, states: RecurrentStates | None, device: torch.device
+) -> Needs:
     """Run one token and see what every layer writes.
 
     Raises:
@@ -72,27 +85,33 @@ def probe(views: Views, board: Board, num_layers: int, device: torch.device) -> 
     slots = torch.zeros(1, dtype=torch.long, device=device)
     chunk = Chunk((0, 1), 0, slots, views.model.dtype)
     board.step = Step(slots, None, (chunk,))
+    if states is not None:
+        states.load([], [])
     try:
         hidden = views.decoder(
             input_ids=slots[None],
             position_ids=slots[None],
             attention_mask=None,
-            past_key_values=None,
+            past_key_values=None if states is None else states.cache,
             use_cache=False,
         ).last_hidden_state
     finally:
         board.step = None
     shapes = board.cache.shapes
+    names = layer_types(views.text_config)
+    num_layers = sum(name in ATTENTION_TYPES for name in names)
+    if not names:
+        num_layers = views.text_config.num_hidden_layers
     if len(shapes) != num_layers:
         raise CheckpointError(
-            f"{num_layers - len(shapes)} of {num_layers} layers of model type "
-            f"{views.model.config.model_type!r} have no attention that can be paged"
+            f"{num_layers} layers of model type {views.model.config.model_type!r} should have "
+            f"attention that can be paged, and {len(shapes)} have"
         )
     return Needs(shapes, views.head(hidden[0]).shape[-1])
 
 
 def limits(
-    views: Views, settings: EngineSettings, needs: Needs, device: torch.device
+    views: Views, settings: EngineSettings, needs: Needs, device: torch.device, *, shares: bool
 ) -> EngineLimits:
     """Return what an engine with these settings can do.
 
@@ -121,6 +140,6 @@ def limits(
         capacity_tokens=capacity,
         max_chunk_tokens=settings.max_chunk_tokens,
         mixes_prefill_and_decode=True,
-        prefix_block_tokens=settings.block_tokens if settings.prefix_cache else 0,
+        prefix_block_tokens=settings.block_tokens if shares else 0,
         is_batch_invariant=False,
     )

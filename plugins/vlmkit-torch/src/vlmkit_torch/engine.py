@@ -40,14 +40,14 @@ class TorchEngine:
         self._views = views
         views.use_paged_attention()
         kinds = capacity.layer_kinds(views)
+        self._recurrent = capacity.recurrent_states(views)
+        shares = settings.prefix_cache and self._recurrent is None
         self._board = Board(KVCache(settings.block_tokens, loaded.device))
         bind(views.decoder, self._board, kinds)
-        needs = capacity.probe(views, self._board, len(kinds), loaded.device)
-        self._limits = capacity.limits(views, settings, needs, loaded.device)
+        needs = capacity.probe(views, self._board, self._recurrent, loaded.device)
+        self._limits = capacity.limits(views, settings, needs, loaded.device, shares=shares)
         num_blocks = self._limits.capacity_tokens // settings.block_tokens
-        self._pool = BlockPool(
-            num_blocks, settings.block_tokens, shares_prefixes=settings.prefix_cache
-        )
+        self._pool = BlockPool(num_blocks, settings.block_tokens, shares_prefixes=shares)
         self._board.cache = KVCache(
             num_blocks * settings.block_tokens, loaded.device, needs.layer_shapes
         )
@@ -90,13 +90,18 @@ class TorchEngine:
     def truncate(self, sequence: Sequence, num_tokens: int) -> int:
         """Forget what follows the first ``num_tokens``; return how many are kept.
 
-        The cut moves down to the start of a block that others may share.
+        The cut moves down to the start of a block that others may share. A recurrent state goes
+        back one step at most, and to the beginning otherwise.
         """
+        if self._recurrent is not None and not self._recurrent.has(sequence, num_tokens):
+            num_tokens = 0
         return self._pool.truncate(sequence, num_tokens)
 
     def release(self, sequence: Sequence) -> None:
         """Give up an admitted sequence's room and state."""
         self._states.pop(sequence, None)
+        if self._recurrent is not None:
+            self._recurrent.forget(sequence)
         self._pool.release(sequence)
 
     @torch.no_grad()
@@ -107,21 +112,57 @@ class TorchEngine:
         for item in items:
             if item.sequence not in self._states:
                 self._states[item.sequence] = PromptState(self._layout(item.sequence.prompt))
+        hidden: dict[Sequence, torch.Tensor] = {}
+        for group in self._groups(items):
+            hidden |= self._compute(group)
+        rows = [hidden[item.sequence] for item in items if item.wants_logits]
+        if not rows:
+            return torch.zeros(0, self._limits.vocab_size)
+        return self._views.head(torch.stack(rows))
+
+    def _groups(self, items: Seq[WorkItem]) -> list[list[WorkItem]]:
+        """Return what is computed together: all, unless layers are recurrent.
+
+        Recurrent layers want decodes as a column, and each chunk for itself.
+        """
+        if self._recurrent is None:
+            return [list(items)]
+        decodes = [item for item in items if _is_decode(item)]
+        chunks = [[item] for item in items if not _is_decode(item)]
+        return [decodes, *chunks] if decodes else chunks
+
+    def _compute(self, items: list[WorkItem]) -> dict[Sequence, torch.Tensor]:
+        """Run one forward pass; return the last hidden state of each item that wants logits."""
         batch = self._batcher.build(items, self._states)
+        arguments, states = batch.arguments, self._recurrent
+        owners = [item.sequence for item in items]
+        starts = [item.start for item in items]
+        if states is not None:
+            states.load(owners, starts)
+            if len(items) > 1:  # [1, batch] to [batch, 1], positions with axes likewise
+                arguments = {name: value.transpose(-1, -2) for name, value in arguments.items()}
         self._board.step = batch.step
         try:
             hidden = self._views.decoder(
-                **batch.arguments, attention_mask=None, past_key_values=None, use_cache=False
+                **arguments,
+                attention_mask=None,
+                past_key_values=None if states is None else states.cache,
+                use_cache=False,
             ).last_hidden_state
         finally:
             self._board.step = None
+        if states is not None:
+            states.save(owners, starts, [item.stop for item in items])
         hidden = hidden.reshape(-1, hidden.shape[-1])
         self._note_computed(items, self._wipe_broken(hidden, batch))
-        return self._views.head(hidden[batch.rows])
+        wanted = [item.sequence for item in items if item.wants_logits]
+        return dict(zip(wanted, hidden[batch.rows], strict=True))
 
     def close(self) -> None:
         """Free the cache and let go of the weights."""
         self._board.cache.free()
+        if self._recurrent is not None:
+            self._recurrent.clear()
         self._states.clear()
         self._layouts.clear()
         del self._views, self._reader, self._batcher
@@ -160,6 +201,10 @@ class TorchEngine:
                 self._states[sequence].embeds = None
 
 
+def _is_decode(item: WorkItem) -> bool:
+    return item.num_tokens == 1 and item.start >= item.sequence.num_prompt_tokens
+
+
 def build(context: BuildContext) -> TorchEngine:
     """Load the checkpoint and make an engine that was shown to compute right.
 
@@ -189,7 +234,9 @@ def build(context: BuildContext) -> TorchEngine:
 
 def _make(loaded: LoadedModel, settings: EngineSettings) -> TorchEngine:
     views = Views(loaded.model)
-    expected = selfcheck.reference(views, loaded.device) if settings.self_check else None
+    # States have no second place where a mistake would show: they are always checked.
+    is_checked = settings.self_check or capacity.recurrent_states(views) is not None
+    expected = selfcheck.reference(views, loaded.device) if is_checked else None
     if settings.packed_weights and packing.gains(loaded):
         packing.pack(loaded.model, views.decoder)
         views = Views(loaded.model)

@@ -14,7 +14,15 @@ from typing import Any
 from vlmkit.checkpoint import Checkpoint
 
 NEEDS = {"torch": (2, 6), "transformers": (5, 20), "safetensors": (0, 5)}
-LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+ATTENTION_TYPES = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "attention", "hybrid"}
+)
+STATE_TYPES = frozenset({"linear_attention", "conv", "mamba", "hybrid"})
+OTHER_TYPES = frozenset({"mlp", "moe", "dense", "sparse"})
+LAYER_TYPES = ATTENTION_TYPES | STATE_TYPES | OTHER_TYPES
+
+# Families that no key of theirs gives away.
+FAMILIES = {"jamba": "layers of Mamba 1, which cannot read a prompt in chunks,"}
 
 # Keys of config.json that only families with such a mechanism have.
 MECHANISMS = {
@@ -22,11 +30,6 @@ MECHANISMS = {
     "cross_layer_interval": "cross-attention to image features",
     "add_cross_attention": "cross-attention",
     "index_topk": "sparse attention with an indexer",
-    "conv_L_cache": "convolution layers",
-    "mamba_d_state": "recurrent layers",
-    "ssm_state_size": "recurrent layers",
-    "lru_width": "recurrent layers",
-    "linear_num_key_heads": "linear attention",
 }
 
 
@@ -49,6 +52,8 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
         return reason
     if config.get("is_encoder_decoder"):
         return "encoder-decoder models are not supported"
+    if reason := FAMILIES.get(checkpoint.model_type):
+        return f"{reason} are not supported"
     for part in _parts(config):
         for key, mechanism in MECHANISMS.items():
             if part.get(key):

@@ -75,9 +75,9 @@ def attend(
 
     Args:
         module: the family's attention module.
-        query: ``[1, heads, tokens, head]``.
-        key: ``[1, kv_heads, tokens, head]``.
-        value: ``[1, kv_heads, tokens, value_head]``.
+        query: ``[1, heads, tokens, head]``, or ``[tokens, heads, 1, head]``.
+        key: ``[1, kv_heads, tokens, head]``, or with the axes swapped likewise.
+        value: ``[1, kv_heads, tokens, value_head]``, likewise.
         attention_mask: must be None; the step knows what is visible.
         scaling: of the scores; None is one over the square root of ``head``.
         sliding_window: the layer's window, if the family's code passes one.
@@ -86,9 +86,12 @@ def attend(
         others: further arguments, of no use here; an unknown tensor among them is refused.
 
     Returns:
-        ``[1, tokens, heads, value_head]`` and None.
+        ``[1, tokens, heads, value_head]``, or with those axes swapped, and None.
     """
     _refuse_unknown(attention_mask, others)
+    is_column = query.shape[0] > 1  # one token of each sequence, as recurrent layers want them
+    if is_column:
+        query, key, value = (rows.transpose(0, 2) for rows in (query, key, value))
     layer: Layer = getattr(module, SLOT)
     step = layer.board.step
     if step is None:
@@ -109,7 +112,7 @@ def attend(
             slots, mask = chunk.reach(rule.kind)
             parts.append(_chunk(rows, cached, slots, mask, rule))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out[None], None
+    return (out[:, None] if is_column else out[None]), None
 
 
 @dataclass(frozen=True, slots=True)
