@@ -1,10 +1,13 @@
 """Images: what a processor cannot take, what the digest says, where a place in a picture went."""
 
+import dataclasses
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -205,3 +208,41 @@ def test_a_checkpoint_that_names_a_fast_image_processor_gets_the_pillow_form(
     image = Image.open(zoo.picture(1, 64, 48))
 
     assert prompt(tokenizer, image).token_ids == prompt(tokenizer_of("qwen2_vl"), image).token_ids
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "idefics3"])
+def test_a_turned_picture_is_seen_upright_and_the_report_says_so(
+    tokenizer_of: TokenizerOf, tmp_path: Path, name: str
+) -> None:
+    upright = zoo.picture(1, 80, 48)
+    turned = upright.transpose(PIL.Image.Transpose.ROTATE_90)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # "turn a quarter clockwise"
+    turned.save(tmp_path / "turned.png", exif=exif)
+    one = prompt(tokenizer_of(name), Image.open(upright)).images[0]
+    other = prompt(tokenizer_of(name), Image.open(tmp_path / "turned.png")).images[0]
+
+    assert other.digest == one.digest
+    np.testing.assert_array_equal(
+        np.asarray(other.inputs["pixel_values"]), np.asarray(one.inputs["pixel_values"])
+    )
+    assert one.transform is not None
+    assert other.transform == dataclasses.replace(one.transform, source_size=(80, 48), turned=True)
+    assert one.transform.upright_size == (48, 80)
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+def test_threads_that_prepare_different_pictures_do_not_mix_them(
+    tokenizer_of: TokenizerOf, name: str
+) -> None:
+    tokenizer = tokenizer_of(name)
+    images = [Image.open(zoo.picture(seed, 30 + 9 * seed, 90 - 7 * seed)) for seed in range(8)]
+    expected = [prompt(tokenizer, image) for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda image: prompt(tokenizer, image), images * 4))
+
+    for number, other in enumerate(made):
+        same = expected[number % len(images)]
+        assert other.token_ids == same.token_ids
+        for key, array in same.images[0].inputs.items():
+            np.testing.assert_array_equal(np.asarray(other.images[0].inputs[key]), array)
