@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 from hypothesis import given, settings, strategies as st
 
+import vlmkit.image
 from vlmkit.errors import ImageError
 from vlmkit.image import Image, ImageLimits
 
@@ -142,3 +143,20 @@ def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(monkeypatch):
 def test_noise_is_refused_or_opened_and_never_anything_else(noise, magic):
     with contextlib.suppress(ImageError):
         Image.open(magic + noise)
+
+
+BASE64 = st.binary(max_size=60).map(lambda content: base64.b64encode(content).decode())
+
+
+@given(BASE64 | st.text(alphabet="AB09+/=é@\n ", max_size=24))
+def test_base64_in_pieces_is_read_as_the_standard_library_reads_the_whole(text):
+    def read(decode):
+        try:
+            return decode()
+        except ValueError:
+            return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vlmkit.image, "BASE64_PIECE_CHARS", 8)
+        pieces = read(lambda: vlmkit.image._from_base64(f"data:,{text}", len("data:,")))
+    assert pieces == read(lambda: base64.b64decode(text, validate=True))
