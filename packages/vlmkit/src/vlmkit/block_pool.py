@@ -182,4 +182,4 @@ class BlockPool:
 
 
 def _root(tenant: str) -> bytes:
-    return hashlib.sha256(tenant.encode()).digest()
+    return hashlib.sha256(tenant.encode(errors="surrogatepass")).digest()

@@ -35,8 +35,10 @@ class FeatureCache:
         return features
 
     def put(self, tenant: str, digest: bytes, features: ImageFeatures) -> None:
-        """Keep features, unless they alone are over the bound."""
-        if features.num_bytes > self._max_bytes or (tenant, digest) in self._entries:
+        """Keep features, unless they alone are over the bound or do not say their size."""
+        if (tenant, digest) in self._entries:
+            return
+        if not 0 < features.num_bytes <= self._max_bytes:
             return
         self._entries[tenant, digest] = features
         self._num_bytes += features.num_bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import TypeVar
 
-from vlmkit.errors import EngineError, QueueFull, VlmkitError
+from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
 from vlmkit.feature_cache import FeatureCache
 from vlmkit.protocols import Engine, ImageFeatures, Sample, Sampler, Scheduler, VisionEncoder
 from vlmkit.sequence import Sequence
@@ -97,7 +97,7 @@ class Loop:
         self._wakeups = Wakeups()
         self._inbox = _Inbox()
         self._bell = threading.Condition()
-        self._failure: EngineError | None = None
+        self._failure: BaseException | None = None
         self.stats = LoopStats()
         self._thread = threading.Thread(target=self._run, name="vlmkit-loop", daemon=True)
         self._thread.start()
@@ -134,13 +134,18 @@ class Loop:
 
         Raises:
             QueueFull: too many wait already.
+            RequestError: there are more of them than may ever wait.
             EngineError: the loop is closed or has failed.
         """
         with self._bell:
             if self._failure is not None:
-                raise self._failure
+                raise failed(self._failure)
             if self._inbox.is_closing or self._inbox.is_draining:
-                raise EngineError("the pipeline is closing", hint="ask another server")
+                raise closing()
+            if len(jobs) > self._scheduler.max_waiting:
+                raise RequestError(
+                    f"n is over the {self._scheduler.max_waiting} places of the queue", param="n"
+                )
             if self.num_waiting + len(jobs) > self._scheduler.max_waiting:
                 raise QueueFull(
                     f"{self._scheduler.max_waiting} requests are waiting already",
@@ -191,14 +196,12 @@ class Loop:
                 items = self._encode(step)
                 samples = self._forward(items)
                 self._commit(step, samples)
-        except Exception as error:
-            log.exception("the engine loop failed; the pipeline serves no more requests")
-            with self._bell:
-                self._failure = EngineError("the engine failed", hint="see the server's log")
-                self._failure.__cause__ = error
-            self._end_all(self._failure)
-        else:
             self._end_all(None)
+        except BaseException as error:  # a panic of a Rust library is no Exception
+            log.critical("the engine loop failed; no more requests are served", exc_info=error)
+            with self._bell:
+                self._failure = error
+            self._end_all(error)
 
     def _serve_inbox(self) -> bool:
         """Do what other threads asked for; wait while there is nothing to run."""
@@ -277,7 +280,12 @@ class Loop:
     def _encode_batch(self, items: Seq[EncodeItem]) -> list[ImageFeatures]:
         if self._encoder is None:
             raise EngineError("this pipeline has no vision encoder")
-        return self._encoder.encode([i.sequence.prompt.images[i.image] for i in items])
+        slots = [item.sequence.prompt.images[item.image] for item in items]
+        features = list(self._encoder.encode(slots))
+        found, wanted = [f.num_tokens for f in features], [slot.num_features for slot in slots]
+        if found != wanted:
+            raise EngineError(f"the vision encoder returned {found} features, expected {wanted}")
+        return features
 
     def _forward(self, items: Seq[WorkItem]) -> list[tuple[WorkItem, Sample | None]]:
         """Compute the items; return those that went well, with the token chosen where wanted."""
@@ -315,8 +323,13 @@ class Loop:
         logits = self._engine.forward(items)
         wanted = [item.wants_logits for item in items]
         sequences = [item.sequence for item in compress(items, wanted)]
-        samples = iter(self._sampler.sample(logits, sequences))
-        return [next(samples) if wants else None for wants in wanted]
+        if logits.shape[0] != len(sequences):
+            raise EngineError(f"the engine returned {logits.shape[0]} rows for {len(sequences)}")
+        samples = self._sampler.sample(logits, sequences)
+        if len(samples) != len(sequences):
+            raise EngineError(f"the sampler returned {len(samples)} tokens for {len(sequences)}")
+        rest = iter(samples)
+        return [next(rest) if wants else None for wants in wanted]
 
     def _commit(self, step: Step, samples: list[tuple[WorkItem, Sample | None]]) -> None:
         """Note what was computed, and hand every new token on."""
@@ -325,9 +338,10 @@ class Loop:
         done = tuple(item for item, _ in samples)
         self._scheduler.commit(Step(step.encodes, done, step.preempted))
         self.stats.num_steps += 1
-        self.stats.num_tokens_computed += step.num_tokens
+        self.stats.num_tokens_computed += sum(item.num_tokens for item in done)
         for item, sample in samples:
-            job = self._jobs[item.sequence]
+            if (job := self._jobs.get(item.sequence)) is None:  # a sibling's text broke
+                continue
             self._note_cached(job)
             _drop_used_features(item)
             if sample is not None:
@@ -339,15 +353,12 @@ class Loop:
         sequence.output_ids.append(sample.token_id)
         self.stats.num_tokens_sampled += 1
         job.stream.clock.token()
-        is_eos = sample.token_id in sequence.eos_ids and not sequence.params.ignore_eos
-        text = "" if is_eos else job.text.push(sample.token_id)
-        reason: FinishReason | None = None
-        if is_eos or job.text.is_stopped:
-            reason = "stop"
-        elif len(sequence.output_ids) >= sequence.max_tokens:
-            reason = "length"
+        try:
+            text, reason = _tell(job, sample.token_id)
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
+            self._fail(job.stream, _engine_error("the tokenizer failed on this answer", error))
+            return
         if reason is not None:
-            text += job.text.finish()
             self._remove(job)
             self.stats.num_finished += 1
         job.stream.put(Chunk(job.index, text, (sample,), reason), self._wakeups)
@@ -391,25 +402,56 @@ class Loop:
 
     def _break_deadlock(self) -> bool:
         """Fail a request that finds no room although nobody else has any; tell if it did."""
-        if self._scheduler.num_running or not self._jobs:
+        job = next((j for s, j in self._jobs.items() if s not in self._held), None)
+        if self._scheduler.num_running or job is None:
             return False
-        job = next(iter(self._jobs.values()))
         self._fail(job.stream, EngineError("the request does not fit the engine's cache"))
         return True
 
-    def _end_all(self, error: EngineError | None) -> None:
+    def _end_all(self, failure: BaseException | None) -> None:
         """Leave nobody waiting when the loop ends."""
         with self._bell:
             jobs = [*self._jobs.values(), *(j for js in _drained(self._inbox.jobs) for j in js)]
             self._jobs = {job.sequence: job for job in jobs}
-            self._bell.notify_all()
-        for stream in {job.stream for job in jobs}:
-            if error is None:
+        for stream in dict.fromkeys(job.stream for job in jobs):
+            if failure is None:
                 self._abort(stream)
             else:
-                self._jobs = {s: j for s, j in self._jobs.items() if j.stream is not stream}
-                stream.fail(error, self._wakeups)
+                stream.fail(failed(failure), self._wakeups)
+        if failure is not None:
+            self.stats.num_failed += len(jobs)
+            self._jobs.clear()
         self._wakeups.flush()
+        with self._bell:
+            self._bell.notify_all()
+
+
+def closing() -> EngineError:
+    """Return the error of requests that come too late."""
+    return EngineError("the pipeline is closing", hint="ask another server")
+
+
+def failed(cause: BaseException) -> EngineError:
+    """Return the error of requests that an engine can serve no more; a fresh one for each.
+
+    One that is raised again and again would collect every raiser's frames.
+    """
+    error = EngineError("the engine failed", hint="see the server's log")
+    error.__cause__ = cause
+    return error
+
+
+def _tell(job: Job, token_id: int) -> tuple[str, FinishReason | None]:
+    """Return what a token adds to an answer's text, and why the answer ends if it does."""
+    sequence = job.sequence
+    is_eos = token_id in sequence.eos_ids and not sequence.params.ignore_eos
+    is_longest = len(sequence.output_ids) >= sequence.max_tokens
+    text = "" if is_eos else job.text.push(token_id)
+    if is_eos or is_longest:
+        text += job.text.finish()
+    if is_eos or job.text.is_stopped:
+        return text, "stop"
+    return text, "length" if is_longest else None
 
 
 def _isolated(run: Callable[[Seq[M]], list[R]], members: Seq[M]) -> list[R | Exception]:

@@ -8,10 +8,12 @@ nothing about scheduling and computes nothing.
 import asyncio
 import itertools
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import TracebackType
 from typing import Annotated, Any, ParamSpec, Self, TypeVar
 
@@ -20,7 +22,7 @@ import msgspec
 from vlmkit.errors import ConfigError, PromptTooLong, RequestError
 from vlmkit.feature_cache import FeatureCache
 from vlmkit.image import Image, ImageLimits, ImageSource
-from vlmkit.loop import Job, Loop
+from vlmkit.loop import Job, Loop, closing
 from vlmkit.message import Message, images_of
 from vlmkit.prompt import Prompt
 from vlmkit.protocols import Engine, Sampler, Scheduler, Tokenizer, VisionEncoder
@@ -105,9 +107,12 @@ class Pipeline:
         self._engine = engine
         self._encoder = vision_encoder
         self._features = FeatureCache(self.settings.feature_cache_bytes)
-        self._banned_ids = tuple(sorted(tokenizer.banned_ids))
+        # Some checkpoints name tokens that the model's output has no column for.
+        self._banned_ids = tuple(sorted(filter(self._is_in_vocabulary, tokenizer.banned_ids)))
+        self._eos_ids = frozenset(filter(self._is_in_vocabulary, tokenizer.eos_ids))
         self._ids = itertools.count()
         self._is_closed = False
+        self._closing = threading.Lock()
         self._workers = ThreadPoolExecutor(self.settings.num_workers, "vlmkit-prompt")
         if self.limits.capacity_tokens < self.limits.max_sequence_tokens:
             raise ConfigError(
@@ -168,7 +173,7 @@ class Pipeline:
         stream = await self.in_worker(self.submit, request)
         try:
             await stream.accepted()
-        except asyncio.CancelledError:
+        except BaseException:
             stream.abort()
             raise
         return stream
@@ -177,14 +182,25 @@ class Pipeline:
         """Run a function in this pipeline's worker threads, of which there are few.
 
         A stream that it made is aborted if the caller is cancelled meanwhile.
+
+        Raises:
+            EngineError: the pipeline closed before the function's turn came.
         """
-        future = self._workers.submit(function, *args, **kwargs)
+        try:
+            future = self._workers.submit(self._unless_closed, partial(function, *args, **kwargs))
+        except RuntimeError as error:  # the workers are gone
+            raise closing() from error
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             future.cancel()
             future.add_done_callback(_abort_result)
             raise
+
+    def _unless_closed(self, run: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise closing()
+        return run()
 
     # Convenience for people who write Python.
 
@@ -279,14 +295,17 @@ class Pipeline:
 
     def close(self) -> None:
         """Abort what runs, stop the loop and free all memory; harmless when done twice."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._workers.shutdown(wait=False)  # what waits there ends by itself, with an error
         self._loop.close()
-        if self._encoder is not None:
-            self._encoder.close()
-        self._engine.close()
+        try:
+            if self._encoder is not None:
+                self._encoder.close()
+        finally:
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -301,9 +320,12 @@ class Pipeline:
 
     # From request to sequences.
 
+    def _is_in_vocabulary(self, token_id: int) -> bool:
+        return token_id < self.limits.vocab_size
+
     def _checked_params(self, request: Request) -> SamplingParams:
         params = (request.params or self.defaults).checked()
-        wrong = next((i for i in params.logit_bias if i >= self.limits.vocab_size), None)
+        wrong = next((i for i in params.logit_bias if not self._is_in_vocabulary(i)), None)
         if wrong is not None:
             raise RequestError(
                 f"token id {wrong} is not in the vocabulary of {self.limits.vocab_size}",
@@ -323,7 +345,10 @@ class Pipeline:
                 param="messages",
                 code="too_many_images",
             )
-        return self.tokenizer.prompt(request.messages, tools=request.tools)
+        prompt = self.tokenizer.prompt(request.messages, tools=request.tools)
+        if not prompt.token_ids:
+            raise RequestError("the prompt has no tokens", param="messages")
+        return prompt
 
     def _sequences(
         self, request: Request, prompt: Prompt, params: SamplingParams
@@ -340,7 +365,7 @@ class Pipeline:
                 params=params,
                 seed=seed + index,
                 max_tokens=max_tokens,
-                eos_ids=self.tokenizer.eos_ids,
+                eos_ids=self._eos_ids,
                 banned_ids=self._banned_ids,
                 tenant=request.tenant,
                 priority=request.priority,

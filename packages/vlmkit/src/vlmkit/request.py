@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlmkit.errors import RequestError
 from vlmkit.message import Message
 from vlmkit.sampling import SamplingParams
 
@@ -27,3 +28,7 @@ class Request:
     tenant: str = ""
     priority: int = 0
     id: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.priority, int):  # it would break the order of everybody's queue
+            raise RequestError("priority must be a whole number", param="priority")

@@ -60,6 +60,7 @@ class ContinuousScheduler:
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._followers: dict[Sequence, list[Sequence]] = {}
         self._running: list[Sequence] = []
+        self._parked: list[Sequence] = []  # held without a place; they wait when they are let go
         self._num_removed = 0  # entries of the heap whose sequence is gone
         self._is_prefill_turn = True
 
@@ -96,6 +97,7 @@ class ContinuousScheduler:
         """Choose the next step: decodes, then prefills under way, then newcomers."""
         limits = cache.limits
         draft = _Draft(self.settings.max_step_tokens, self.settings.encoder_budget_tokens)
+        self._unpark()
         mixes = limits.mixes_prefill_and_decode
         self._admit_urgent(draft, cache)
         if mixes or not self._is_prefill_turn:
@@ -123,6 +125,8 @@ class ContinuousScheduler:
         if sequence in self._running:
             self._running.remove(sequence)
             cache.release(sequence)
+        elif sequence in self._parked:
+            self._parked.remove(sequence)
         elif not self._unfollow(sequence):
             self._num_removed += 1
             self._compact()
@@ -158,13 +162,14 @@ class ContinuousScheduler:
                 self._add_chunk(sequence, draft, cache.limits)
 
     def _place(self, sequence: Sequence, draft: _Draft, cache: Cache) -> bool:
-        """Give the head of the queue a place, sending less urgent sequences away if need be."""
+        """Give the head of the queue a place, sending held and less urgent ones away if need be."""
         num_places = min(self.settings.max_running, cache.limits.max_sequences)
         num_cached: int | None = None
         while len(self._running) >= num_places or (num_cached := cache.admit(sequence)) is None:
-            if not self._running or self._running[-1].priority <= sequence.priority:
+            victim = self._victim()
+            if victim is None or not (victim.is_held or victim.priority > sequence.priority):
                 return False
-            self._preempt(self._running[-1], draft, cache)
+            self._preempt(victim, draft, cache)
         heapq.heappop(self._waiting)
         sequence.num_computed_tokens = num_cached
         if sequence.num_cached_tokens is None:
@@ -208,11 +213,16 @@ class ContinuousScheduler:
     def _make_room(self, sequence: Sequence, draft: _Draft, cache: Cache) -> bool:
         """Reserve one more token, sending others away if need be; False if it went itself."""
         while not cache.reserve(sequence, len(sequence)):
-            victim = next((s for s in reversed(self._running) if s.is_held), self._running[-1])
+            victim = self._victim() or sequence
             self._preempt(victim, draft, cache)
             if victim is sequence:
                 return False
         return True
+
+    def _victim(self) -> Sequence | None:
+        """Return who gives its place up first: one that has no use for it, or the last comer."""
+        last = self._running[-1] if self._running else None
+        return next((s for s in reversed(self._running) if s.is_held), last)
 
     def _preempt(self, sequence: Sequence, draft: _Draft, cache: Cache) -> None:
         """Take a sequence's room; it will be computed again from its tokens."""
@@ -221,7 +231,16 @@ class ContinuousScheduler:
         sequence.num_computed_tokens = 0
         sequence.features.clear()
         draft.preempted.append(sequence)
-        self._wait(sequence)
+        if sequence.is_held:
+            self._parked.append(sequence)
+        else:
+            self._wait(sequence)
+
+    def _unpark(self) -> None:
+        """Queue those again whose readers have caught up."""
+        for sequence in [s for s in self._parked if not s.is_held]:
+            self._parked.remove(sequence)
+            self._wait(sequence)
 
     def _wait(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (self._ranks[sequence], sequence))

@@ -35,7 +35,7 @@ class Sequence:
         num_computed_tokens: how many of its tokens the engine's cache holds.
         num_cached_tokens: how many of those were found in the cache when it was first admitted.
         features: encoder results by image, while the engine still needs them.
-        is_held: its reader is behind, so it keeps its place but does not run.
+        is_held: its reader is behind, so it does not run, and gives its place to whoever needs it.
         sampler_state: whatever the sampler keeps between its steps.
     """
 

@@ -294,7 +294,7 @@ class Stream:
         Raises:
             VlmkitError: it was refused.
         """
-        await self._changed(lambda: self._is_accepted or self._error is not None)
+        await self._changed(lambda: self._is_accepted or self.is_done)
         if self._error is not None and not self._chunks:
             raise self._error
 

@@ -1,0 +1,435 @@
+"""A pipeline whose parts misbehave: the fault stays with its request, and nobody waits for ever."""
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from vlmkit.errors import EngineError, RequestError
+from vlmkit.feature_cache import FeatureCache
+from vlmkit.pipeline import Pipeline, PipelineSettings
+from vlmkit.prompt import Prompt
+from vlmkit.protocols import ImageFeatures
+from vlmkit.request import Request
+from vlmkit.sampler import ArraySampler
+from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+
+@contextmanager
+def running(*, engine=None, tokenizer=None, encoder=None, sampler=None, scheduler=None, **options):
+    model = Pipeline(
+        tokenizer=tokenizer or MockTokenizer(),
+        engine=engine or MockEngine(),
+        vision_encoder=encoder or MockVisionEncoder(),
+        sampler=sampler,
+        scheduler=ContinuousScheduler(SchedulerSettings(**(scheduler or {}))),
+        settings=PipelineSettings(**options),
+    )
+    try:
+        yield model
+    finally:
+        model.close()
+
+
+def script(**fields):
+    return json.dumps({"mock": fields})
+
+
+def picture(width=8, height=6):
+    return PIL.Image.new("RGB", (width, height), "red")
+
+
+def wait_until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def assert_serves(model):
+    """Whatever happened before, the next request is answered and nothing is left."""
+    assert model.generate(script(text="still here")).text == "still here"
+    wait_until(lambda: model._loop.num_jobs == model._loop.num_running == 0)
+    assert model._engine.num_free_tokens == model.limits.capacity_tokens
+
+
+# Detokenizers.
+
+
+class BreakingTokenizer(MockTokenizer):
+    """Its streams break at the letter ``!`` and when an answer with ``?`` is flushed."""
+
+    def stream(self):
+        return BreakingStream(super().stream())
+
+
+class BreakingStream:
+    def __init__(self, inner):
+        self._inner, self._text = inner, ""
+
+    def push(self, token_id):
+        text = self._inner.push(token_id)
+        self._text += text
+        if "!" in text:
+            raise UnicodeError("the words of a library")
+        return text
+
+    def flush(self):
+        if "?" in self._text:
+            raise UnicodeError("the words of a library")
+        return self._inner.flush()
+
+
+@pytest.mark.parametrize("text", ["ab!c", "why?"])
+def test_a_detokenizer_that_breaks_fails_only_its_own_request(text):
+    with running(tokenizer=BreakingTokenizer()) as model:
+        good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
+        bad = model.submit(model.request(script(text=text, latency_s=0.002), n=3))
+        with pytest.raises(EngineError) as caught:
+            bad.result()
+        assert "words of a library" not in str(caught.value)
+        assert good.result().text == "fine" * 10
+        assert_serves(model)
+
+
+# Engines and samplers.
+
+
+class WrongRows(MockEngine):
+    """Returns a row too few or too many when the answer ``bad`` is in the step."""
+
+    change = staticmethod(lambda rows: rows[1:])
+
+    def _logits(self, wanted):
+        rows = super()._logits(wanted)
+        is_bad = any(self._states[i.sequence].answer.token_ids == b"bad" for i in wanted)
+        return self.change(rows) if is_bad else rows
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[1:], lambda rows: np.repeat(rows, 2, axis=0)])
+def test_wrong_numbers_of_rows_are_an_error_of_that_request(change):
+    engine = WrongRows()
+    engine.change = change
+    with running(engine=engine) as model:
+        good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
+        bad = model.submit(model.request(script(text="bad", latency_s=0.002)))
+        with pytest.raises(EngineError):
+            bad.result()
+        assert good.result().text == "fine" * 10
+        assert_serves(model)
+
+
+class WrongSamples(ArraySampler):
+    """Returns a sample more than it has rows."""
+
+    def sample(self, logits, sequences):
+        samples = super().sample(logits, sequences)
+        return [*samples, *samples[:1]]
+
+
+def test_a_sampler_that_returns_too_many_tokens_is_an_error():
+    with running(sampler=WrongSamples()) as model, pytest.raises(EngineError):
+        model.generate("x")
+
+
+class NotANumber(MockEngine):
+    """Rows of the answer ``bad`` hold one NaN among good values."""
+
+    def _logits(self, wanted):
+        rows = super()._logits(wanted)
+        for row, item in enumerate(wanted):
+            if self._states[item.sequence].answer.token_ids == b"bad":
+                rows[row, 5] = np.nan
+        return rows
+
+
+def test_a_row_that_is_not_a_number_fails_only_its_own_request():
+    with running(engine=NotANumber()) as model:
+        good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
+        bad = model.submit(model.request(script(text="bad", latency_s=0.002), temperature=1.0))
+        with pytest.raises(EngineError, match="without a finite value"):
+            bad.result()
+        assert good.result().text == "fine" * 10
+        assert_serves(model)
+
+
+class Panic(BaseException):
+    """What a Rust library raises when it panics: not an Exception."""
+
+
+class PanickingEngine(MockEngine):
+    def forward(self, items):
+        time.sleep(0.02)
+        raise Panic("told to")
+
+
+def test_a_panic_ends_every_request_and_readiness():
+    with running(engine=PanickingEngine()) as model:
+        streams = [model.submit(model.request("x")) for _ in range(3)]
+        for stream in streams:
+            with pytest.raises(EngineError, match="the engine failed"):
+                stream.result()
+        wait_until(lambda: not model.is_ready)
+        assert model.stats().counters["num_failed"] == 3
+
+
+def test_refusals_after_a_failure_do_not_pile_up():
+    with running(engine=PanickingEngine()) as model:
+        with pytest.raises(EngineError):
+            model.generate("x")
+        depths = []
+        for _ in range(3):
+            try:
+                model.submit(model.request("x"))
+            except EngineError as error:
+                depth, frame = 0, error.__traceback__
+                while frame is not None:
+                    depth, frame = depth + 1, frame.tb_next
+                depths.append(depth)
+        assert depths[0] == depths[-1]
+
+
+class BadRelease(MockEngine):
+    def release(self, sequence):
+        raise RuntimeError("told to")
+
+
+def test_an_engine_that_cannot_release_leaves_nobody_waiting_at_the_end():
+    with running(engine=BadRelease()) as model:
+        streams = [
+            model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
+            for _ in range(3)
+        ]
+        streams[0]._next_chunks()
+        model.close()
+        for stream in streams:
+            wait_until(lambda stream=stream: stream.is_done)
+
+
+# Encoders.
+
+
+class WrongCount(MockVisionEncoder):
+    def encode(self, slots):
+        return super().encode(slots)[1:]
+
+
+class WrongTokens(MockVisionEncoder):
+    def encode(self, slots):
+        return [ImageFeatures(f.num_tokens - 1, f.embeddings[1:]) for f in super().encode(slots)]
+
+
+class NoFeatures(MockVisionEncoder):
+    def encode(self, slots):
+        return None
+
+
+@pytest.mark.parametrize("encoder", [WrongCount, WrongTokens, NoFeatures])
+def test_an_encoder_that_breaks_its_contract_fails_only_requests_with_images(encoder):
+    with running(encoder=encoder()) as model:
+        good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
+        with pytest.raises(EngineError, match="the vision encoder"):
+            model.generate("x", images=[picture(), picture(9, 9)])
+        assert good.result().text == "fine" * 10
+        assert_serves(model)
+
+
+def test_features_of_unknown_size_are_not_kept():
+    cache = FeatureCache(100)
+    for number in range(1000):
+        cache.put("", number.to_bytes(2, "big"), ImageFeatures(1, np.zeros((1, 1))))
+    assert len(cache._entries) == 0
+
+
+# Requests that no schema has seen.
+
+
+class Silent(MockTokenizer):
+    def prompt(self, messages, *, tools=None):
+        return Prompt(())
+
+
+def test_a_prompt_without_tokens_is_refused():
+    with running(tokenizer=Silent()) as model, pytest.raises(RequestError, match="no tokens"):
+        model.generate("")
+
+
+class OutsideVocabulary(MockTokenizer):
+    """Names tokens that the engine's output has no column for, as some checkpoints do."""
+
+    @property
+    def banned_ids(self):
+        return super().banned_ids | {999}
+
+    @property
+    def eos_ids(self):
+        return super().eos_ids | {1000}
+
+
+def test_special_tokens_outside_the_vocabulary_harm_nobody():
+    with running(tokenizer=OutsideVocabulary()) as model:
+        assert model.generate(script(text="fine"), min_tokens=2).text == "fine"
+
+
+def test_a_tenant_is_any_string():
+    with running() as model:
+        request = model.request(script(text="fine"))
+        odd = Request(messages=request.messages, params=request.params, tenant="\ud800")
+        assert model.submit(odd).result().text == "fine"
+
+
+def test_a_priority_that_is_no_number_is_refused():
+    with running() as model:
+        request = model.request("x")
+        with pytest.raises(RequestError, match="priority"):
+            model.submit(Request(messages=request.messages, priority="high"))
+        assert_serves(model)
+
+
+def test_more_choices_than_the_queue_will_ever_take_are_refused_for_good():
+    with running(scheduler={"max_waiting": 4}) as model:
+        with pytest.raises(RequestError) as caught:
+            model.generate("x", n=5)
+        assert caught.value.param == "n"
+
+
+# Endings.
+
+
+def test_closing_wakes_those_who_wait_to_be_accepted():
+    async def main():
+        with running() as model:
+            model.submit(model.request(script(text="x", prefill_latency_s=0.3)))
+            wait_until(lambda: model._loop.num_running)
+            waiting = asyncio.create_task(model.asubmit(model.request("late")))
+            await asyncio.to_thread(wait_until, lambda: model._loop._inbox.jobs)
+            await asyncio.to_thread(model.close)
+            stream = await asyncio.wait_for(waiting, 5)
+            return (await stream.aresult()).choices[0].finish_reason
+
+    assert asyncio.run(main()) == "abort"
+
+
+class SlowTokenizer(MockTokenizer):
+    def __init__(self):
+        self.started, self.go_on = threading.Event(), threading.Event()
+
+    def prompt(self, messages, *, tools=None):
+        self.started.set()
+        assert self.go_on.wait(5)
+        return super().prompt(messages, tools=tools)
+
+
+def test_requests_that_wait_for_a_worker_when_the_pipeline_closes_get_an_error():
+    async def main():
+        tokenizer = SlowTokenizer()
+        with running(tokenizer=tokenizer, num_workers=1) as model:
+            tasks = [asyncio.create_task(model.asubmit(model.request("x"))) for _ in range(3)]
+            await asyncio.to_thread(tokenizer.started.wait, 5)
+            closing = asyncio.create_task(asyncio.to_thread(model.close))
+            await asyncio.sleep(0.05)
+            tokenizer.go_on.set()
+            await closing
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(error) for error in errors] == [EngineError] * 3
+            with pytest.raises(EngineError, match="closing"):
+                await model.asubmit(model.request("later"))
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_task_that_waits_for_a_worker_is_cancelled():
+    async def main():
+        tokenizer = SlowTokenizer()
+        with running(tokenizer=tokenizer, num_workers=1) as model:
+            request = model.request(script(text="x", tokens=4000, latency_s=0.001))
+            tasks = [asyncio.create_task(model.asubmit(request)) for _ in range(2)]
+            await asyncio.to_thread(tokenizer.started.wait, 5)
+            for task in tasks:
+                task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(error) for error in done] == [asyncio.CancelledError] * 2
+            tokenizer.go_on.set()
+            await asyncio.to_thread(assert_serves, model)
+            assert model.stats().counters["num_finished"] == 1
+
+    asyncio.run(main())
+
+
+class CountingEngine(MockEngine):
+    num_closed = 0
+
+    def close(self):
+        time.sleep(0.02)
+        self.num_closed += 1
+        super().close()
+
+
+def test_two_threads_that_close_free_the_engine_once():
+    engine = CountingEngine()
+    with running(engine=engine) as model:
+        closers = [threading.Thread(target=model.close) for _ in range(4)]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join()
+        assert engine.num_closed == 1
+
+
+class BadCloseEncoder(MockVisionEncoder):
+    def close(self):
+        raise RuntimeError("told to")
+
+
+def test_an_encoder_that_cannot_close_does_not_keep_the_engine_open():
+    engine = CountingEngine()
+    model = Pipeline(tokenizer=MockTokenizer(), engine=engine, vision_encoder=BadCloseEncoder())
+    with pytest.raises(RuntimeError):
+        model.close()
+    assert engine.num_closed == 1
+
+
+def test_a_failure_ends_a_drain_at_once():
+    engine = PanickingEngine()
+    with running(engine=engine) as model:
+        model.submit(model.request("x"))
+        started = time.monotonic()
+        model.drain(30.0)
+        assert time.monotonic() - started < 10
+
+
+def test_closing_ends_a_drain_at_once():
+    with running() as model:
+        model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
+        threading.Timer(0.05, model.close).start()
+        started = time.monotonic()
+        model.drain(30.0)
+        assert time.monotonic() - started < 10
+
+
+# Readers.
+
+
+@pytest.mark.parametrize("room", [{"scheduler": {"max_running": 1}}, {"capacity": 512}])
+def test_a_reader_who_never_reads_keeps_nobody_waiting(room):
+    settings = MockEngineSettings(
+        capacity_tokens=room.get("capacity", 2**14), max_sequence_tokens=512
+    )
+    with running(
+        engine=MockEngine(settings), scheduler=room.get("scheduler"), max_unread_tokens=10
+    ) as model:
+        slow = model.submit(model.request(script(text="s", tokens=300), max_tokens=350))
+        wait_until(lambda: model._loop._held)
+        for _ in range(3):
+            assert model.generate(script(text="f", tokens=300), max_tokens=350).text == "f" * 300
+        assert slow.result().text == "s" * 300
+        assert_serves(model)
