@@ -240,7 +240,7 @@ def test_a_slow_reader_is_held_and_others_go_on():
         slow = model.submit(model.request(script(text="s", tokens=500)))
         assert model.generate(script(text="f", tokens=300)).text == "f" * 300
         time.sleep(0.05)
-        assert len(slow._chunks) <= 12
+        assert len(slow._channel._chunks) <= 12
         assert slow.result().text == "s" * 500
         assert_empty(model)
 

@@ -19,8 +19,9 @@ from vlmkit.feature_cache import FeatureCache
 from vlmkit.protocols import Engine, ImageFeatures, Sample, Sampler, Scheduler, VisionEncoder
 from vlmkit.sequence import Sequence
 from vlmkit.step import EncodeItem, Step, WorkItem
-from vlmkit.stream import Chunk, FinishReason, Stream, Wakeups
+from vlmkit.stream import Channel, Chunk, FinishReason
 from vlmkit.text import AnswerText
+from vlmkit.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Job:
 
     sequence: Sequence
     text: AnswerText
-    stream: Stream
+    channel: Channel
     index: int
 
 
@@ -59,7 +60,7 @@ class _Inbox:
     """What other threads ask of the loop."""
 
     jobs: deque[list[Job]] = field(default_factory=deque)
-    aborted: deque[Stream] = field(default_factory=deque)
+    aborted: deque[Channel] = field(default_factory=deque)
     is_closing: bool = False
     is_draining: bool = False
     is_changed: bool = False
@@ -154,10 +155,10 @@ class Loop:
             self._inbox.jobs.append(jobs)
             self._ring()
 
-    def abort(self, stream: Stream) -> None:
+    def abort(self, channel: Channel) -> None:
         """End a request; its room is free after the step that runs now."""
         with self._bell:
-            self._inbox.aborted.append(stream)
+            self._inbox.aborted.append(channel)
             self._ring()
 
     def wake(self) -> None:
@@ -219,9 +220,9 @@ class Loop:
                 self._jobs[job.sequence] = job
         for job in new:
             self._accept(job)
-        for stream in aborted:
-            self._abort(stream)
-        for sequence in [s for s in self._held if not self._jobs[s].stream.is_behind]:
+        for channel in aborted:
+            self._abort(channel)
+        for sequence in [s for s in self._held if not self._jobs[s].channel.is_behind]:
             sequence.is_held = False
             self._held.discard(sequence)
         self._wakeups.flush()  # who was taken or refused must not wait for the step to learn it
@@ -238,11 +239,11 @@ class Loop:
             sequence.atomic_spans = self._engine.atomic_spans(sequence.prompt)
             self._scheduler.add(sequence)
         except VlmkitError as error:
-            self._fail(job.stream, error)
+            self._fail(job.channel, error)
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
-            self._fail(job.stream, _engine_error("the engine refused the prompt", error))
+            self._fail(job.channel, _engine_error("the engine refused the prompt", error))
         else:
-            job.stream.accept(self._wakeups)
+            job.channel.accept(self._wakeups)
 
     def _encode(self, step: Step) -> tuple[WorkItem, ...]:
         """Put features where the engine looks for them; return the items that can run."""
@@ -290,7 +291,7 @@ class Loop:
     def _forward(self, items: Seq[WorkItem]) -> list[tuple[WorkItem, Sample | None]]:
         """Compute the items; return those that went well, with the token chosen where wanted."""
         for item in items:
-            self._jobs[item.sequence].stream.clock.start()
+            self._jobs[item.sequence].channel.clock.start()
         if not items:
             return []
         done: list[tuple[WorkItem, Sample | None]] = []
@@ -352,46 +353,46 @@ class Loop:
         sequence = job.sequence
         sequence.output_ids.append(sample.token_id)
         self.stats.num_tokens_sampled += 1
-        job.stream.clock.token()
+        job.channel.clock.token()
         try:
             text, reason = _tell(job, sample.token_id)
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
-            self._fail(job.stream, _engine_error("the tokenizer failed on this answer", error))
+            self._fail(job.channel, _engine_error("the tokenizer failed on this answer", error))
             return
         if reason is not None:
             self._remove(job)
             self.stats.num_finished += 1
-        job.stream.put(Chunk(job.index, text, (sample,), reason), self._wakeups)
-        if reason is None and job.stream.is_behind:
+        job.channel.put(Chunk(job.index, text, (sample,), reason), self._wakeups)
+        if reason is None and job.channel.is_behind:
             sequence.is_held = True
             self._held.add(sequence)
 
     def _note_cached(self, job: Job) -> None:
         if job.index == 0 and job.sequence.num_cached_tokens is not None:
             cached = min(job.sequence.num_cached_tokens, job.sequence.num_prompt_tokens)
-            job.stream.cached_tokens = cached
+            job.channel.cached_tokens = cached
 
-    def _abort(self, stream: Stream) -> None:
-        jobs = self._jobs_of(stream)
+    def _abort(self, channel: Channel) -> None:
+        jobs = self._jobs_of(channel)
         for job in jobs:
             self._remove(job)
-            job.stream.put(Chunk(job.index, "", (), "abort"), self._wakeups)
+            job.channel.put(Chunk(job.index, "", (), "abort"), self._wakeups)
         self.stats.num_aborted += len(jobs)
 
-    def _fail(self, stream: Stream, error: VlmkitError) -> None:
-        jobs = self._jobs_of(stream)
+    def _fail(self, channel: Channel, error: VlmkitError) -> None:
+        jobs = self._jobs_of(channel)
         for job in jobs:
             self._remove(job)
         self.stats.num_failed += len(jobs)
-        stream.fail(error, self._wakeups)
+        channel.fail(error, self._wakeups)
 
     def _fail_sequence(self, sequence: Sequence, error: VlmkitError) -> None:
         """Fail a sequence's request, unless a sibling's failure has done so already."""
         if (job := self._jobs.get(sequence)) is not None:
-            self._fail(job.stream, error)
+            self._fail(job.channel, error)
 
-    def _jobs_of(self, stream: Stream) -> list[Job]:
-        return [job for job in self._jobs.values() if job.stream is stream]
+    def _jobs_of(self, channel: Channel) -> list[Job]:
+        return [job for job in self._jobs.values() if job.channel is channel]
 
     def _remove(self, job: Job) -> None:
         """Free everything that a sequence has."""
@@ -405,7 +406,7 @@ class Loop:
         job = next((j for s, j in self._jobs.items() if s not in self._held), None)
         if self._scheduler.num_running or job is None:
             return False
-        self._fail(job.stream, EngineError("the request does not fit the engine's cache"))
+        self._fail(job.channel, EngineError("the request does not fit the engine's cache"))
         return True
 
     def _end_all(self, failure: BaseException | None) -> None:
@@ -413,11 +414,11 @@ class Loop:
         with self._bell:
             jobs = [*self._jobs.values(), *(j for js in _drained(self._inbox.jobs) for j in js)]
             self._jobs = {job.sequence: job for job in jobs}
-        for stream in dict.fromkeys(job.stream for job in jobs):
+        for channel in dict.fromkeys(job.channel for job in jobs):
             if failure is None:
-                self._abort(stream)
+                self._abort(channel)
             else:
-                stream.fail(failed(failure), self._wakeups)
+                channel.fail(failed(failure), self._wakeups)
         if failure is not None:
             self.stats.num_failed += len(jobs)
             self._jobs.clear()

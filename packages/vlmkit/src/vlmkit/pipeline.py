@@ -31,7 +31,7 @@ from vlmkit.sampler import ArraySampler
 from vlmkit.sampling import SamplingParams, sampling_params
 from vlmkit.scheduler import ContinuousScheduler
 from vlmkit.sequence import Sequence
-from vlmkit.stream import Completion, Stream
+from vlmkit.stream import Channel, Completion, Stream
 from vlmkit.text import AnswerText
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -140,27 +140,29 @@ class Pipeline:
         params = self._checked_params(request)
         prompt = self._prompt(request)
         sequences = self._sequences(request, prompt, params)
-        stream = Stream(
-            request.id or f"req-{secrets.token_hex(8)}",
+        channel = Channel(
             num_choices=params.n,
-            prompt_tokens=len(prompt),
-            image_tokens=tuple(slot.num_features for slot in prompt.images),
             max_unread_tokens=self.settings.max_unread_tokens,
-            abort=self._loop.abort,
-            resume=self._loop.wake,
             prompt_s=time.perf_counter() - started,
         )
         jobs = [
             Job(
                 sequence,
                 AnswerText(self.tokenizer.stream(), params.stop, params.min_tokens),
-                stream,
+                channel,
                 index,
             )
             for index, sequence in enumerate(sequences)
         ]
         self._loop.submit(jobs)
-        return stream
+        return Stream(
+            request.id or f"req-{secrets.token_hex(8)}",
+            channel,
+            prompt_tokens=len(prompt),
+            image_tokens=tuple(slot.num_features for slot in prompt.images),
+            abort=self._loop.abort,
+            resume=self._loop.wake,
+        )
 
     async def asubmit(self, request: Request) -> Stream:
         """Start a request: its prompt is made in a worker thread, of which there are few.

@@ -2,6 +2,7 @@
 
 One stream serves all ``n`` choices of a request. It can be read by iteration, by async iteration,
 or whole. It is bounded: a sequence whose reader falls behind is held until the reader catches up.
+The loop knows only the channel behind a stream, so a stream that nobody keeps ends its request.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Literal
 
 from vlmkit.errors import EngineError, VlmkitError
 from vlmkit.protocols import Sample
+from vlmkit.wakeups import Wakeups
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -131,68 +133,21 @@ class Clock:
         )
 
 
-class Wakeups:
-    """Collects the readers to wake, and wakes all of one event loop with a single call."""
-
-    def __init__(self) -> None:
-        self._futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-
-    def add(self, future: "asyncio.Future[None]") -> None:
-        """Wake this reader at the next flush."""
-        self._futures.setdefault(future.get_loop(), []).append(future)
-
-    def flush(self) -> None:
-        """Wake every reader that was added."""
-        waiting, self._futures = self._futures, {}
-        for event_loop, futures in waiting.items():
-            try:
-                event_loop.call_soon_threadsafe(_resolve, futures)
-            except RuntimeError:  # the event loop is closed: nobody reads any more
-                continue
-
-
-def _resolve(futures: "list[asyncio.Future[None]]") -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-
-
-class Stream:
-    """The answer to one request.
+class Channel:
+    """Where the chunks of one request wait for its reader; the loop holds this end.
 
     Args:
-        id: the request's id.
-        num_choices: how many choices it has.
-        prompt_tokens: for the usage report.
-        image_tokens: for the usage report.
+        num_choices: how many choices the request has.
         max_unread_tokens: unread chunks of all choices at which the sequences are held.
-        abort: called when the reader gives up.
-        resume: called when a reader that was behind has caught up.
         prompt_s: how long making the prompt took.
     """
 
-    def __init__(
-        self,
-        id: str,  # noqa: A002 - the field's name in the API
-        *,
-        num_choices: int,
-        prompt_tokens: int,
-        image_tokens: tuple[int, ...],
-        max_unread_tokens: int,
-        abort: Callable[["Stream"], None],
-        resume: Callable[[], None],
-        prompt_s: float = 0.0,
-    ) -> None:
-        self.id = id
+    def __init__(self, *, num_choices: int, max_unread_tokens: int, prompt_s: float = 0.0) -> None:
         self.num_choices = num_choices
         self.clock = Clock(prompt_s)
-        self._prompt_tokens = prompt_tokens
-        self._image_tokens = image_tokens
-        self._completion_tokens = 0
         self.cached_tokens = 0
+        self.completion_tokens = 0
         self._max_unread = max_unread_tokens
-        self._abort = abort
-        self._resume = resume
         self._condition = threading.Condition()
         self._future: asyncio.Future[None] | None = None
         self._chunks: deque[Chunk] = deque()
@@ -212,7 +167,7 @@ class Stream:
     def put(self, chunk: Chunk, wakeups: Wakeups) -> None:
         """Hand one chunk over."""
         with self._condition:
-            self._completion_tokens += len(chunk.samples)
+            self.completion_tokens += len(chunk.samples)
             self._chunks.append(chunk)
             if chunk.finish_reason is not None:
                 self._num_open -= 1
@@ -233,6 +188,12 @@ class Stream:
         """Whether the reader has too much unread."""
         return self._is_behind
 
+    def _wake(self, wakeups: Wakeups) -> None:
+        self._condition.notify_all()
+        if self._future is not None:
+            wakeups.add(self._future)
+            self._future = None
+
     # The reader's side.
 
     @property
@@ -240,22 +201,119 @@ class Stream:
         """Whether nothing more will come."""
         return self._error is not None or not self._num_open
 
+    def take(self, resume: Callable[[], None]) -> list[Chunk] | None:
+        """Return all unread chunks, an empty list at the end, or None when more will come.
+
+        Raises:
+            VlmkitError: the request failed, and its chunks were taken before.
+        """
+        with self._condition:
+            chunks = list(self._chunks)
+            self._chunks.clear()
+            was_behind, self._is_behind = self._is_behind, False
+        if was_behind:
+            resume()
+        if chunks:
+            return chunks
+        if self._error is not None:
+            raise self._error
+        return None if self._num_open else []
+
+    def wait(self) -> None:
+        """Wait until :meth:`take` has something to say."""
+        with self._condition:
+            self._condition.wait_for(self._has_news)
+
+    async def wait_async(self) -> None:
+        """Wait until :meth:`take` has something to say; one reader at a time."""
+        await self._changed(self._has_news)
+
+    async def accepted(self) -> None:
+        """Wait until the scheduler took the request.
+
+        Raises:
+            VlmkitError: it was refused.
+        """
+        await self._changed(lambda: self._is_accepted or self.is_done)
+        if self._error is not None and not self._chunks:
+            raise self._error
+
+    def _has_news(self) -> bool:
+        return bool(self._chunks) or self.is_done
+
+    async def _changed(self, is_ready: Callable[[], bool]) -> None:
+        while True:
+            with self._condition:
+                if is_ready():
+                    return
+                if self._future is not None and not self._future.done():
+                    raise EngineError("a stream can be read by one reader at a time")
+                self._future = future = asyncio.get_running_loop().create_future()
+            await future
+
+
+class Stream:
+    """The answer to one request; the reader holds this end, and dropping it aborts the request.
+
+    Args:
+        id: the request's id.
+        channel: the other end.
+        prompt_tokens: for the usage report.
+        image_tokens: for the usage report.
+        abort: called when the reader gives up.
+        resume: called when a reader that was behind has caught up.
+    """
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - the field's name in the API
+        channel: Channel,
+        *,
+        prompt_tokens: int,
+        image_tokens: tuple[int, ...],
+        abort: Callable[[Channel], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self.id = id
+        self._channel = channel
+        self._prompt_tokens = prompt_tokens
+        self._image_tokens = image_tokens
+        self._abort = abort
+        self._resume = resume
+
+    def __del__(self) -> None:
+        self.abort()
+
+    @property
+    def num_choices(self) -> int:
+        """How many choices the request has."""
+        return self._channel.num_choices
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come."""
+        return self._channel.is_done
+
     @property
     def usage(self) -> Usage:
         """What the request took so far."""
+        channel = self._channel
         return Usage(
-            self._prompt_tokens, self._completion_tokens, self.cached_tokens, self._image_tokens
+            self._prompt_tokens,
+            channel.completion_tokens,
+            channel.cached_tokens,
+            self._image_tokens,
         )
 
     @property
     def timings(self) -> Timings:
         """Where its time went so far."""
-        return self.clock.timings()
+        return self._channel.clock.timings()
 
     def abort(self) -> None:
         """Stop generating and free everything; harmless when it is over already."""
         if not self.is_done:
-            self._abort(self)
+            self._abort(self._channel)
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks as they come.
@@ -278,14 +336,19 @@ class Stream:
         finally:
             self.abort()
 
+    def _next_chunks(self) -> list[Chunk]:
+        while (chunks := self._channel.take(self._resume)) is None:
+            self._channel.wait()
+        return chunks
+
     async def next_chunks(self) -> list[Chunk]:
         """Wait for, and return, everything that has come; empty when the answer is over.
 
         Raises:
             VlmkitError: the request failed.
         """
-        while (chunks := self._take()) is None:
-            await self._changed(lambda: bool(self._chunks) or self.is_done)
+        while (chunks := self._channel.take(self._resume)) is None:
+            await self._channel.wait_async()
         return chunks
 
     async def accepted(self) -> None:
@@ -294,9 +357,7 @@ class Stream:
         Raises:
             VlmkitError: it was refused.
         """
-        await self._changed(lambda: self._is_accepted or self.is_done)
-        if self._error is not None and not self._chunks:
-            raise self._error
+        await self._channel.accepted()
 
     def result(self) -> Completion:
         """Wait for the end and return everything.
@@ -318,43 +379,6 @@ class Stream:
 
     def _new_choices(self) -> list[Choice]:
         return [Choice() for _ in range(self.num_choices)]
-
-    def _next_chunks(self) -> list[Chunk]:
-        while (chunks := self._take()) is None:
-            with self._condition:
-                self._condition.wait_for(lambda: self._chunks or self.is_done)
-        return chunks
-
-    def _take(self) -> list[Chunk] | None:
-        """Return all unread chunks, an empty list at the end, or None when more will come."""
-        with self._condition:
-            chunks = list(self._chunks)
-            self._chunks.clear()
-            was_behind, self._is_behind = self._is_behind, False
-        if was_behind:
-            self._resume()
-        if chunks:
-            return chunks
-        if self._error is not None:
-            raise self._error
-        return None if self._num_open else []
-
-    async def _changed(self, is_ready: Callable[[], bool]) -> None:
-        """Wait until ``is_ready``; one reader at a time."""
-        while True:
-            with self._condition:
-                if is_ready():
-                    return
-                if self._future is not None and not self._future.done():
-                    raise EngineError("a stream can be read by one reader at a time")
-                self._future = future = asyncio.get_running_loop().create_future()
-            await future
-
-    def _wake(self, wakeups: Wakeups) -> None:
-        self._condition.notify_all()
-        if self._future is not None:
-            wakeups.add(self._future)
-            self._future = None
 
 
 def _extend(choices: list[Choice], chunk: Chunk) -> None:
