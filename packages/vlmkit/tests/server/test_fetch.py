@@ -1,7 +1,9 @@
 """Images by URL: from where they are fetched, and from where never."""
 
 import asyncio
+import base64
 import ipaddress
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,13 +12,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given, strategies as st
-from running_server import image_part, running
+from running_server import chat, image_part, mock_pipeline, picture, running
 
 from vlmkit.errors import ImageError
+from vlmkit.server.convert import Converter
 from vlmkit.server.fetch import ImageFetcher, is_public
-from vlmkit.server.settings import FetchSettings
+from vlmkit.server.settings import FetchSettings, ServerSettings
+from vlmkit.server.wire import chat_request
 
 CONTENT = b"x" * 1000
+PICTURE = base64.b64decode(picture(9, 7).partition(",")[2])
 
 
 class Site(BaseHTTPRequestHandler):
@@ -46,10 +51,11 @@ class Site(BaseHTTPRequestHandler):
                 except OSError:
                     return
         else:
-            self.send_response(200 if self.path == "/image" else 404)
-            self.send_header("content-length", str(len(CONTENT)))
+            content = PICTURE if self.path == "/picture" else CONTENT
+            self.send_response(404 if self.path == "/missing" else 200)
+            self.send_header("content-length", str(len(content)))
             self.end_headers()
-            self.wfile.write(CONTENT)
+            self.wfile.write(content)
 
     def log_message(self, *_):
         pass
@@ -199,6 +205,26 @@ def test_a_file_over_the_limit_is_given_up_while_it_comes(site):
     with pytest.raises(ImageError, match="over 5000 bytes") as caught:
         fetch(f"{site.url}/endless", max_bytes=5000)
     assert caught.value.code == "image_too_large"
+
+
+def test_a_fetched_file_is_opened_like_any_other_and_named_by_its_part(site):
+    settings = ServerSettings(fetch=FetchSettings(enabled=True, allow_http=True))
+    fetcher = ImageFetcher(settings.fetch, may_connect=lambda _: True)
+
+    def convert(*paths):
+        parts = [image_part(f"{site.url}{path}") for path in paths]
+        body = chat(messages=[{"role": "user", "content": parts}])
+        with mock_pipeline() as pipeline:
+            request = chat_request(json.dumps(body).encode())
+            converting = Converter(settings, fetcher).request(request, pipeline, "id")
+            return asyncio.run(converting)[0]
+
+    (part,) = convert("/picture").messages[0].parts
+    assert (part.image.width, part.image.height) == (9, 7)
+    with pytest.raises(ImageError) as caught:
+        convert("/picture", "/image")
+    assert caught.value.code == "invalid_image"
+    assert caught.value.param == "messages[0].content[1].image_url.url"
 
 
 def test_the_server_refuses_private_addresses_even_with_fetching_on(site):
