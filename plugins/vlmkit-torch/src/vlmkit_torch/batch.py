@@ -125,12 +125,10 @@ class Batcher:
         table = np.full((len(slots), max(lengths)), self._zero_slot, dtype=np.int64)
         for row, own in zip(table, slots, strict=True):
             row[: len(own)] = own
-        return DecodeGroup(
-            self._device(table),
-            self._device(np.array(lengths)),
-            lengths,
-            self._reader.dtype,
-        )
+        only = slots[0] if len(slots) == 1 else None
+        is_run = only is not None and bool((np.diff(only) == 1).all())
+        run = int(only[0]) if only is not None and is_run else None
+        return DecodeGroup(self._device(table), lengths, self._reader.dtype, run)
 
     def _positions(self, segments: list[Segment]) -> torch.Tensor:
         """Return positions ``[1, tokens]``, or ``[axes, 1, tokens]`` where images need axes."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from vlmkit.errors import CheckpointError
-from vlmkit_torch.attention.step import LayerKind, Step
+from vlmkit_torch.attention.step import LayerKind, Reach, Step
 from vlmkit_torch.kv_cache import KVCache
 
 IMPLEMENTATION = "vlmkit_paged"  # not registered for masks: the models then build none
@@ -89,30 +89,14 @@ def attend(
         ``[1, tokens, heads, value_head]``, or with those axes swapped, and None.
     """
     _refuse_unknown(attention_mask, others)
-    is_column = query.shape[0] > 1  # one token of each sequence, as recurrent layers want them
-    if is_column:
-        query, key, value = (rows.transpose(0, 2) for rows in (query, key, value))
     layer: Layer = getattr(module, SLOT)
-    step = layer.board.step
-    if step is None:
-        raise RuntimeError("attention was called outside a step")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rule = _Rule(layer.kind_with(sliding_window or None), scale, softcap, s_aux)
-    cached = layer.board.cache.write(layer.index, step.write_slots, key[0], value[0])
-    parts = []
-    if (group := step.decodes) is not None:
-        parts.append(_decode(query[0, :, : group.batch], cached, group.reach(rule.kind), rule))
-    for chunk in step.chunks:
-        start, stop = chunk.rows
-        rows = query[:, :, start:stop]
-        if chunk.is_plain(rule.kind) and rule.is_plain:
-            fresh = (key[:, :, start:stop], value[:, :, start:stop])
-            parts.append(_start_of_sequence(rows, *fresh, scale))
-        else:
-            slots, mask = chunk.reach(rule.kind)
-            parts.append(_chunk(rows, cached, slots, mask, rule))
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return (out[:, None] if is_column else out[None]), None
+    if query.shape[0] == 1:
+        return _attend_step(layer, query, key, value, rule)[None], None
+    # One token of each sequence in a column, as recurrent layers want them.
+    flat = (rows.transpose(0, 2) for rows in (query, key, value))
+    return _attend_step(layer, *flat, rule)[:, None], None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,31 +113,52 @@ class _Rule:
         return self.softcap is None and self.sinks is None
 
 
+def _attend_step(
+    layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: _Rule
+) -> torch.Tensor:
+    """Keep the new keys and values, and attend: decodes as one batch, then chunk by chunk.
+
+    Returns:
+        ``[tokens, heads, value_head]``.
+    """
+    step = layer.board.step
+    if step is None:
+        raise RuntimeError("attention was called outside a step")
+    cached = layer.board.cache.write(layer.index, step.write_slots, key[0], value[0])
+    parts = []
+    if (group := step.decodes) is not None:
+        parts.append(_decode(query[0, :, : group.batch], cached, group.reach(rule.kind), rule))
+    for chunk in step.chunks:
+        start, stop = chunk.rows
+        rows = query[:, :, start:stop]
+        if chunk.is_plain(rule.kind) and rule.is_plain:
+            fresh = (key[:, :, start:stop], value[:, :, start:stop])
+            parts.append(_start_of_sequence(rows, *fresh, rule.scale))
+        else:
+            parts.append(_chunk(rows, cached, chunk.reach(rule.kind), rule))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _decode(
     query: torch.Tensor,
     cached: tuple[torch.Tensor, torch.Tensor],
-    reach: tuple[torch.Tensor, torch.Tensor | None],
+    reach: Reach,
     rule: _Rule,
 ) -> torch.Tensor:
     """Attend with one query for each sequence: ``[heads, batch, head]`` -> ``[batch, ...]``.
 
     The heads that share keys stand as queries of one head, so that no key is repeated.
     """
-    slots, mask = reach
-    batch, width = slots.shape
-    flat = slots.reshape(-1)
-    keys, values = (
-        pool.index_select(0, flat).view(batch, width, *pool.shape[1:]).transpose(1, 2)
-        for pool in cached
-    )
+    batch = query.shape[1]
+    keys, values = (_read(pool, reach.slots, batch) for pool in cached)
     kv_heads = keys.shape[1]
     grouped = query.transpose(0, 1).reshape(batch, kv_heads, -1, query.shape[-1])
     if rule.is_plain:
         out = functional.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=mask, scale=rule.scale
+            grouped, keys, values, attn_mask=reach.mask, scale=rule.scale
         )
     else:
-        out = _explicit(grouped[:, :, :, None], keys, values, mask, rule)[:, :, :, 0]
+        out = _explicit(grouped[:, :, :, None], keys, values, reach.mask, rule)[:, :, :, 0]
     return out.reshape(batch, query.shape[0], -1)
 
 
@@ -170,21 +175,33 @@ def _start_of_sequence(
 def _chunk(
     query: torch.Tensor,
     cached: tuple[torch.Tensor, torch.Tensor],
-    slots: torch.Tensor,
-    mask: torch.Tensor | None,
+    reach: Reach,
     rule: _Rule,
 ) -> torch.Tensor:
     """Attend with several queries of one sequence: ``[1, heads, count, head]``."""
-    keys, values = (pool.index_select(0, slots).transpose(0, 1)[None] for pool in cached)
+    keys, values = (_read(pool, reach.slots, 1) for pool in cached)
     heads, kv_heads = query.shape[1], keys.shape[1]
     if rule.is_plain:
         out = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, scale=rule.scale, enable_gqa=heads != kv_heads
+            query,
+            keys,
+            values,
+            attn_mask=reach.mask,
+            scale=rule.scale,
+            enable_gqa=heads != kv_heads,
         )
     else:
         grouped = query.reshape(1, kv_heads, heads // kv_heads, *query.shape[2:])
-        out = _explicit(grouped, keys, values, mask, rule).reshape(1, heads, query.shape[2], -1)
+        out = _explicit(grouped, keys, values, reach.mask, rule).reshape(
+            1, heads, query.shape[2], -1
+        )
     return out[0].transpose(0, 1)
+
+
+def _read(pool: torch.Tensor, slots: torch.Tensor | slice, batch: int) -> torch.Tensor:
+    """Return the rows of slots as ``[batch, kv_heads, width, head]``."""
+    rows = pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
+    return rows.view(batch, -1, *pool.shape[1:]).transpose(1, 2)
 
 
 def _explicit(

@@ -59,9 +59,15 @@ class Visibility:
 
 
 class Reach(NamedTuple):
-    """What queries read: cache slots, and an additive mask over them (None masks nothing)."""
+    """What queries read.
 
-    slots: torch.Tensor
+    Attributes:
+        slots: cache slots, those of each sequence in turn; a slice where they are neighbours,
+            which are read without a copy.
+        mask: additive, over the slots; None masks nothing.
+    """
+
+    slots: torch.Tensor | slice
     mask: torch.Tensor | None
 
 
@@ -71,31 +77,33 @@ class DecodeGroup:
 
     Attributes:
         slots: ``[batch, longest]`` cache slots; past a sequence's end, the slot of zeros.
-        lengths: ``[batch]`` tokens of each sequence, the new one included.
-        lengths_list: the same, on the host.
+        lengths: tokens of each sequence, the new one included.
         dtype: of the masks.
+        run: the first slot, if there is one sequence and its slots are neighbours.
     """
 
     slots: torch.Tensor
-    lengths: torch.Tensor
-    lengths_list: list[int]
+    lengths: list[int]
     dtype: torch.dtype
+    run: int | None = None
     _reaches: dict[LayerKind, Reach] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
         """Number of sequences."""
-        return len(self.lengths_list)
+        return len(self.lengths)
 
     def reach(self, kind: LayerKind) -> Reach:
-        """Return slots ``[batch, width]`` and mask ``[batch, 1, 1, width]``."""
+        """Return slots ``[batch * width]`` and mask ``[batch, 1, 1, width]``."""
         if kind not in self._reaches:
             self._reaches[kind] = self._make_reach(kind)
         return self._reaches[kind]
 
     def _make_reach(self, kind: LayerKind) -> Reach:
-        firsts = [kind.first_visible(length - 1) for length in self.lengths_list]
-        widths = [n - first for n, first in zip(self.lengths_list, firsts, strict=True)]
+        firsts = [kind.first_visible(length - 1) for length in self.lengths]
+        if self.run is not None:
+            return Reach(slice(self.run + firsts[0], self.run + self.lengths[0]), None)
+        widths = [n - first for n, first in zip(self.lengths, firsts, strict=True)]
         width = max(widths)
         device = self.slots.device
         slots = self.slots
@@ -103,12 +111,10 @@ class DecodeGroup:
             first = torch.tensor(firsts, device=device)[:, None]
             index = first + torch.arange(width, device=device)
             slots = slots.gather(1, index.clamp_(max=slots.shape[1] - 1))
-        else:
-            slots = slots[:, :width]
         if min(widths) == width:
-            return Reach(slots, None)
+            return Reach(slots.reshape(-1), None)
         visible = torch.arange(width, device=device) < torch.tensor(widths, device=device)[:, None]
-        return Reach(slots, additive(visible, self.dtype)[:, None, None])
+        return Reach(slots.reshape(-1), additive(visible, self.dtype)[:, None, None])
 
 
 @dataclass(slots=True)
