@@ -1,0 +1,100 @@
+"""What else runs, is cached or is cancelled never changes an answer or leaves a trace."""
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zoo
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vlmkit_torch")
+pytest.importorskip("vlmkit_hf")
+import vlmkit  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+Saved = Callable[[str], Path]
+SAMPLING = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.2}
+
+
+def load(folder: Path, cache_tokens: int = 1200) -> vlmkit.Pipeline:
+    return vlmkit.load(
+        folder,
+        engine={
+            "use": "torch",
+            "cache_tokens": cache_tokens,
+            "block_tokens": 4,
+            "max_chunk_tokens": 64,
+            "max_sequence_tokens": min(cache_tokens, 256),
+        },
+        scheduler={"max_step_tokens": 17},
+    )
+
+
+def ask(model: vlmkit.Pipeline, number: int, takes_images: bool, **params: object) -> vlmkit.Stream:
+    """Start request ``number``: its text, pictures, length and seed are its own."""
+    pictures = [zoo.picture(number, 40 + 7 * number, 60)] * (number % 2) if takes_images else []
+    request = model.request(
+        "tell me more " * (1 + number % 4),
+        images=pictures,
+        max_tokens=12 + 4 * number,
+        ignore_eos=True,
+        seed=number,
+        **params,
+    )
+    return model.submit(request)
+
+
+@pytest.mark.parametrize("params", [{}, SAMPLING], ids=["greedy", "seeded sampling"])
+@pytest.mark.parametrize("name", ["llama", "llava", "qwen3_vl", "gemma3"])
+def test_many_at_once_answer_as_one_at_a_time(
+    name: str, params: dict[str, float], saved: Saved
+) -> None:
+    takes_images = name in zoo.NAMES_VISION
+    with load(saved(name)) as model:
+        alone = [
+            ask(model, i, takes_images, **params).result().choices[0].token_ids for i in range(8)
+        ]
+    with load(saved(name)) as model:
+        streams = [ask(model, i, takes_images, **params) for i in range(8)]
+        together = [stream.result().choices[0].token_ids for stream in streams]
+    assert together == alone
+
+
+@pytest.mark.parametrize("name", ["llama", "llava", "gemma3"])
+def test_answers_stay_the_same_when_the_cache_is_too_small_for_all(name: str, saved: Saved) -> None:
+    takes_images = name in zoo.NAMES_VISION
+    with load(saved(name)) as model:
+        roomy = [ask(model, i, takes_images, **SAMPLING) for i in range(8)]
+        wanted = [stream.result().choices[0].token_ids for stream in roomy]
+    with load(saved(name), cache_tokens=160) as model:
+        tight = [ask(model, i, takes_images, **SAMPLING) for i in range(8)]
+        assert [stream.result().choices[0].token_ids for stream in tight] == wanted
+        assert model.stats().counters["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_cancelled_at_any_point_leave_no_trace_in_the_engine(
+    seed: int, saved: Saved
+) -> None:
+    chance = random.Random(seed)
+    with load(saved("llava"), cache_tokens=320) as model:
+        engine = model._engine
+        running: list[vlmkit.Stream] = []
+        for number in range(24):
+            running.append(ask(model, number % 8, takes_images=True))
+            time.sleep(chance.choice([0.0, 0.0, 0.004]))
+            if running and chance.random() < 0.6:
+                running.pop(chance.randrange(len(running))).abort()
+        for stream in running:
+            assert stream.result().choices[0].finish_reason == "length"
+        deadline = time.monotonic() + 10
+        while model._loop.num_jobs and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (model._loop.num_jobs, model._loop.num_waiting, model._loop.num_running) == (0, 0, 0)
+        assert engine._pool.num_free_blocks == engine._pool.num_blocks
+        assert not engine._states
+        engine._pool.check_integrity()
