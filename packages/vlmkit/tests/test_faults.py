@@ -13,12 +13,18 @@ import pytest
 
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.feature_cache import FeatureCache
+from vlmkit.image import Image
+from vlmkit.loop import Job
+from vlmkit.message import Message
 from vlmkit.pipeline import Pipeline, PipelineSettings
 from vlmkit.prompt import Prompt
 from vlmkit.protocols import ImageFeatures
 from vlmkit.request import Request
 from vlmkit.sampler import ArraySampler
+from vlmkit.sampling import SamplingParams
 from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
+from vlmkit.sequence import Sequence
+from vlmkit.stream import Channel, Stream
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -460,3 +466,24 @@ def test_a_task_that_nobody_else_keeps_still_gets_its_answer():
             return await asyncio.wait_for(answers.get(), 5)
 
     assert asyncio.run(main()) == "fine"
+
+
+def test_a_thousand_cancelled_requests_leave_no_object_behind():
+    def count():
+        gc.collect()
+        kinds = (Channel, Stream, Sequence, Job, Prompt, ImageFeatures)
+        return sum(type(thing) in kinds for thing in gc.get_objects())
+
+    with running(scheduler={"max_waiting": 4000}, feature_cache_bytes=0) as model:
+        message = [Message.of("user", script(text="x", tokens=3000), [Image.open(picture())])]
+        before = count()
+        streams = [
+            model.submit(Request(messages=message, params=SamplingParams(n=1 + i % 2)))
+            for i in range(1000)
+        ]
+        for stream in streams[::2]:
+            stream.abort()
+        del streams, stream
+        wait_until(lambda: model._loop.num_jobs == model._loop.num_waiting == 0, timeout_s=60)
+        assert count() == before
+        assert model._loop._scheduler._waiting == []

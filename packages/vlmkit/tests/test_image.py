@@ -3,9 +3,14 @@
 import base64
 import contextlib
 import io
+import struct
+import threading
+import warnings
+import zlib
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -43,6 +48,89 @@ def test_an_orientation_tag_turns_the_picture():
     assert (image.width, image.height, image.turned) == (2, 6, True)
     assert image.to_pil().getpixel((1, 0)) == (255, 0, 0)
     assert image.source_size == (6, 2)
+
+
+@pytest.mark.parametrize("tag", range(1, 9))
+def test_every_orientation_is_turned_as_pillow_turns_it(tag):
+    original = PIL.Image.effect_noise((7, 4), 60).convert("RGB")
+    exif = PIL.Image.Exif()
+    exif[0x0112] = tag
+    content = encoded(original, exif=exif)
+    expected = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(content)))
+    image = Image.open(content)
+    assert image.to_pil().tobytes() == expected.tobytes()
+    assert not image.to_pil().getexif()
+    assert image.turned == (tag != 1)
+
+
+def exif_of(kind, value):
+    """Return EXIF whose only tag is the orientation, of any type and value."""
+    entry = struct.pack("<HHI", 0x0112, kind, 1) + value
+    return b"Exif\0\0II*\0\x08\0\0\0\x01\0" + entry + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "exif",
+    [
+        exif_of(3, b"\0\0\0\0"),
+        exif_of(3, b"\x09\0\0\0"),
+        exif_of(2, b"ab\0\0"),
+        exif_of(7, b"\x06\0\0\0"),
+        b"Exif\0\0II*\0\x08\0\0\0\xff\xff",
+        b"Exif\0\0garbage",
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_broken_orientation_turns_nothing_and_hides_no_picture(exif):
+    image = Image.open(encoded(picture(6, 2), "JPEG", exif=exif))
+    assert (image.width, image.height, image.turned) == (6, 2, False)
+
+
+def test_tags_that_cannot_be_read_hide_no_picture(monkeypatch):
+    def fail(self):
+        raise SyntaxError("not a TIFF file")
+
+    content = encoded(picture(6, 2), "JPEG")
+    monkeypatch.setattr(PIL.Image.Image, "getexif", fail)
+    assert Image.open(content).turned is False
+
+
+def test_a_transparent_sixteen_bit_grey_hides_no_other_grey():
+    values = np.array([[0, 32768], [256, 65535]], dtype=np.uint16)
+    image = Image.open(encoded(PIL.Image.fromarray(values), transparency=32768))
+    assert image.to_pil().getpixel((0, 0)) == (0, 0, 0)
+
+
+def test_opening_pictures_leaves_the_process_warnings_alone(monkeypatch):
+    content, before = encoded(picture()), list(warnings.filters)
+    really_open, is_inside, is_last = PIL.Image.open, threading.Event(), threading.Event()
+    other = threading.Thread(target=Image.open, args=(content,))
+
+    def slow_open(*arguments, **options):
+        if threading.current_thread() is other:
+            is_inside.set()
+            assert is_last.wait(5)
+        else:
+            other.start()
+            assert is_inside.wait(5)
+        return really_open(*arguments, **options)
+
+    monkeypatch.setattr(PIL.Image, "open", slow_open)
+    Image.open(content)
+    is_last.set()
+    other.join()
+    assert warnings.filters == before
+
+
+def test_a_bomb_is_called_too_large():
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        content += struct.pack(">I", len(data)) + kind + data + checksum
+    with pytest.raises(ImageError, match="over 50000000 pixels") as caught:
+        Image.open(content)
+    assert caught.value.code == "image_too_large"
 
 
 def test_equal_bytes_of_another_size_have_another_digest():
@@ -86,6 +174,7 @@ def test_an_animation_gives_its_first_frame():
         (b"%PDF-1.7 nonsense", "not a readable"),
         ("data:image/png,xyz", "must read data:image/...;base64,..."),
         ("data:image/png;base64,@@@@", "not valid base64"),
+        ("zero\0byte.png", "is not a path"),
         ("no-such-file.png", "cannot be read: No such file or directory"),
         (np.zeros((3, 3)), "uint8 array [height, width, 3]"),
         (7, "must be a path, bytes"),

@@ -271,6 +271,7 @@ def test_a_full_queue_refuses_and_serves_those_it_took():
         ({"prompt": "x", "temperature": 9}, RequestError, "temperature: Expected `float` <= 2"),
         ({"prompt": "x", "tempo": 1}, RequestError, "unknown field `tempo`"),
         ({"prompt": "x", "top_logprobs": 3}, RequestError, "top_logprobs needs logprobs"),
+        ({"prompt": "x", "logit_bias": {-1: 1.0}}, RequestError, "logit_bias: Expected `int` >= 0"),
         ({"prompt": "x", "logit_bias": {999: 1.0}}, RequestError, "token id 999 is not in the"),
         ({"prompt": script(wrong=1)}, RequestError, "mock directive is not valid"),
     ],

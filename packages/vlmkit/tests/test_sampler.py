@@ -171,6 +171,81 @@ def test_the_logits_that_were_passed_in_stay_as_they_were():
     assert np.array_equal(logits, before)
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-50, 1e-40, 1e-9])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 2}])
+def test_the_smallest_temperatures_take_the_likeliest(temperature, filters):
+    logits = rows([0.0, 3.0, 2.0, 1.0])
+    assert choose(logits, sequence(temperature=temperature, **filters)) == [1]
+
+
+def hugging_face(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """Return the probabilities that transformers' warpers leave, in its order and in float64."""
+    scores = logits.astype(np.float64) / temperature
+    if top_k:
+        scores[scores < np.sort(scores)[-min(top_k, len(scores))]] = -math.inf
+    order = np.argsort(scores, kind="stable")
+    tail = np.cumsum(softmax(scores)[order]) <= 1 - top_p
+    tail[-1] = False
+    scores[order[tail]] = -math.inf
+    weights = softmax(scores)
+    scores[weights < min_p * weights.max()] = -math.inf
+    return softmax(scores)
+
+
+@pytest.mark.parametrize("vocab", [40, 3000])
+@pytest.mark.parametrize("top_k", [0, 7, 2000])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
+@pytest.mark.parametrize("min_p", [0.0, 0.05])
+@pytest.mark.parametrize("temperature", [0.7, 2.0])
+def test_what_may_be_drawn_is_what_transformers_leaves(vocab, top_k, top_p, min_p, temperature):
+    logits = random_logits(7, vocab=vocab)[0] / 8
+    wanted = hugging_face(logits, temperature, top_k, top_p, min_p)
+    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    cumulative = np.cumsum(np.sort(wanted)[::-1])
+    order = np.argsort(-wanted, kind="stable")
+    seeds = range(60)
+    for seed in seeds:
+        seq = sequence(seed=seed, temperature=temperature, **filters)
+        drawn = choose(logits[None, :], seq)[0]
+        assert wanted[drawn] > 0
+        if top_k or top_p < 1.0 or min_p:
+            place = int(np.searchsorted(cumulative, uniform(seq)))
+            near = order[max(0, place - 1) : place + 2]
+            assert drawn in near
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
+def test_logits_of_any_width_give_the_token_of_their_float32_values(kind):
+    torch = pytest.importorskip("torch")
+    logits = torch.from_numpy(random_logits(8, 30)).to(getattr(torch, kind))
+    make = [
+        sequence(seed=i, temperature=0.8, top_p=0.9, repetition_penalty=1.2, banned=[4])
+        for i in range(30)
+    ]
+    assert choose(logits, *make) == choose(logits.to(torch.float32).numpy(), *make)
+
+
+@pytest.mark.torch
+def test_repetition_penalty_is_that_of_transformers():
+    torch = pytest.importorskip("torch")
+    processors = pytest.importorskip("transformers.generation.logits_process")
+    logits = random_logits(9, 1)
+    seq = sequence(prompt=[1, 5, 9], output=[5, 20], repetition_penalty=1.7)
+    scores = torch.from_numpy(logits)
+    ids = torch.tensor([[1, 5, 9, 5, 20]])
+    expected = processors.RepetitionPenaltyLogitsProcessor(1.7)(ids, scores.clone())
+    adjusted = ArraySampler()._adjust(np, logits, [seq])
+    assert np.allclose(adjusted, expected.numpy())
+
+
+def test_the_smallest_penalty_keeps_logits_finite():
+    smallest = SamplingParams.__annotations__["repetition_penalty"].__metadata__[0].ge
+    logits = random_logits(10) * 30
+    seq = sequence(prompt=range(VOCAB), repetition_penalty=smallest)
+    assert choose(logits, seq) == [int(np.argmax(logits))]
+
+
 def test_draws_are_spread_evenly_over_the_unit_interval():
     draws = [uniform(sequence(seed=s, output=[0] * n)) for s in range(50) for n in range(50)]
     assert max(draws) < 1.0

@@ -8,7 +8,6 @@ Resizing and normalising for a model is the tokenizer's business; fetching by UR
 import binascii
 import hashlib
 import io
-import warnings
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import PIL.Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+ORIENTATION_TAG = 0x0112
 BASE64_PIECE_CHARS = 2**20  # a multiple of 4, so that pieces decode alone
 ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image or an array
 
@@ -73,8 +73,9 @@ class Image:
     @cached_property
     def digest(self) -> bytes:
         """Sha256 of the size and every pixel: equal pictures have equal digests."""
-        header = f"RGB {self.width}x{self.height}\0".encode()
-        return hashlib.sha256(header + self._picture.tobytes()).digest()
+        digest = hashlib.sha256(f"RGB {self.width}x{self.height}\0".encode())
+        digest.update(self._picture.tobytes())
+        return digest.digest()
 
     def to_pil(self) -> "PIL.Image.Image":
         """Return the picture as a PIL image in mode RGB; do not modify it."""
@@ -113,9 +114,11 @@ class Image:
         if len(content) > limits.max_bytes:
             raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # our own limits are the ones that count
-                picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
+            picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
+        except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+            raise ImageError(
+                f"image is over {limits.max_pixels} pixels", code="image_too_large"
+            ) from error
         except Exception as error:
             raise ImageError(f"image is not a readable {_listed(FORMATS)} file") from error
         _check_size(picture.size, limits)
@@ -140,16 +143,35 @@ class Image:
 
     @classmethod
     def _upright(cls, picture: "PIL.Image.Image") -> "Image":
-        from PIL import ImageOps
-
         size = picture.size
         try:
             picture.load()
-            upright = ImageOps.exif_transpose(picture)
-            turned = picture.getexif().get(0x0112, 1) != 1
-            return cls(_to_rgb(upright), source_size=size, turned=turned)
+            turn = _turn(picture)
+            upright = picture if turn is None else picture.transpose(turn)
+            pixels = _to_rgb(upright)  # a copy, whose tags nobody must follow a second time
+            pixels.info.clear()
+            return cls(pixels, source_size=size, turned=turn is not None)
         except Exception as error:
             raise ImageError("image is broken: its pixels cannot be decoded") from error
+
+
+def _turn(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
+    """Return what the orientation tag asks for; None where it is absent, wrong or unreadable."""
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    try:
+        return turns.get(picture.getexif().get(ORIENTATION_TAG, 1))
+    except Exception:  # noqa: BLE001 - the pixels are good, whatever is wrong with the tags
+        return None
 
 
 def _to_rgb(picture: "PIL.Image.Image") -> "PIL.Image.Image":
@@ -160,6 +182,7 @@ def _to_rgb(picture: "PIL.Image.Image") -> "PIL.Image.Image":
         _, high = picture.getextrema()
         scale = 255.0 / 65535.0 if picture.mode.startswith("I") else 255.0 / max(float(high), 1e-9)  # type: ignore[arg-type]
         picture = picture.convert("F").point(lambda value: value * scale).convert("L")
+        picture.info.pop("transparency", None)  # a 16-bit grey, which would hide others here
     if picture.has_transparency_data:
         layer = picture.convert("RGBA")
         paper = PIL.Image.new("RGBA", layer.size, "white")
@@ -215,6 +238,8 @@ def _file_bytes(path: Path, limits: ImageLimits) -> bytes:
         raise ImageError(
             f"image {str(path)!r} cannot be read: {error.strerror}", hint="check the path"
         ) from error
+    except ValueError as error:  # a zero byte in the path
+        raise ImageError(f"image {str(path)!r} is not a path", hint="check the path") from error
 
 
 def _listed(names: tuple[str, ...]) -> str:

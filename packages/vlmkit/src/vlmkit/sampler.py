@@ -22,6 +22,7 @@ from vlmkit.sampling import SamplingParams
 from vlmkit.sequence import Sequence
 
 NUM_CANDIDATES = 1024  # a filter that needs more of the vocabulary sorts all of it
+MIN_TEMPERATURE = 1e-5  # below, float32 divides by zero; the draw would be the likeliest anyway
 
 
 @dataclass(slots=True)
@@ -159,7 +160,7 @@ def _choose(xp: Any, logits: Any, sequences: Seq[Sequence]) -> list[int]:
     if not bool(xp.all(xp.isfinite(best))):
         raise EngineError("the engine returned logits without a finite value")
     token_ids: list[int] = likeliest.tolist()
-    drawn = [i for i, s in enumerate(sequences) if s.params.temperature > 0]
+    drawn = [i for i, s in enumerate(sequences) if s.params.temperature >= MIN_TEMPERATURE]
     plain = [i for i in drawn if not _has_filter(sequences[i].params)]
     if plain:
         for row, token_id in zip(plain, _draw_any(xp, logits, plain, sequences), strict=True):
@@ -194,7 +195,8 @@ def _draw_filtered(xp: Any, logits: Any, sequence: Sequence) -> int:
     scaled = (logits - xp.max(logits)) / params.temperature
     total = xp.sum(xp.exp(scaled))
     num_wanted = min(params.top_k or vocab_size, vocab_size)
-    num_sorted = min(num_wanted, NUM_CANDIDATES)
+    # top-p counts within top-k, so top-k needs all of its tokens.
+    num_sorted = num_wanted if params.top_k else min(num_wanted, NUM_CANDIDATES)
     order = _largest(xp, scaled[None, :], num_sorted)[0, :]
     weights = xp.exp(scaled[order])
     if num_sorted < num_wanted and float(xp.sum(weights) / total) < params.top_p:

@@ -16,7 +16,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         max_tokens: most tokens to generate; None is what the context and the server allow.
         min_tokens: tokens before which no end-of-sequence token or stop string may end the answer.
-        temperature: divides the logits; 0 takes the likeliest token.
+        temperature: divides the logits; 0, and less than 1e-5, takes the likeliest token.
         top_p: keep the likeliest tokens whose probabilities reach this sum.
         top_k: keep this many likeliest tokens; 0 keeps all.
         min_p: drop tokens less likely than this fraction of the likeliest token's probability.
@@ -39,7 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10.0)] = 1.0
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     logit_bias: Annotated[
@@ -82,6 +82,6 @@ def sampling_params(values: dict[str, Any]) -> SamplingParams:
     try:
         return msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
-        param = path.rstrip("`").split("[")[0] or None
+        text, _, path = str(error).partition(" - at ")
+        param = path.rpartition("$.")[2].rstrip("`").split("[")[0] or None
         raise RequestError(f"{param or 'sampling parameters'}: {text}", param=param) from error
