@@ -5,6 +5,7 @@ Keeps the promises of ``vlmkit.protocols.Engine``. Never decides who runs, never
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
+from typing import TypeAlias
 
 import torch
 
@@ -25,6 +26,8 @@ from vlmkit_torch.views import Views
 from vlmkit_torch.weights import LoadedModel, shared_model
 
 NUM_REMEMBERED_LAYOUTS = 8  # between asking for a prompt's spans and running it
+
+_Content: TypeAlias = tuple[tuple[int, ...], tuple[bytes, ...]]  # token ids, digests of images
 
 
 class TorchEngine:
@@ -54,7 +57,7 @@ class TorchEngine:
         self._reader = PromptReader(views, loaded.device, loaded.dtype)
         self._batcher = Batcher(self._pool, self._reader, self._board.cache.zero_slot)
         self._states: dict[Sequence, PromptState] = {}
-        self._layouts: OrderedDict[int, tuple[Prompt, Layout]] = OrderedDict()
+        self._layouts: OrderedDict[_Content, Layout] = OrderedDict()
 
     @property
     def limits(self) -> EngineLimits:
@@ -168,12 +171,12 @@ class TorchEngine:
         del self._views, self._reader, self._batcher
 
     def _layout(self, prompt: Prompt) -> Layout:
-        """Return a prompt's layout, remembered for a moment."""
-        if (found := self._layouts.get(id(prompt))) is not None:
-            return found[1]
+        """Return a prompt's layout, remembered for a moment by content: no image is held."""
+        key = (prompt.token_ids, tuple(slot.digest for slot in prompt.images))
+        if (found := self._layouts.get(key)) is not None:
+            return found
         with torch.no_grad():
-            layout = self._reader.layout(prompt)
-        self._layouts[id(prompt)] = (prompt, layout)  # the prompt too, or its id may be reused
+            layout = self._layouts[key] = self._reader.layout(prompt)
         if len(self._layouts) > NUM_REMEMBERED_LAYOUTS:
             self._layouts.popitem(last=False)
         return layout

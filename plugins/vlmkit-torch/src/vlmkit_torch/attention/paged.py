@@ -95,8 +95,8 @@ def attend(
     if query.shape[0] == 1:
         return _attend_step(layer, query, key, value, rule)[None], None
     # One token of each sequence in a column, as recurrent layers want them.
-    flat = (rows.transpose(0, 2) for rows in (query, key, value))
-    return _attend_step(layer, *flat, rule)[:, None], None
+    query, key, value = (rows.transpose(0, 2) for rows in (query, key, value))
+    return _attend_step(layer, query, key, value, rule)[:, None], None
 
 
 @dataclass(frozen=True, slots=True)
