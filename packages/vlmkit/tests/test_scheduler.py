@@ -84,6 +84,7 @@ class World:
         for item in step.items:
             seq = item.sequence
             assert item.num_tokens > 0
+            assert not seq.is_held, "a held sequence runs"
             assert item.start == seq.num_computed_tokens
             assert item.stop <= len(seq)
             assert item.wants_logits == (item.stop == len(seq))
@@ -337,6 +338,62 @@ def test_whatever_comes_and_goes_everything_ends_and_the_cache_is_empty(
     assert not w.live
     assert w.scheduler.num_running == w.scheduler.num_waiting == 0
     assert w.cache.pool.num_free_blocks == capacity // 4
+
+
+def test_a_held_sequence_gives_its_place_to_a_newcomer_and_gets_it_back():
+    w = world(max_running=1)
+    held, newcomer = sequence(4, 5), sequence(6, 3)
+    w.add(held)
+    w.step()
+    held.is_held = True
+    w.add(newcomer)
+    assert w.step().preempted == (held,)
+    while newcomer in w.live:
+        assert w.step().items
+    assert not w.step().items
+    held.is_held = False
+    w.run()
+    assert len(held.output_ids) == 5
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(prompts(), st.integers(1, 12), st.integers(-1, 1), st.booleans()),
+        min_size=1,
+        max_size=10,
+    ),
+    budget=st.integers(1, 20),
+    max_running=st.integers(1, 4),
+    mixes=st.booleans(),
+    aborts=st.sets(st.integers(0, 40), max_size=4),
+)
+def test_held_sequences_keep_nobody_waiting_and_finish_when_let_go(
+    requests, budget, max_running, mixes, aborts
+):
+    limits = replace(LIMITS, capacity_tokens=40, mixes_prefill_and_decode=mixes)
+    w = world(limits, max_step_tokens=budget, max_running=max_running)
+    slow = set()
+    for (num, images, spans), max_tokens, priority, is_slow in requests:
+        seq = sequence(num, max_tokens, images, atomic_spans=spans, priority=priority)
+        w.add(seq)
+        if is_slow and max_tokens > 1:
+            slow.add(seq)
+    for moment in range(3000):
+        if moment in aborts and w.live:
+            w.end(min(w.live, key=len))
+        step = w.step()
+        for seq in slow & {item.sequence for item in step.items if item.wants_logits}:
+            seq.is_held = True
+        if all(seq.is_held for seq in w.live):
+            break
+    assert w.live <= slow
+    for seq in w.live:
+        seq.is_held = False
+    slow.clear()
+    w.run()
+    assert w.scheduler.num_running == w.scheduler.num_waiting == 0
+    assert w.cache.pool.num_free_blocks == 10
 
 
 def test_planning_grows_with_what_runs_and_not_with_what_waits():
