@@ -1,5 +1,7 @@
 """The block pool: every block has one owner count, and prefixes are shared only when equal."""
 
+import hashlib
+
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
@@ -51,6 +53,42 @@ def test_a_block_counts_only_behind_an_equal_prefix():
     pool = BlockPool(32, 4)
     computed(pool, sequence([1, 1, 1, 1, 5, 5, 5, 5, 9]))
     assert pool.admit(sequence([2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
+
+
+def test_a_sequence_that_waits_for_room_is_hashed_once(monkeypatch):
+    hashed, really_hash = [], hashlib.sha256
+    pool = BlockPool(32, 4)
+    first = sequence(range(100))
+    computed(pool, first)
+    waiting = sequence(range(124))
+
+    def counting(*arguments):
+        hashed.append(1)
+        return really_hash(*arguments)
+
+    monkeypatch.setattr(hashlib, "sha256", counting)
+    for _ in range(5):
+        assert pool.admit(waiting) is None
+    assert len(hashed) < 40
+    pool.release(first)
+    assert pool.admit(waiting) == 100
+    assert pool._refused is None
+
+
+def test_a_sequence_that_grew_after_it_was_refused_finds_its_own_blocks():
+    pool = BlockPool(4, 4)
+    hog = sequence([7])
+    pool.admit(hog)
+    pool.reserve(hog, 12)
+    growing = sequence(range(6))
+    assert pool.admit(growing) is None
+    growing.output_ids += [6, 7, 8]
+    assert pool.admit(growing) is None
+    pool.release(hog)
+    computed(pool, growing)
+    assert pool.admit(sequence(range(7))) == 4
+    pool.release(growing)
+    assert pool.admit(sequence(range(9))) == 8
 
 
 def test_tenants_never_share():

@@ -42,6 +42,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._tables: dict[Sequence, _Table] = {}
+        self._refused: tuple[Sequence, list[bytes]] | None = None  # it asks again in every step
 
     @property
     def num_free_blocks(self) -> int:
@@ -62,10 +63,14 @@ class BlockPool:
         if sequence in self._tables:
             raise ValueError(f"sequence {sequence.id!r} is admitted already")
         table = _Table([])
+        if self._refused is not None and self._refused[0] is sequence:
+            table.keys = self._refused[1]
         shared = self._find_prefix(sequence, table)
         num_new = self._num_blocks_for(len(sequence) + 1) - len(shared)
         if num_new > len(self._free) - sum(block in self._free for block in shared):
+            self._refused = sequence, table.keys
             return None
+        self._refused = None
         for block in shared:
             self._use(block)
         table.blocks = [*shared, *(self._take() for _ in range(num_new))]
@@ -114,6 +119,7 @@ class BlockPool:
 
     def release(self, sequence: Sequence) -> None:
         """Give up all blocks of an admitted sequence; full ones stay findable until reused."""
+        self._refused = None
         for block in reversed(self._tables.pop(sequence).blocks):
             self._drop(block)
 

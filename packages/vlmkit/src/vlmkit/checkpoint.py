@@ -46,7 +46,7 @@ class Checkpoint:
             raise CheckpointError(f"{file!r} of model {self.name!r} is over {MAX_JSON_BYTES} bytes")
         try:
             content = json.loads(path.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file!r} of model {self.name!r} is not valid JSON") from error
         if not isinstance(content, dict):
             raise CheckpointError(f"{file!r} of model {self.name!r} is not a JSON object")

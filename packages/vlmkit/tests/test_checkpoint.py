@@ -1,0 +1,51 @@
+"""A model's folder: small JSON files are read under bounds, and a change of any file shows."""
+
+import os
+
+import pytest
+
+from vlmkit import checkpoint
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError
+
+
+def test_an_absent_file_is_an_empty_one(tmp_path):
+    assert Checkpoint("m", tmp_path).read_json("config.json") == {}
+    assert Checkpoint("m", tmp_path).model_type == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not valid JSON"),
+        (b"\xff\xfe{}", "is not valid JSON"),
+        (b"[" * 200_000, "is not valid JSON"),
+        (b"[1]", "is not a JSON object"),
+    ],
+)
+def test_what_is_not_an_object_is_refused_by_name(tmp_path, content, message):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        Checkpoint("m", tmp_path).read_json("config.json")
+    assert "'config.json' of model 'm'" in str(caught.value)
+
+
+def test_a_file_over_the_bound_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "MAX_JSON_BYTES", 10)
+    (tmp_path / "config.json").write_text("{}" + " " * 10)
+    with pytest.raises(CheckpointError, match="over 10 bytes"):
+        Checkpoint("m", tmp_path).read_json("config.json")
+
+
+def test_a_fingerprint_follows_every_file(tmp_path):
+    (tmp_path / "sub").mkdir()
+    file = tmp_path / "sub" / "a.bin"
+    file.write_bytes(b"1")
+
+    def fingerprint():
+        return Checkpoint("m", tmp_path).fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    os.utime(file, ns=(1, 1))
+    assert fingerprint() != before
