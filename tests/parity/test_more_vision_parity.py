@@ -1,0 +1,74 @@
+"""Further vision families, for mechanisms that the zoo's have not, answer as ``generate`` does."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vlmkit_torch")
+import transformers  # noqa: E402
+
+from parity import arrays, runner  # noqa: E402
+from vlmkit.checkpoint import Checkpoint  # noqa: E402
+from vlmkit.prompt import ImageSlot  # noqa: E402
+from vlmkit.protocols import ImageFeatures, VisionEncoder  # noqa: E402
+from vlmkit.registry import BuildContext  # noqa: E402
+from vlmkit_torch import encoder, engine  # noqa: E402
+from vlmkit_torch.settings import EncoderSettings, EngineSettings  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def expected(name: str, folder: Path) -> list[runner.Answer]:
+    auto = transformers.AutoModelForImageTextToText
+    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    answers = []
+    for prompt in arrays.prompts(name):
+        made = model.generate(
+            **arrays.inputs(name, prompt),
+            max_new_tokens=runner.NUM_NEW,
+            do_sample=False,
+            suppress_tokens=[arrays.IMAGE],
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        token_ids = made.sequences[0, len(prompt) :].tolist()
+        answers.append(runner.Answer(token_ids, torch.cat(made.logits).float()))
+    return answers
+
+
+class Blind:
+    """An encoder that sees nothing."""
+
+    def __init__(self, seeing: VisionEncoder) -> None:
+        self.seeing = seeing
+
+    def encode(self, slots: Seq[ImageSlot]) -> list[ImageFeatures]:
+        return [
+            replace(
+                features,
+                embeddings=torch.zeros_like(features.embeddings),
+                extra={key: torch.zeros_like(rows) for key, rows in features.extra.items()},
+            )
+            for features in self.seeing.encode(slots)
+        ]
+
+
+@pytest.mark.parametrize("name", arrays.FAMILIES)
+def test_a_family_of_drawn_images_is_answered_as_by_generate(name: str, tmp_path: Path) -> None:
+    checkpoint, shared = Checkpoint(name, arrays.save(name, tmp_path)), {}
+    settings = EngineSettings(cache_tokens=400, block_tokens=4)
+    made = engine.build(BuildContext("", checkpoint, settings, shared))
+    seeing = encoder.build(BuildContext("", checkpoint, EncoderSettings(), shared))
+    prompts, wanted = arrays.prompts(name), expected(name, tmp_path)
+    blind_engine = engine.build(BuildContext("", checkpoint, settings, {}))
+
+    outcome = runner.compare(runner.run(made, seeing, prompts, [arrays.IMAGE]), wanted)
+    blind = runner.compare(runner.run(blind_engine, Blind(seeing), prompts, [arrays.IMAGE]), wanted)
+
+    assert outcome.is_parity, outcome
+    assert not blind.is_parity, "the images do not matter, so this shows nothing"
