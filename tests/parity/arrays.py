@@ -230,7 +230,11 @@ def save(name: str, folder: Path) -> Path:
         model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
         for path, weight in model.named_parameters():
             is_language = any(part in path for part in ("language_model", "lm_head"))
-            if weight.ndim > 1 and not is_language and 0 < weight.std() < 0.1:
+            if weight.ndim < 2 or is_language:
+                continue
+            if weight.std() == 0:
+                weight.data.normal_(0, 0.15)
+            elif weight.std() < 0.1:
                 weight.data.mul_(0.15 / weight.std())
     model.save_pretrained(folder)
     return folder
