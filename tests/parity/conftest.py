@@ -1,20 +1,23 @@
 """One thread, quiet libraries, and each family's checkpoint and reference answers made once."""
 
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-import transformers
 
-import zoo
-from parity import runner
+if importlib.util.find_spec("torch") is None or importlib.util.find_spec("vlmkit_torch") is None:
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Tiny matrices lose more by sharing than they gain."""
+    import torch
+    import transformers
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
@@ -28,6 +31,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives the checkpoint folder of a family."""
+    import zoo
 
     @functools.cache
     def folder(name: str) -> Path:
@@ -37,11 +41,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def answered(saved: Callable[[str], Path]) -> Callable[[str], list[runner.Answer]]:
+def answered(saved: Callable[[str], Path]) -> Callable[[str], list[Any]]:
     """Return a function that gives transformers' own answers to a family's requests."""
+    from parity import runner
 
     @functools.cache
-    def answers(name: str) -> list[runner.Answer]:
+    def answers(name: str) -> list[Any]:
         return runner.expected(name, saved(name), runner.requests(name))
 
     return answers

@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 
 import zoo
-
-pytest.importorskip("torch")
-pytest.importorskip("vlmkit_torch")
 from parity import runner
 from vlmkit_torch import packing
 

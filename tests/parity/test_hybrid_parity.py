@@ -3,16 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vlmkit_torch")
-import transformers  # noqa: E402
-
-from parity import hybrid, runner  # noqa: E402
-from vlmkit.checkpoint import Checkpoint  # noqa: E402
-from vlmkit.registry import BuildContext  # noqa: E402
-from vlmkit_torch import engine  # noqa: E402
-from vlmkit_torch.settings import EngineSettings  # noqa: E402
+from parity import hybrid, runner
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.registry import BuildContext
+from vlmkit_torch import engine
+from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
 

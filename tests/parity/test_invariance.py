@@ -9,10 +9,8 @@ import pytest
 
 import zoo
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vlmkit_torch")
 pytest.importorskip("vlmkit_hf")
-import vlmkit  # noqa: E402
+import vlmkit
 
 pytestmark = pytest.mark.torch
 

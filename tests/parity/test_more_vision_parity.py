@@ -5,18 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vlmkit_torch")
-import transformers  # noqa: E402
-
-from parity import arrays, runner  # noqa: E402
-from vlmkit.checkpoint import Checkpoint  # noqa: E402
-from vlmkit.prompt import ImageSlot  # noqa: E402
-from vlmkit.protocols import ImageFeatures, VisionEncoder  # noqa: E402
-from vlmkit.registry import BuildContext  # noqa: E402
-from vlmkit_torch import encoder, engine  # noqa: E402
-from vlmkit_torch.settings import EncoderSettings, EngineSettings  # noqa: E402
+from parity import arrays, runner
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.prompt import ImageSlot
+from vlmkit.protocols import ImageFeatures, VisionEncoder
+from vlmkit.registry import BuildContext
+from vlmkit_torch import encoder, engine
+from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
 pytestmark = pytest.mark.torch
 

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vlmkit_torch")
-from parity import runner  # noqa: E402
-from vlmkit.errors import CheckpointError  # noqa: E402
-from vlmkit_torch import capacity, prompt_inputs  # noqa: E402
-from vlmkit_torch.attention import paged  # noqa: E402
+from parity import runner
+from vlmkit.errors import CheckpointError
+from vlmkit_torch import capacity, prompt_inputs
+from vlmkit_torch.attention import paged
 
 pytestmark = pytest.mark.torch
 

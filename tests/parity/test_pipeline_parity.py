@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import vlmkit
 import zoo
+from parity import runner
+from vlmkit.message import ImagePart, TextPart
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vlmkit_torch")
 pytest.importorskip("vlmkit_hf")
-import vlmkit  # noqa: E402
-from parity import runner  # noqa: E402
-from vlmkit.message import ImagePart, TextPart  # noqa: E402
-
 pytestmark = pytest.mark.torch
 
 NAMES = (*zoo.NAMES_VISION, *zoo.NAMES_TEXT)

@@ -4,9 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import transformers
 
 import zoo
