@@ -23,10 +23,10 @@ from tokenizer import ASSISTANT, END, IMAGE, PAD, SPECIAL, SYSTEM, USER, load_to
 
 ROW = 288  # tokens of one packed row
 PADDING = -1000  # the span of padding
-PAIR_SHARE = 0.2  # rows with two pictures
+PAIR_SHARE = 0.25  # rows with two pictures
 WEIGHTS = {
     "describe": 0.5, "what_is_at": 1.2, "shape": 0.8, "colour": 0.8, "size": 0.6, "position": 1.0,
-    "count": 0.8, "count_if": 1.2, "relation": 1.6, "exist": 1.2, "digit": 1.2, "word": 1.6,
+    "count": 0.8, "count_if": 1.2, "relation": 2.4, "exist": 1.2, "digit": 1.2, "word": 2.2,
     "follow_up": 1.2, "unknown": 0.9,
 }  # fmt: skip
 KINDS = tuple(WEIGHTS)
@@ -94,7 +94,8 @@ def joint_batch(seed: int, step: int, rows: int) -> Batch:
         mine = [sample_scene(rng, most=3 if pair else 5) for _ in range(2 if pair else 1)]
         packer.fill(row, mine)
         scenes += mine
-    return Batch(*_draw(scenes, rng), packer.text())
+    pages = [sample_page(rng) for _ in range(rows // 3)]  # nobody talks of them
+    return Batch(*_draw(scenes + pages, rng), packer.text())
 
 
 def talk(scenes: list[Scene], ask: Asker, first: str | None = None) -> Dialogue:

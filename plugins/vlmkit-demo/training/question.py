@@ -197,14 +197,20 @@ def ask_relation(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
         return None
     slots = {"a": names[0], "b": names[1]}
     if (across == 0) != (down == 0) and ask.chance(0.5):
-        side = ("Left of it." if across < 0 else "Right of it.") if across else (
-            "Above it." if down < 0 else "Below it.")  # fmt: skip
-        return (Turn(ask.say(PHRASES["relation"], **slots), side),)
+        side = ("left of it" if across < 0 else "right of it") if across else (
+            "above it" if down < 0 else "below it")  # fmt: skip
+        return (Turn(ask.say(PHRASES["relation"], **slots), _because(a, b, side)),)
     level = across != 0 and (down == 0 or ask.chance(0.5))
     claim = ask.pick(("left of", "right of") if level else ("above", "below"))
     true = (across < 0) == (claim == "left of") if level else (down < 0) == (claim == "above")
     word = claim if not level else ask.pick((claim, f"to the {claim}"))
-    return (Turn(ask.say(PHRASES["relation_check"], r=word, **slots), _yes(true)),)
+    answer = _because(a, b, "yes" if true else "no")
+    return (Turn(ask.say(PHRASES["relation_check"], r=word, **slots), answer),)
+
+
+def _because(a: Thing, b: Thing, verdict: str) -> str:
+    """Give the reason before the verdict: a small model thinks by writing."""
+    return f"One is {a.place}, the other {b.place}: {verdict}."
 
 
 def _yes(true: bool) -> str:
@@ -311,7 +317,8 @@ def ask_pair(scenes: tuple[Scene, Scene], ask: Asker) -> tuple[Turn, ...] | None
     kind = ask.pick(("which", "more", "both", "describe"))
     if kind == "more":
         a, b = (len(s.shapes) for s in scenes)
-        answer = "The first." if a > b else "The second." if b > a else "Neither."
+        verdict = "the first" if a > b else "the second" if b > a else "neither"
+        answer = f"{NUMBERS[a]} in the first, {NUMBERS[b].lower()} in the second: {verdict}."
         return (Turn(ask.say(PAIR["more"]), answer),)
     if kind == "describe":
         i = int(ask.rng.integers(2))

@@ -211,10 +211,10 @@ def _glyph(rng: np.random.Generator, kind: Literal["shape", "digit"], cell: int,
 
 
 def _word(rng: np.random.Generator, row: int, aspect: float) -> Thing:
-    length = int(rng.choice([2, 3, 4, 5, 6], p=[0.1, 0.3, 0.3, 0.2, 0.1]))
+    length = int(rng.choice([2, 3, 4, 5, 6], p=[0.12, 0.33, 0.33, 0.2, 0.02]))
     name = sample_word(rng, length)
     widest = 0.92 / (0.74 * length) * max(aspect, 1.0)  # letters are about 0.74 as wide as high
-    extent = float(rng.uniform(0.13, max(0.14, min(widest, 0.26))))
+    extent = float(rng.uniform(0.16, max(0.17, min(widest, 0.26))))
     extent = min(extent, widest)
     y = (row + float(rng.uniform(0.35, 0.65))) / 3
     half = min(0.49, 0.74 * length * extent / max(aspect, 1.0) / 2)
@@ -225,7 +225,7 @@ def _word(rng: np.random.Generator, row: int, aspect: float) -> Thing:
 
 def sample_word(rng: np.random.Generator, length: int) -> str:
     """Make up a word of capital letters: sometimes pronounceable, sometimes any letters."""
-    if rng.random() < 0.5:
+    if rng.random() < 0.2:
         return "".join(LETTERS[i] for i in rng.integers(26, size=length))
     soft, hard = "AEIOUY", "BCDFGHJKLMNPQRSTVWXZ"
     start = int(rng.integers(2))

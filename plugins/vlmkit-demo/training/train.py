@@ -63,8 +63,9 @@ class Trainer:
         self.average = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": [p for _, p in named if p.ndim > 1], "weight_decay": 0.05},
-                {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
+                {"params": [p for n, p in named if sees(n) is tower and (p.ndim > 1) is matrix],
+                 "weight_decay": 0.05 if matrix else 0.0, "tower": tower}
+                for tower in (False, True) for matrix in (True, False)
             ],
             lr=settings.rate, betas=(0.9, 0.98), fused=True,
         )  # fmt: skip
@@ -94,15 +95,25 @@ class Trainer:
         torch.set_rng_state(state["rng"])
 
     def rate(self) -> float:
-        """The learning rate of this step; each of the two stages warms up."""
+        """The learning rate of this step; both stages warm up, and at the end it falls to zero."""
         s = self.settings
         begun = self.step if self.step < s.vision_steps else self.step - s.vision_steps
-        return s.rate * min(1.0, (begun + 1) / s.warmup, (s.steps - self.step) / s.decay)
+        fallen = max(0.0, 1 - (s.steps - self.step) / s.decay)
+        return s.rate * min(1.0, (begun + 1) / s.warmup, 1 - fallen**0.5)
+
+    def settle(self) -> None:
+        """Put the average in the place of the weights: the fall begins from quiet ground."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(self.average[name])
 
     def advance(self, batch: Batch) -> dict[str, float]:
         """Take one step and return its measurements."""
+        falling = self.settings.steps - self.step <= self.settings.decay
+        if self.settings.steps - self.step == self.settings.decay:
+            self.settle()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate()
+            group["lr"] = self.rate() * (0.3 if falling and group["tower"] else 1.0)
         self.optimizer.zero_grad(set_to_none=True)
         loss, numbers = self.losses(batch)
         loss.backward()
@@ -140,7 +151,8 @@ class Trainer:
         ids, targets = torch.from_numpy(text.ids), torch.from_numpy(text.targets)
         inner = self.model.model
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            seen = inner.multi_modal_projector(features)
+            talked_of = len(text.slots) // features.shape[1]
+            seen = inner.multi_modal_projector(features[:talked_of])
             embedded = inner.get_input_embeddings()(ids)
             slots = torch.from_numpy(text.slots)
             embedded = embedded.index_put(
@@ -154,6 +166,11 @@ class Trainer:
         wanted = targets[targets >= 0]
         loss = nn.functional.cross_entropy(logits.float(), wanted)
         return loss, float((logits.argmax(-1) == wanted).float().mean())
+
+
+def sees(name: str) -> bool:
+    """Say whether a parameter belongs to the vision tower, which goes slower in the end."""
+    return "vision_tower" in name
 
 
 def _mask(spans: np.ndarray) -> Tensor:
