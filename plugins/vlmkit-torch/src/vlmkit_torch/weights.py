@@ -4,6 +4,8 @@ One loaded model serves engine and encoder of a pipeline. How it is run is not d
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
 )
+from transformers.utils import logging as transformers_logging
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
@@ -111,15 +114,16 @@ def load(
     """
     auto = _auto_class(checkpoint, config)
     try:
-        model, report = auto.from_pretrained(
-            checkpoint.path,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _without_bar():
+            model, report = auto.from_pretrained(
+                checkpoint.path,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except Exception as error:
         method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
         hint = f"it is quantized with {method!r}, which needs packages of its own" if method else ""
@@ -129,6 +133,18 @@ def load(
     _refuse_gaps(checkpoint, report)
     model.eval().requires_grad_(requires_grad=False)
     return model.to(device)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """Keep transformers' progress bar off the terminal: who loads shows the stages."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
