@@ -120,6 +120,16 @@ def test_an_answer_stops_before_a_stop_string(model):
     assert (done.text, done.choices[0].finish_reason) == ("one ", "stop")
 
 
+def test_a_stop_string_that_only_the_end_completes_still_stops(model):
+    done = model.generate(script(text="é"), max_tokens=1, stop=("\ufffd",))
+    assert (done.text, done.choices[0].finish_reason) == ("", "stop")
+
+
+def test_the_end_releases_text_that_looked_like_a_stop_string(model):
+    done = model.generate(script(text="one STO"), stop=("STOP",))
+    assert (done.text, done.choices[0].finish_reason) == ("one STO", "stop")
+
+
 def test_ignoring_the_end_goes_on_to_max_tokens(model):
     done = model.generate(script(text="ab"), ignore_eos=True, max_tokens=7)
     assert done.usage.completion_tokens == 7

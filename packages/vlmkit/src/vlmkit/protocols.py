@@ -4,8 +4,8 @@ Axes: ``seq`` tokens of one sequence; ``rows`` sequences that get logits in a st
 ids; ``hidden`` the width of an embedding. Ranges are half-open. Arrays cross these borders by
 DLPack, so that an encoder in one library can feed an engine in another.
 
-Every method but those of the tokenizer runs in the pipeline's loop thread; a tokenizer is called
-from several worker threads at once.
+Every method but those of the tokenizer runs in the pipeline's loop thread, and ``close`` after its
+end in the thread that closes; a tokenizer is called from several worker threads at once.
 """
 
 from collections.abc import Mapping, Sequence as Seq
