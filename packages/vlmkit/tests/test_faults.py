@@ -468,15 +468,23 @@ def test_a_task_that_nobody_else_keeps_still_gets_its_answer():
     assert asyncio.run(main()) == "fine"
 
 
-def test_a_thousand_cancelled_requests_leave_no_object_behind():
-    def count():
-        gc.collect()
-        kinds = (Channel, Stream, Sequence, Job, Prompt, ImageFeatures)
-        return sum(type(thing) in kinds for thing in gc.get_objects())
+def count_objects():
+    gc.collect()
+    kinds = (Channel, Stream, Sequence, Job, Prompt, ImageFeatures)
+    return sum(type(thing) in kinds for thing in gc.get_objects())
 
+
+def test_an_idle_pipeline_holds_nothing_of_the_last_request():
+    with running(feature_cache_bytes=0) as model:
+        before = count_objects()
+        assert "8x6" in model.generate("x", images=[picture()]).text
+        wait_until(lambda: count_objects() == before)
+
+
+def test_a_thousand_cancelled_requests_leave_no_object_behind():
     with running(scheduler={"max_waiting": 4000}, feature_cache_bytes=0) as model:
         message = [Message.of("user", script(text="x", tokens=3000), [Image.open(picture())])]
-        before = count()
+        before = count_objects()
         streams = [
             model.submit(Request(messages=message, params=SamplingParams(n=1 + i % 2)))
             for i in range(1000)
@@ -485,5 +493,5 @@ def test_a_thousand_cancelled_requests_leave_no_object_behind():
             stream.abort()
         del streams, stream
         wait_until(lambda: model._loop.num_jobs == model._loop.num_waiting == 0, timeout_s=60)
-        assert count() == before
+        wait_until(lambda: count_objects() == before)
         assert model._loop._scheduler._waiting == []

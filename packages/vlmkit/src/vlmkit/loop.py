@@ -193,16 +193,19 @@ class Loop:
     def _run(self) -> None:
         try:
             while self._serve_inbox():
-                step = self._scheduler.plan(self._engine)
-                items = self._encode(step)
-                samples = self._forward(items)
-                self._commit(step, samples)
+                self._step()
             self._end_all(None)
         except BaseException as error:  # a panic of a Rust library is no Exception
             log.critical("the engine loop failed; no more requests are served", exc_info=error)
             with self._bell:
                 self._failure = error
             self._end_all(error)
+
+    def _step(self) -> None:  # a frame of its own, so that an idle loop holds nobody's images
+        step = self._scheduler.plan(self._engine)
+        items = self._encode(step)
+        samples = self._forward(items)
+        self._commit(step, samples)
 
     def _serve_inbox(self) -> bool:
         """Do what other threads asked for; wait while there is nothing to run."""
@@ -215,13 +218,13 @@ class Loop:
             if self._inbox.is_closing:
                 return False
             new = [job for jobs in _drained(self._inbox.jobs) for job in jobs]
-            aborted = list(_drained(self._inbox.aborted))
+            aborted = set(_drained(self._inbox.aborted))
             for job in new:
                 self._jobs[job.sequence] = job
         for job in new:
             self._accept(job)
-        for channel in aborted:
-            self._abort(channel)
+        if aborted:
+            self._abort(aborted)
         for sequence in [s for s in self._held if not self._jobs[s].channel.is_behind]:
             sequence.is_held = False
             self._held.discard(sequence)
@@ -372,8 +375,9 @@ class Loop:
             cached = min(job.sequence.num_cached_tokens, job.sequence.num_prompt_tokens)
             job.channel.cached_tokens = cached
 
-    def _abort(self, channel: Channel) -> None:
-        jobs = self._jobs_of(channel)
+    def _abort(self, channels: set[Channel]) -> None:
+        """End requests; all in one pass, since thousands may go at once."""
+        jobs = [job for job in self._jobs.values() if job.channel in channels]
         for job in jobs:
             self._remove(job)
             job.channel.put(Chunk(job.index, "", (), "abort"), self._wakeups)
@@ -414,12 +418,12 @@ class Loop:
         with self._bell:
             jobs = [*self._jobs.values(), *(j for js in _drained(self._inbox.jobs) for j in js)]
             self._jobs = {job.sequence: job for job in jobs}
-        for channel in dict.fromkeys(job.channel for job in jobs):
-            if failure is None:
-                self._abort(channel)
-            else:
+        channels = {job.channel for job in jobs}
+        if failure is None:
+            self._abort(channels)
+        else:
+            for channel in channels:
                 channel.fail(failed(failure), self._wakeups)
-        if failure is not None:
             self.stats.num_failed += len(jobs)
             self._jobs.clear()
         self._wakeups.flush()
