@@ -116,6 +116,15 @@ def test_the_built_in_components_enter_by_the_same_door(site: Site) -> None:
     assert [p.name for p in found.samplers] == ["array"]
 
 
+def test_installing_a_plugin_that_states_no_priority_changes_no_choice(site: Site) -> None:
+    site.install("samples", sampler("aaa"))
+    site.install("schedules", sampler("aaa").replace("samplers", "schedulers"))
+    found = site.load()
+    assert found.broken == {}
+    assert found.samplers.choose("auto", None).name == "array"
+    assert found.schedulers.choose("auto", None).name == "continuous"
+
+
 def test_one_plugin_may_offer_every_kind(site: Site) -> None:
     hooks = "".join(
         f"@hookimpl\ndef vlmkit_register_{kind}(registry):\n    registry.add('x', print)\n"
@@ -219,11 +228,15 @@ def test_a_default_in_a_hook_is_refused(site: Site) -> None:
     )
 
 
-def test_an_argument_that_no_hook_has_is_refused(site: Site) -> None:
-    site.install("args", sampler("x").replace("(registry)", "(registry, settings)"))
+@pytest.mark.parametrize("arguments", ["registry, settings", "reg", ""])
+def test_other_arguments_than_a_hook_is_given_are_refused(site: Site, arguments: str) -> None:
+    site.install("args", sampler("x").replace("(registry)", f"({arguments})"))
     found = site.load()
     assert names(found) == []
-    assert "settings" in str(found.broken["args"])
+    assert refusal(found, "args") == (
+        f"hook 'vlmkit_register_samplers' takes ({arguments}), but is given (registry)",
+        "name its only argument registry",
+    )
 
 
 def test_a_hook_without_its_marker_is_refused(site: Site) -> None:

@@ -46,13 +46,45 @@ def test_a_name_is_a_plain_word(registry: Registry[Any], name: str) -> None:
 def test_a_name_is_given_once(registry: Registry[Any]) -> None:
     with pytest.raises(PluginError) as error:
         registry.add("torch", built)
-    assert str(error.value) == "engine 'torch' from 'my-plugin' is already provided by 'my-plugin'"
+    assert str(error.value) == "engine 'torch' is registered twice by 'my-plugin'"
+    assert error.value.hint == "give one of them another name"
 
 
 def test_what_is_not_a_function_cannot_build(registry: Registry[Any]) -> None:
     with pytest.raises(PluginError) as error:
         registry.add("x", None)  # type: ignore[arg-type]
-    assert str(error.value) == "engine 'x' must be given a function that builds it"
+    assert str(error.value) == (
+        "engine 'x' must be given a function as build, not a value of type 'NoneType'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("why_not", "no GPU", "a function"),
+        ("cannot_serve", None, "a function"),
+        ("list_models", ["a/b"], "a function"),
+        ("settings", dict, "a subclass of msgspec.Struct"),
+        ("priority", "9", "a whole number"),
+        ("description", None, "a text"),
+    ],
+)
+def test_what_would_break_the_choice_for_everyone_is_refused(
+    registry: Registry[Any], field: str, value: Any, expected: str
+) -> None:
+    before = [provider.name for provider in registry]
+    with pytest.raises(PluginError) as error:
+        registry.add("x", built, **{field: value})
+    assert str(error.value).startswith(f"engine 'x' must be given {expected} as {field}, not ")
+    assert [provider.name for provider in registry] == before
+
+
+def test_a_build_that_forgets_to_return_is_named(registry: Registry[Any]) -> None:
+    registry.add("forgetful", lambda _: None)
+    with pytest.raises(PluginError) as error:
+        registry.build("forgetful", {}, BuildContext())
+    assert str(error.value) == "engine 'forgetful' from 'my-plugin' was built as None"
+    assert error.value.hint == "its build function must return the component"
 
 
 def test_providers_are_listed_by_name(registry: Registry[Any]) -> None:

@@ -80,7 +80,7 @@ def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) ->
         if error := plugins.broken.get(file):
             raise PluginError(
                 f"plugin file {file!r} could not be loaded: {described(error)}",
-                hint="mend it, or take it out of plugins",
+                hint=getattr(error, "hint", "") or "mend it, or take it out of plugins",
             ) from error
     return plugins
 

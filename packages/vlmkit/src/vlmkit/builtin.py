@@ -8,6 +8,8 @@ from vlmkit.registry import BuildContext, Registry
 from vlmkit.scheduler import SchedulerSettings
 
 VLMKIT_API = 1
+PRIORITY = 10
+"""More than the 0 of a plugin that states none: installing one must not change any answer."""
 
 
 def _build_scheduler(context: BuildContext) -> Scheduler:
@@ -29,6 +31,7 @@ def vlmkit_register_schedulers(registry: Registry[Any]) -> None:
         "continuous",
         _build_scheduler,
         settings=SchedulerSettings,
+        priority=PRIORITY,
         description="continuous batching, decode first, chunked prefill, priorities",
     )
 
@@ -39,5 +42,6 @@ def vlmkit_register_samplers(registry: Registry[Any]) -> None:
     registry.add(
         "array",
         _build_sampler,
+        priority=PRIORITY,
         description="every OpenAI sampling parameter, on NumPy or torch arrays",
     )

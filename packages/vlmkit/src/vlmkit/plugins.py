@@ -182,13 +182,14 @@ def _collect(candidate: _Candidate) -> Registries:
     plugin = candidate.load()
     _check_api_version(plugin)
     manager = pluggy.PluginManager(hookspecs.PROJECT)  # one each: no half-registered state
-    manager.add_hookspecs(hookspecs)
     manager.register(plugin, name=candidate.source)
     callers = manager.get_hookcallers(plugin) or []
     _refuse_unmarked(plugin, callers)
     for caller in callers:
         _refuse_unknown(caller)
         _refuse_defaults(caller)
+        _refuse_arguments(caller)
+    manager.add_hookspecs(hookspecs)  # last: pluggy's own words for these traps are hard to read
     offered = Registries(candidate.source)
     for kind in KINDS:
         hook = f"vlmkit_register_{kind}"
@@ -223,7 +224,7 @@ def _refuse_unmarked(plugin: Any, callers: Sequence[pluggy.HookCaller]) -> None:
 
 def _refuse_unknown(caller: pluggy.HookCaller) -> None:
     """Refuse a hook that nobody calls, which pluggy would register in silence."""
-    if not caller.has_spec():
+    if caller.name not in _hook_names():
         near = difflib.get_close_matches(caller.name, _hook_names(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_hook_names())}"
         raise PluginError(f"there is no hook {caller.name!r}", hint=hint)
@@ -240,6 +241,17 @@ def _refuse_defaults(caller: pluggy.HookCaller) -> None:
                 f"hook {caller.name!r} gives {', '.join(implementation.kwargnames)} a "
                 "default; pluggy would never pass the value",
                 hint="remove the default",
+            )
+
+
+def _refuse_arguments(caller: pluggy.HookCaller) -> None:
+    """Refuse any arguments but the one that is passed; without it, nothing can be registered."""
+    for implementation in caller.get_hookimpls():
+        if tuple(implementation.argnames) != ("registry",):
+            stated = ", ".join(implementation.argnames)
+            raise PluginError(
+                f"hook {caller.name!r} takes ({stated}), but is given (registry)",
+                hint="name its only argument registry",
             )
 
 

@@ -61,6 +61,25 @@ def _any(_: object) -> str | None:
     return None
 
 
+def _is_function_or_none(value: object) -> bool:
+    return value is None or callable(value)
+
+
+def _is_struct_or_none(value: object) -> bool:
+    return value is None or (isinstance(value, type) and issubclass(value, msgspec.Struct))
+
+
+_EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("build", callable, "a function"),
+    ("why_not", callable, "a function"),
+    ("cannot_serve", callable, "a function"),
+    ("list_models", _is_function_or_none, "a function"),
+    ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
+    ("priority", lambda value: isinstance(value, int), "a whole number"),
+    ("description", lambda value: isinstance(value, str), "a text"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Provider(Generic[T]):
     """One named way to get a component.
@@ -73,8 +92,9 @@ class Provider(Generic[T]):
         cannot_serve: the same for one model: gets the Checkpoint (for model sources: the
             reference) and looks at small files only.
         settings: struct of the provider's own settings; None accepts no settings.
-        priority: ``auto`` prefers higher numbers.
-        description: one line for ``vlmkit plugins``.
+        priority: ``auto`` prefers higher numbers; those of vlmkit itself have 10, so that a plugin
+            takes over only if it says more.
+        description: one line for ``vlmkit plugins --json``.
         list_models: for sources of many models: the references of those that are on this disk.
         plugin: the distribution or file that offers it; filled in by the loader.
     """
@@ -129,12 +149,11 @@ class Registry(Generic[T]):
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
 
         Raises:
-            PluginError: the name is taken or is not a plain word.
+            PluginError: the name is taken or is not a plain word, or an argument is of a kind that
+                would break the choice among all providers later on.
         """
         if not name.replace("-", "").replace("_", "").isalnum() or name == "auto":
             raise PluginError(f"{self.kind} name {name!r} must be letters, digits, '-' or '_'")
-        if not callable(build):
-            raise PluginError(f"{self.kind} {name!r} must be given a function that builds it")
         self._take(
             Provider(
                 name=name,
@@ -203,11 +222,18 @@ class Registry(Generic[T]):
 
         Raises:
             ConfigError: a setting is unknown or out of range.
+            PluginError: the provider's ``build`` returned nothing.
         """
         subject = context.checkpoint if context.checkpoint is not None else context.reference
         provider = self.choose(name, subject)
         checked = self.check_settings(provider, settings)
-        return provider.build(replace(context, settings=checked))
+        built = provider.build(replace(context, settings=checked))
+        if built is None:
+            raise PluginError(
+                f"{self.kind} {name!r} from {provider.plugin!r} was built as None",
+                hint="its build function must return the component",
+            )
+        return built
 
     def check_settings(self, provider: Provider[T], settings: Mapping[str, Any]) -> Any:
         """Return the settings as the provider's own struct.
@@ -235,8 +261,22 @@ class Registry(Generic[T]):
         except msgspec.ValidationError as error:
             raise ConfigError(f"{self.kind} {provider.name!r}: {error}") from error
 
+    def _refuse_malformed(self, new: Provider[T]) -> None:
+        for name, is_right, expected in _EXPECTED:
+            value = getattr(new, name)
+            if not is_right(value):
+                raise PluginError(
+                    f"{self.kind} {new.name!r} must be given {expected} as {name}, not a value of "
+                    f"type {type(value).__name__!r}"
+                )
+
     def _refuse_taken(self, new: Provider[T]) -> None:
         if (taken := self._providers.get(new.name)) is not None:
+            if taken.plugin == new.plugin:
+                raise PluginError(
+                    f"{self.kind} {new.name!r} is registered twice by {new.plugin!r}",
+                    hint="give one of them another name",
+                )
             raise PluginError(
                 f"{self.kind} {new.name!r} from {new.plugin!r} is already provided by "
                 f"{taken.plugin!r}",
@@ -244,5 +284,6 @@ class Registry(Generic[T]):
             )
 
     def _take(self, new: Provider[T]) -> None:
+        self._refuse_malformed(new)
         self._refuse_taken(new)
         self._providers[new.name] = new

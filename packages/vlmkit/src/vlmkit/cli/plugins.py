@@ -31,6 +31,8 @@ def plugins(*, as_json: bool, config_file: Path | None, assignments: Sequence[st
     for plugin in _plugins(found):
         if plugin["error"]:
             click.echo(f"could not be loaded: {plugin['source']}: {plugin['error']}")
+        if plugin["hint"]:
+            click.echo(f"  hint: {plugin['hint']}")
         if plugin["blocked"]:
             click.echo(f"left out by VLMKIT_BLOCK: {plugin['source']}")
 
@@ -63,5 +65,6 @@ def _plugins(found: "Plugins") -> Iterator[dict[str, Any]]:
             "source": plugin.source,
             "version": plugin.version,
             "error": described(plugin.error) if plugin.error else None,
+            "hint": getattr(plugin.error, "hint", None) or None,
             "blocked": plugin.blocked,
         }
