@@ -160,6 +160,20 @@ def test_a_broken_engine_is_caught(kind: type[MockEngine], test: str) -> None:
         method(**{name: fixtures[name] for name in wanted})
 
 
+def test_a_row_too_many_is_told_in_words() -> None:
+    contract = OnMock(AnswersEveryItem)
+    host, longest = EngineHost(contract.make(), contract.features), contract.prompts()[-1]
+    with pytest.raises(AssertionError, match="a row for each item with wants_logits"):
+        contract.test_a_chunk_that_wants_no_logits_gets_none(host, longest)
+
+
+def test_a_contract_that_was_given_too_little_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = OnMock(MockEngine)
+    monkeypatch.setattr(contract, "prompts", lambda: OnMock(MockEngine).prompts()[:2])
+    with pytest.raises(AssertionError, match=r"prompts\(\) must return at least three"):
+        contract.test_there_are_prompts_and_answers_to_check_with()
+
+
 # Samplers.
 
 

@@ -12,6 +12,7 @@ pytest.register_assert_rewrite(
         f"vlmkit.testing.{name}"
         for name in (
             "engine_contract",
+            "engine_host",
             "sampler_contract",
             "scheduler_contract",
             "scheduler_simulation",

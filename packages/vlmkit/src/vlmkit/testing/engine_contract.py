@@ -11,6 +11,8 @@ from vlmkit.protocols import Engine, ImageFeatures
 from vlmkit.sequence import Sequence
 from vlmkit.testing.engine_host import EngineHost, Row
 
+NOT_FOUND = "admit() found nothing of a prompt that was computed before and whose blocks are full"
+
 
 class EngineContract:
     """Inherit, override :meth:`make` and :meth:`prompts`, and run pytest.
@@ -70,6 +72,17 @@ class EngineContract:
         np.testing.assert_allclose(row, expected, atol=self.atol, rtol=0)
         if expected.max() - np.sort(expected)[-2] > 2 * self.atol:
             assert row.argmax() == expected.argmax()
+
+    # What the contract was given
+
+    def test_there_are_prompts_and_answers_to_check_with(self) -> None:
+        """Too few of them, and the other tests could not fail."""
+        prompts = self.prompts()
+        lengths = {len(prompt) for prompt in prompts}
+        assert len(prompts) >= 3, "prompts() must return at least three"
+        assert len(lengths) > 1, "prompts() must return prompts of different lengths"
+        assert min(lengths) > 0, "prompts() must return no empty prompt"
+        assert len(self.answer_ids()) >= 4, "answer_ids() must return at least four tokens"
 
     # Shapes
 
@@ -191,7 +204,7 @@ class EngineContract:
         expected = host.last_logits(longest)
         self._run(host, longest, tenant="a")
         again = host.sequence(longest, tenant="a")
-        assert host.admit(again)
+        assert host.admit(again), NOT_FOUND
         self.agree(host.prefill(again), expected)
         host.engine.release(again)
 
@@ -203,7 +216,7 @@ class EngineContract:
         first, second = host.sequence(longest, tenant="a"), host.sequence(longest, tenant="a")
         assert host.admit(first) == 0
         host.prefill(first)
-        assert host.admit(second)
+        assert host.admit(second), NOT_FOUND
         host.prefill(second)
         one, other = self.answer_ids()[:2]
         self.agree(host.decode(second, other), host.last_logits(longest, [other]))
@@ -252,7 +265,9 @@ class EngineContract:
             admitted = self._fill(host, prompt)
             counts.append(len(admitted))
             self._release(host, admitted)
-        assert 1 <= counts[0] == counts[1] <= host.engine.limits.max_sequences
+        assert counts[0] >= 1, "not even one sequence is admitted"
+        assert counts[0] == counts[1], "release() did not give all room back"
+        assert counts[0] <= host.engine.limits.max_sequences, "more than max_sequences are admitted"
 
     def test_a_full_engine_still_runs_what_it_admitted(self, host: EngineHost) -> None:
         """A refused admission changes nothing for those who are in."""

@@ -56,8 +56,11 @@ class EngineHost:
     def step(self, items: Seq[WorkItem]) -> Row:
         """Compute items and return their logits ``[rows, vocab]``."""
         rows = to_numpy(self.engine.forward(items))
-        num_wanted = sum(item.wants_logits for item in items)
-        assert rows.shape == (num_wanted, self.engine.limits.vocab_size)
+        expected = (sum(item.wants_logits for item in items), self.engine.limits.vocab_size)
+        assert rows.shape == expected, (
+            "logits are [rows, vocab]: a row for each item with wants_logits, a column for each of "
+            "limits.vocab_size"
+        )
         for item in items:
             item.sequence.num_computed_tokens = item.stop
         return rows

@@ -244,7 +244,7 @@ class SchedulerContract:
         for _ in range(2):
             simulation.add(sequence := new_sequence(range(33), max_tokens=1))
             simulation.run()
-        assert sequence.num_cached_tokens == 32
+        assert sequence.num_cached_tokens == 32, "what the first admit() found is noted nowhere"
         assert simulation.trace[-1] == [(1, 32, 33)]
 
     def test_a_follower_shares_its_leaders_prefill(self) -> None:
@@ -257,7 +257,9 @@ class SchedulerContract:
             follower.leader = leader
             simulation.add(follower)
         simulation.run()
-        assert [follower.num_cached_tokens for follower in followers] == [32] * 3
+        assert [follower.num_cached_tokens for follower in followers] == [32] * 3, (
+            "a sequence with a leader must wait until the leader's prompt is computed"
+        )
         simulation.check_empty()
 
     def test_a_follower_outlives_its_leader(self) -> None:

@@ -148,9 +148,13 @@ def check_item(item: WorkItem, cache: StrictCache) -> None:
     """Fail if a work item breaks a rule of :mod:`vlmkit.step` or :class:`EngineLimits`."""
     sequence = item.sequence
     assert sequence in cache.reserved, "a sequence runs without room"
-    assert item.start == sequence.num_computed_tokens == cache.computed[sequence], "a gap"
+    assert item.start == sequence.num_computed_tokens == cache.computed[sequence], (
+        "an item starts elsewhere than after the tokens that are in the cache"
+    )
     assert 1 <= item.num_tokens <= cache.limits.max_chunk_tokens, "a chunk is empty or too long"
-    assert item.stop <= min(len(sequence), cache.reserved[sequence]), "tokens without room"
+    assert item.stop <= min(len(sequence), cache.reserved[sequence]), (
+        "tokens without room: ask cache.reserve() before each step of an answer"
+    )
     assert item.wants_logits == (item.stop == len(sequence)), "logits are for the newest token"
     assert not sequence.is_held, "a held sequence runs"
     for span in sequence.atomic_spans:
