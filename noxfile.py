@@ -92,7 +92,7 @@ def types(session: nox.Session) -> None:
     """Check all types, strictly."""
     install(session, *ALL, groups=("test", "types"))
     session.run("mypy", *(f"{path}/src" for path in ALL))
-    session.run("mypy", "examples/vlmkit-typical/vlmkit_typical.py")
+    session.run("mypy", "examples/vlmkit-typical")
 
 
 @nox.session

@@ -1,5 +1,6 @@
 """Locally typical sampling (Meister et al., 2023, arXiv:2202.00666) as a complete plugin."""
 
+from collections.abc import Sequence as Seq
 from typing import Annotated, Any
 
 import array_api_compat
@@ -19,7 +20,7 @@ class TypicalSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mass: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.95
 
-    def sample(self, logits: Any, sequences: list[Sequence]) -> list[Sample]:
+    def sample(self, logits: Any, sequences: Seq[Sequence]) -> list[Sample]:
         """Return a token for each row; others come up only if a request forbids all of these."""
         xp = array_api_compat.array_namespace(logits)
         finite = xp.clip(logits, min=-1e4)
