@@ -74,21 +74,58 @@ def test_the_readmes_python_example_runs_as_it_stands(tmp_path):
     assert "circle" in done.stdout or "square" in done.stdout or "triangle" in done.stdout
 
 
+def run_commands(commands, folder):
+    """Run a document's commands as this Python's modules; return what each one shows."""
+    shown = []
+    for command in commands:
+        words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        shown.append(done.stdout)
+    return shown
+
+
 def test_the_first_plugin_of_the_tutorial_loads_and_answers(tmp_path):
     page = "docs/tutorial/first-plugin.md"
     (tmp_path / "shout.py").write_text(blocks(page, "python")[0])
     (tmp_path / "second.toml").write_text(blocks(page, "toml")[0])
-    shown = []
-    for command in blocks(page, "console")[0].strip().splitlines():
-        words = re.findall(r'"[^"]*"|\S+', command)
-        arguments = [sys.executable, "-m", *[word.strip('"') for word in words]]
-        done = subprocess.run(
-            arguments, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        shown.append(done.stdout)
+    shown = run_commands(blocks(page, "console")[0].strip().splitlines(), tmp_path)
     assert "runner-up" in shown[0]
     assert shown[1]
+
+
+def test_the_toy_of_the_plugin_guide_answers_and_keeps_the_contracts(tmp_path):
+    page = "docs/how-to/write-a-plugin.md"
+    files = ("toy.py", "shortest.py", "test_toy.py")
+    for name, program in zip(files, blocks(page, "python"), strict=True):
+        (tmp_path / name).write_text(program)
+    (tmp_path / "toy_model").mkdir()
+    (tmp_path / "toy_model/config.json").write_text(blocks(page, "json")[0])
+    (tmp_path / "toy.toml").write_text(blocks(page, "toml")[0])
+    install, *commands = blocks(page, "console")[0].strip().splitlines()
+    assert install == 'pip install "vlmkit[testing]"'
+    plugins, answer, tests = run_commands(commands, tmp_path)
+    assert {"toy.py", "shortest.py"} <= set(plugins.split())
+    assert answer == "hi cat!\n"
+    passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", tests).groups()
+    assert int(passed) > 60
+    assert int(skipped) < 10
+
+
+def test_the_plugin_guide_names_every_contract():
+    import vlmkit.testing
+
+    text = (ROOT / "docs/how-to/write-a-plugin.md").read_text()
+    contracts = [name for name in vlmkit.testing.__all__ if name.endswith("Contract")]
+    assert len(contracts) == 5
+    assert all(f"`{name}`" in text for name in contracts)
 
 
 def test_every_decision_is_listed():
