@@ -368,6 +368,14 @@ def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"plugin file {str(broken)!r} could not be loaded: ZeroDivisionError: division by zero"
     )
+    assert caught.value.hint == "mend it, or take it out of plugins"
+
+
+def test_a_plugin_file_that_is_refused_says_what_to_do(tmp_path: Path) -> None:
+    unmarked = plugin_file(tmp_path, "VLMKIT_API = 1\ndef vlmkit_register_samplers(registry): ...")
+    with pytest.raises(PluginError) as caught:
+        load_plugins(Config(plugins=(str(unmarked),)))
+    assert caught.value.hint == "put @hookimpl above it"
 
 
 def test_blocked_plugins_offer_nothing() -> None:

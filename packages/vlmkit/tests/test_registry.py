@@ -79,6 +79,26 @@ def test_what_would_break_the_choice_for_everyone_is_refused(
     assert [provider.name for provider in registry] == before
 
 
+def test_a_build_that_fails_is_named_and_its_cause_is_kept(registry: Registry[Any]) -> None:
+    registry.add("bad", lambda _: 1 // 0)
+    with pytest.raises(PluginError) as error:
+        registry.build("bad", {}, BuildContext())
+    assert str(error.value) == (
+        "engine 'bad' from 'my-plugin' could not be built: "
+        "ZeroDivisionError: integer division or modulo by zero"
+    )
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_a_build_that_explains_itself_is_not_talked_over(registry: Registry[Any]) -> None:
+    def refuse(_: BuildContext) -> Any:
+        raise ConfigError("this machine has no GPU")
+
+    registry.add("choosy", refuse)
+    with pytest.raises(ConfigError, match="this machine has no GPU"):
+        registry.build("choosy", {}, BuildContext())
+
+
 def test_a_build_that_forgets_to_return_is_named(registry: Registry[Any]) -> None:
     registry.add("forgetful", lambda _: None)
     with pytest.raises(PluginError) as error:

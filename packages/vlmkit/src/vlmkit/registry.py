@@ -13,7 +13,13 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin
+from vlmkit.errors import (
+    ConfigError,
+    PluginError,
+    PluginUnavailable,
+    UnknownPlugin,
+    VlmkitError,
+)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -222,16 +228,27 @@ class Registry(Generic[T]):
 
         Raises:
             ConfigError: a setting is unknown or out of range.
-            PluginError: the provider's ``build`` returned nothing.
+            PluginError: the provider's ``build`` failed in a way that it does not explain, or
+                returned nothing.
         """
         subject = context.checkpoint if context.checkpoint is not None else context.reference
         provider = self.choose(name, subject)
         checked = self.check_settings(provider, settings)
-        built = provider.build(replace(context, settings=checked))
+        who = f"{self.kind} {provider.name!r} from {provider.plugin!r}"
+        try:
+            built = provider.build(replace(context, settings=checked))
+        except VlmkitError:
+            raise
+        except Exception as error:
+            log.warning("%s could not be built", who, exc_info=error)
+            text = " ".join(str(error).split())  # for the owner of this machine, like the log
+            raise PluginError(
+                f"{who} could not be built: {type(error).__name__}: {text}",
+                hint="the log shows where, as does `vlmkit --debug ...`",
+            ) from error
         if built is None:
             raise PluginError(
-                f"{self.kind} {name!r} from {provider.plugin!r} was built as None",
-                hint="its build function must return the component",
+                f"{who} was built as None", hint="its build function must return the component"
             )
         return built
 
