@@ -11,10 +11,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from vlmkit.channel import Channel
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.feature_cache import FeatureCache
 from vlmkit.image import Image
-from vlmkit.loop import Job
+from vlmkit.job import Job
 from vlmkit.message import Message
 from vlmkit.pipeline import Pipeline, PipelineSettings
 from vlmkit.prompt import Prompt
@@ -24,7 +25,7 @@ from vlmkit.sampler import ArraySampler
 from vlmkit.sampling import SamplingParams
 from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
 from vlmkit.sequence import Sequence
-from vlmkit.stream import Channel, Stream
+from vlmkit.stream import Stream
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -17,6 +17,7 @@ from vlmkit._version import __version__
 
 if TYPE_CHECKING:
     from vlmkit.assembly import load
+    from vlmkit.completion import Completion
     from vlmkit.errors import ConfigError, PluginError, RequestError, VlmkitError
     from vlmkit.hookspecs import API_VERSION, hookimpl
     from vlmkit.image import Image
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from vlmkit.pipeline import Pipeline
     from vlmkit.request import Request
     from vlmkit.sampling import SamplingParams
-    from vlmkit.stream import Completion, Stream
+    from vlmkit.stream import Stream
 
 __all__ = [
     "API_VERSION",
@@ -46,7 +47,7 @@ __all__ = [
 
 _HOMES = {
     "API_VERSION": "hookspecs",
-    "Completion": "stream",
+    "Completion": "completion",
     "ConfigError": "errors",
     "Image": "image",
     "Message": "message",

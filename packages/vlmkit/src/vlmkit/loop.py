@@ -2,43 +2,30 @@
 
 Everything that touches the scheduler, the encoder, the engine or the sampler happens here, so none
 of them needs a lock. Every request ends in exactly one of finished, aborted and failed; whatever
-the way, its room, its features and its place are gone afterwards. A member of a batch that fails
-is found by running the members alone; the others never notice.
+the way, its room, its features and its place are gone afterwards.
 """
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import TypeVar
 
+from vlmkit.channel import Channel
+from vlmkit.completion import Chunk
 from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
+from vlmkit.executor import Executor, engine_error
 from vlmkit.feature_cache import FeatureCache
-from vlmkit.protocols import Engine, ImageFeatures, Sample, Sampler, Scheduler, VisionEncoder
+from vlmkit.job import Job
+from vlmkit.protocols import Engine, Sample, Sampler, Scheduler, VisionEncoder
 from vlmkit.sequence import Sequence
-from vlmkit.step import EncodeItem, Step, WorkItem
-from vlmkit.stream import Channel, Chunk, FinishReason
-from vlmkit.text import AnswerText
+from vlmkit.step import Step, WorkItem
 from vlmkit.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
-MAX_BROKEN_STEPS = 8  # in a row, each failing for all its members, before the engine is given up
-
 M = TypeVar("M")
-R = TypeVar("R")
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One sequence and where its answer goes."""
-
-    sequence: Sequence
-    text: AnswerText
-    channel: Channel
-    index: int
 
 
 @dataclass(slots=True)
@@ -87,13 +74,10 @@ class Loop:
         features: FeatureCache,
     ) -> None:
         self._engine = engine
-        self._encoder = encoder
+        self._executor = Executor(engine, encoder, sampler, features)
         self._scheduler = scheduler
-        self._sampler = sampler
-        self._features = features
         self._jobs: dict[Sequence, Job] = {}
         self._held: set[Sequence] = set()
-        self._num_broken_steps = 0
         self._is_stuck = False  # nothing can run until a reader or a newcomer changes something
         self._wakeups = Wakeups()
         self._inbox = _Inbox()
@@ -244,96 +228,34 @@ class Loop:
         except VlmkitError as error:
             self._fail(job.channel, error)
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
-            self._fail(job.channel, _engine_error("the engine refused the prompt", error))
+            self._fail(job.channel, engine_error("the engine refused the prompt", error))
         else:
             job.channel.accept(self._wakeups)
 
     def _encode(self, step: Step) -> tuple[WorkItem, ...]:
-        """Put features where the engine looks for them; return the items that can run."""
+        """Encode the step's images; return the items that can run."""
         self.stats.num_preemptions += len(step.preempted)
         if not step.items:
             self._is_stuck = not step.preempted and not self._break_deadlock()
             return ()
-        missing: dict[tuple[str, bytes], list[EncodeItem]] = {}
-        for item in step.encodes:
-            slot = item.sequence.prompt.images[item.image]
-            key = (item.sequence.tenant, slot.digest)
-            if (features := self._features.get(*key)) is not None:
-                item.sequence.features[item.image] = features
-            else:
-                missing.setdefault(key, []).append(item)
-        if missing:
-            self._encode_missing(missing)
+        for sequence, error in self._executor.encode(step).items():
+            self._fail_sequence(sequence, error)
+        self.stats.num_images_encoded = self._executor.num_images_encoded
         return tuple(item for item in step.items if item.sequence in self._jobs)
 
-    def _encode_missing(self, missing: dict[tuple[str, bytes], list[EncodeItem]]) -> None:
-        """Encode each distinct image once, all in one batch if they go well."""
-        firsts = [group[0] for group in missing.values()]
-        results = _isolated(self._encode_batch, firsts)
-        for key, group, result in zip(missing, missing.values(), results, strict=True):
-            if isinstance(result, Exception):
-                error = _engine_error("the vision encoder failed on this image", result)
-                for item in group:
-                    self._fail_sequence(item.sequence, error)
-                continue
-            self.stats.num_images_encoded += 1
-            self._features.put(*key, result)
-            for item in group:
-                item.sequence.features[item.image] = result
-
-    def _encode_batch(self, items: Seq[EncodeItem]) -> list[ImageFeatures]:
-        if self._encoder is None:
-            raise EngineError("this pipeline has no vision encoder")
-        slots = [item.sequence.prompt.images[item.image] for item in items]
-        features = list(self._encoder.encode(slots))
-        found, wanted = [f.num_tokens for f in features], [slot.num_features for slot in slots]
-        if found != wanted:
-            raise EngineError(f"the vision encoder returned {found} features, expected {wanted}")
-        return features
-
-    def _forward(self, items: Seq[WorkItem]) -> list[tuple[WorkItem, Sample | None]]:
+    def _forward(self, items: tuple[WorkItem, ...]) -> list[tuple[WorkItem, Sample | None]]:
         """Compute the items; return those that went well, with the token chosen where wanted."""
-        for item in items:
-            self._jobs[item.sequence].channel.clock.start()
         if not items:
             return []
+        for item in items:
+            self._jobs[item.sequence].channel.clock.start()
         done: list[tuple[WorkItem, Sample | None]] = []
-        results = _isolated(self._compute, items)
-        self._watch(results)
-        for item, result in zip(items, results, strict=True):
-            if isinstance(result, Exception):
-                error = _engine_error("the engine failed on this request", result)
-                self._fail_sequence(item.sequence, error)
+        for item, result in zip(items, self._executor.compute(items), strict=True):
+            if isinstance(result, VlmkitError):
+                self._fail_sequence(item.sequence, result)
             else:
                 done.append((item, result))
         return [(item, sample) for item, sample in done if item.sequence in self._jobs]
-
-    def _watch(self, results: Seq[Sample | Exception | None]) -> None:
-        """Give the engine up when it fails for everyone, step after step.
-
-        Raises:
-            EngineError: it did so for too long; the loop ends, and readiness with it.
-        """
-        is_broken = all(
-            isinstance(result, Exception) and not isinstance(result, VlmkitError)
-            for result in results
-        )
-        self._num_broken_steps = self._num_broken_steps + 1 if is_broken else 0
-        if self._num_broken_steps >= MAX_BROKEN_STEPS:
-            raise EngineError(f"the engine failed in {MAX_BROKEN_STEPS} steps in a row")
-
-    def _compute(self, items: Seq[WorkItem]) -> list[Sample | None]:
-        """Run the engine and the sampler on some items."""
-        logits = self._engine.forward(items)
-        wanted = [item.wants_logits for item in items]
-        sequences = [item.sequence for item in compress(items, wanted)]
-        if logits.shape[0] != len(sequences):
-            raise EngineError(f"the engine returned {logits.shape[0]} rows for {len(sequences)}")
-        samples = self._sampler.sample(logits, sequences)
-        if len(samples) != len(sequences):
-            raise EngineError(f"the sampler returned {len(samples)} tokens for {len(sequences)}")
-        rest = iter(samples)
-        return [next(rest) if wants else None for wants in wanted]
 
     def _commit(self, step: Step, samples: list[tuple[WorkItem, Sample | None]]) -> None:
         """Note what was computed, and hand every new token on."""
@@ -353,22 +275,20 @@ class Loop:
 
     def _take(self, job: Job, sample: Sample) -> None:
         """Append one chosen token to its answer, and end the answer if it is complete."""
-        sequence = job.sequence
-        sequence.output_ids.append(sample.token_id)
         self.stats.num_tokens_sampled += 1
         job.channel.clock.token()
         try:
-            text, reason = _tell(job, sample.token_id)
+            text, reason = job.take(sample.token_id)
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
-            self._fail(job.channel, _engine_error("the tokenizer failed on this answer", error))
+            self._fail(job.channel, engine_error("the tokenizer failed on this answer", error))
             return
         if reason is not None:
             self._remove(job)
             self.stats.num_finished += 1
         job.channel.put(Chunk(job.index, text, (sample,), reason), self._wakeups)
         if reason is None and job.channel.is_behind:
-            sequence.is_held = True
-            self._held.add(sequence)
+            job.sequence.is_held = True
+            self._held.add(job.sequence)
 
     def _note_cached(self, job: Job) -> None:
         if job.index == 0 and job.sequence.num_cached_tokens is not None:
@@ -446,29 +366,6 @@ def failed(cause: BaseException) -> EngineError:
     return error
 
 
-def _tell(job: Job, token_id: int) -> tuple[str, FinishReason | None]:
-    """Return what a token adds to an answer's text, and why the answer ends if it does."""
-    sequence = job.sequence
-    is_eos = token_id in sequence.eos_ids and not sequence.params.ignore_eos
-    is_longest = len(sequence.output_ids) >= sequence.max_tokens
-    text = "" if is_eos else job.text.push(token_id)
-    if is_eos or is_longest:
-        text += job.text.finish()
-    if is_eos or job.text.is_stopped:
-        return text, "stop"
-    return text, "length" if is_longest else None
-
-
-def _isolated(run: Callable[[Seq[M]], list[R]], members: Seq[M]) -> list[R | Exception]:
-    """Run a batch; if it raises, run its members alone to find out which of them fail."""
-    try:
-        return list(run(members))
-    except Exception as error:  # noqa: BLE001 - a component may raise anything
-        if len(members) == 1:
-            return [error]
-    return [result for member in members for result in _isolated(run, [member])]
-
-
 def _drained(queue: deque[M]) -> Iterator[M]:
     while queue:
         yield queue.popleft()
@@ -479,13 +376,3 @@ def _drop_used_features(item: WorkItem) -> None:
     images = item.sequence.prompt.images
     for image in [i for i in item.sequence.features if images[i].stop <= item.stop]:
         del item.sequence.features[image]
-
-
-def _engine_error(message: str, cause: Exception) -> VlmkitError:
-    """Keep the library's words out of the answer and in the log."""
-    if isinstance(cause, VlmkitError):
-        return cause
-    log.error("%s", message, exc_info=cause)
-    error = EngineError(message, hint="see the server's log")
-    error.__cause__ = cause
-    return error

@@ -19,10 +19,13 @@ from typing import Annotated, Any, ParamSpec, Self, TypeVar
 
 import msgspec
 
+from vlmkit.channel import Channel
+from vlmkit.completion import Completion
 from vlmkit.errors import ConfigError, PromptTooLong, RequestError
 from vlmkit.feature_cache import FeatureCache
 from vlmkit.image import Image, ImageLimits, ImageSource
-from vlmkit.loop import Job, Loop, closing
+from vlmkit.job import Job
+from vlmkit.loop import Loop, closing
 from vlmkit.message import Message, images_of
 from vlmkit.prompt import Prompt
 from vlmkit.protocols import Engine, Sampler, Scheduler, Tokenizer, VisionEncoder
@@ -31,7 +34,7 @@ from vlmkit.sampler import ArraySampler
 from vlmkit.sampling import SamplingParams, sampling_params
 from vlmkit.scheduler import ContinuousScheduler
 from vlmkit.sequence import Sequence
-from vlmkit.stream import Channel, Completion, Stream
+from vlmkit.stream import Stream
 from vlmkit.text import AnswerText
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]

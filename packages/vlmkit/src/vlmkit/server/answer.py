@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from vlmkit.completion import Choice, Completion, Usage
 from vlmkit.protocols import Logprob, Sample, Tokenizer
-from vlmkit.stream import Choice, Completion, Usage
 
 
 class TopLogprob(msgspec.Struct):

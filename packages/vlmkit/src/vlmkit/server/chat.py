@@ -10,6 +10,7 @@ from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from vlmkit.completion import Timings
 from vlmkit.errors import RequestError
 from vlmkit.pipeline import Pipeline
 from vlmkit.server.answer import AnswerHead, completion_body, logprobs_of
@@ -20,7 +21,7 @@ from vlmkit.server.service import Service
 from vlmkit.server.sse import AnswerEvents
 from vlmkit.server.streaming import EventStream
 from vlmkit.server.wire import ChatRequest, chat_request
-from vlmkit.stream import Stream, Timings
+from vlmkit.stream import Stream
 
 
 class ChatController(Controller):

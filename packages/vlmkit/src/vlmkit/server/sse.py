@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence as Seq
 
 import msgspec
 
+from vlmkit.completion import Chunk, Usage
 from vlmkit.protocols import Sample
 from vlmkit.server.answer import AnswerHead, LogprobsOf, UsageBody
 from vlmkit.server.errors import ErrorBody, Fault
-from vlmkit.stream import Chunk, Usage
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"

@@ -9,10 +9,11 @@ import contextlib
 
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
+from vlmkit.completion import Chunk
 from vlmkit.server.errors import ClientGone, Unavailable, fault_of
 from vlmkit.server.service import Service
 from vlmkit.server.sse import PING, AnswerEvents, error_event
-from vlmkit.stream import Chunk, Stream
+from vlmkit.stream import Stream
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
