@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import hashlib
 import io
 import struct
 import threading
@@ -249,3 +250,9 @@ def test_base64_in_pieces_is_read_as_the_standard_library_reads_the_whole(text):
         patch.setattr(vlmkit.image, "BASE64_PIECE_CHARS", 8)
         pieces = read(lambda: vlmkit.image._from_base64(f"data:,{text}", len("data:,")))
     assert pieces == read(lambda: base64.b64decode(text, validate=True))
+
+
+def test_the_digest_is_that_of_every_pixel_however_tall_the_picture():
+    noise = PIL.Image.effect_noise((5, 700), 50).convert("RGB")
+    expected = hashlib.sha256(b"RGB 5x700\0" + noise.tobytes()).digest()
+    assert Image.open(noise).digest == expected
