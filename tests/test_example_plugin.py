@@ -38,8 +38,8 @@ def run(*arguments, site=None):
     return done.stdout
 
 
-def test_the_whole_plugin_is_at_most_forty_lines():
-    assert len((EXAMPLE / "vlmkit_typical.py").read_text().splitlines()) <= 40
+def test_the_whole_plugin_is_under_forty_lines():
+    assert len((EXAMPLE / "vlmkit_typical.py").read_text().splitlines()) < 40
 
 
 def test_its_wheel_holds_the_module_and_no_tests(installed):

@@ -23,8 +23,7 @@ class TypicalSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def sample(self, logits: Any, sequences: Seq[Sequence]) -> list[Sample]:
         """Return a token for each row; others come up only if a request forbids all of these."""
         xp = array_api_compat.array_namespace(logits)
-        finite = xp.clip(logits, min=-1e4)
-        shifted = finite - xp.max(finite, axis=-1, keepdims=True)
+        shifted = (finite := xp.clip(logits, min=-1e4)) - xp.max(finite, axis=-1, keepdims=True)
         surprise = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True)) - shifted
         gap = xp.abs(surprise - xp.sum(xp.exp(-surprise) * surprise, axis=-1, keepdims=True))
         probs = xp.exp(-xp.take_along_axis(surprise, xp.argsort(gap, axis=-1), axis=-1))

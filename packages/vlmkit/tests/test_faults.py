@@ -144,6 +144,18 @@ class WrongSamples(ArraySampler):
         return [*samples, *samples[:1]]
 
 
+class BareTokens(ArraySampler):
+    """Forgets that a token comes as a sample."""
+
+    def sample(self, logits, sequences):
+        return [sample.token_id for sample in super().sample(logits, sequences)]
+
+
+def test_a_sampler_that_returns_bare_tokens_is_an_error():
+    with running(sampler=BareTokens()) as model, pytest.raises(EngineError):
+        model.generate("x")
+
+
 def test_a_sampler_that_returns_too_many_tokens_is_an_error():
     with running(sampler=WrongSamples()) as model, pytest.raises(EngineError):
         model.generate("x")

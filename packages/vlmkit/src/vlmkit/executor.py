@@ -107,6 +107,8 @@ class Executor:
         samples = self._sampler.sample(logits, sequences)
         if len(samples) != len(sequences):
             raise EngineError(f"the sampler returned {len(samples)} tokens for {len(sequences)}")
+        if not all(isinstance(sample, Sample) for sample in samples):
+            raise EngineError("the sampler returned something other than samples")
         rest = iter(samples)
         return [next(rest) if wants else None for wants in wanted]
 

@@ -206,7 +206,12 @@ class Engine(Cache, Protocol):
 
 
 class Scheduler(Protocol):
-    """Decides which tokens run next. Pure: no clock, no I/O, no tokenizer, no arrays."""
+    """Decides which tokens run next. Pure: no clock, no I/O, no tokenizer, no arrays.
+
+    It keeps the books of its sequences: ``num_computed_tokens`` at admission, commit and
+    preemption, ``num_cached_tokens`` at the first admission, and empty ``features`` after a
+    preemption. It leaves a sequence alone that ``is_held``, or whose ``leader`` still prefills.
+    """
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence.
