@@ -70,7 +70,7 @@ def test_counts_and_yes_or_no_are_true() -> None:
         turns = ask_count_if(scene, ask)
         assert turns
         if "pink shapes" in turns[0].question or "stars" in turns[0].question:
-            assert turns[0].answer == "Two."
+            assert turns[0].answer == "At the top left, in the centre: two."
         turns = ask_exist(scene, ask)
         assert turns
         if "pink cross" in turns[0].question:
@@ -89,12 +89,15 @@ def test_relations_are_true() -> None:
                 question.find(w) for w in ("cross", "red") if w in question
             )
             claims_left = "left of" in question
-            if answer in ("Yes.", "No."):
-                assert (answer == "Yes.") == (star_first == claims_left), question
+            reason, verdict = answer.split(": ")
+            first, second = ("left", "right") if star_first else ("right", "left")
+            assert reason == f"One is on the {first}, the other on the {second}"
+            if verdict in ("yes.", "no."):
+                assert (verdict == "yes.") == (star_first == claims_left), question
             else:
-                assert answer == ("Left of it." if star_first else "Right of it."), question
-            seen.add(answer)
-    assert seen == {"Yes.", "No.", "Left of it.", "Right of it."}
+                assert verdict == f"{first} of it.", question
+            seen.add(verdict)
+    assert seen == {"yes.", "no.", "left of it.", "right of it."}
 
 
 def test_two_pictures_are_told_apart() -> None:

@@ -23,11 +23,11 @@ from tokenizer import ASSISTANT, END, IMAGE, PAD, SPECIAL, SYSTEM, USER, load_to
 
 ROW = 288  # tokens of one packed row
 PADDING = -1000  # the span of padding
-PAIR_SHARE = 0.25  # rows with two pictures
+PAIR_SHARE = 0.4  # rows with two pictures
 WEIGHTS = {
-    "describe": 0.5, "what_is_at": 1.2, "shape": 0.8, "colour": 0.8, "size": 0.6, "position": 1.0,
-    "count": 0.8, "count_if": 1.2, "relation": 2.4, "exist": 1.2, "digit": 1.2, "word": 2.2,
-    "follow_up": 1.2, "unknown": 0.9,
+    "describe": 0.5, "what_is_at": 0.8, "shape": 0.7, "colour": 0.5, "size": 0.3, "position": 0.8,
+    "count": 1.2, "count_if": 3.0, "relation": 2.8, "exist": 1.0, "digit": 1.6, "word": 3.4,
+    "follow_up": 0.9, "unknown": 0.7,
 }  # fmt: skip
 KINDS = tuple(WEIGHTS)
 SHARES = np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
@@ -94,7 +94,7 @@ def joint_batch(seed: int, step: int, rows: int) -> Batch:
         mine = [sample_scene(rng, most=3 if pair else 5) for _ in range(2 if pair else 1)]
         packer.fill(row, mine)
         scenes += mine
-    pages = [sample_page(rng) for _ in range(rows // 3)]  # nobody talks of them
+    pages = [sample_page(rng) for _ in range(rows // 2)]  # nobody talks of them
     return Batch(*_draw(scenes + pages, rng), packer.text())
 
 

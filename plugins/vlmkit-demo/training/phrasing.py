@@ -50,7 +50,8 @@ PHRASES: dict[str, Phrases] = {
             "What shape is {a}?", "What is the shape of {a}?", "Which shape is {a}?",
             "What kind of shape is {a}?", "Tell me the shape of {a}.", "Name the shape of {a}.",
             "What form has {a}?", "Can you tell me the shape of {a}?",
-            "Please name the shape of {a}.", "Can you say what shape {a} is?", "Is {a} a circle, a square or what?",
+            "Please name the shape of {a}.", "Can you say what shape {a} is?",
+            "Is {a} a circle, a square or what?",
         ),
         ("What shape does {a} have?", "Which kind of shape is {a}?",
          "Can you name the shape of {a}?"),
@@ -184,6 +185,8 @@ SMALL_TALK: tuple[tuple[Phrases, str], ...] = (
     (
         Phrases(
             ("Thank you!", "Thanks!", "Thank you very much.", "Thanks a lot!", "Great, thanks!",
+            "Fine, thank you!", "Good, thank you!", "Great!",
+             "Very good, thank you!", "Great work, thanks!",
              "Thanks for your help.", "Many thanks!", "Thank you for the answer.", "thanks"),
             ("Great, thank you!", "Thank you for your help.", "Thank you a lot!"),
         ),
@@ -209,7 +212,8 @@ SMALL_TALK: tuple[tuple[Phrases, str], ...] = (
         Phrases(
             ("Who made you?", "Who trained you?", "Who built you?", "Where do you come from?",
              "Who created you?", "How were you made?", "How were you trained?",
-             "Tell me who made you.", "Who is your maker?"),
+             "Tell me who made you.", "Who were you trained by?", "Who were you built by?",
+             "Were you made by a human?", "Who is your maker?"),
             ("Tell me who trained you.", "Can you tell me who made you?", "Who were you made by?"),
         ),
         "I was trained for vlmkit on pictures that a program drew.",
@@ -218,7 +222,8 @@ SMALL_TALK: tuple[tuple[Phrases, str], ...] = (
         Phrases(
             ("Are you human?", "Are you a person?", "Are you a real person?", "Are you a robot?",
              "Are you an AI?", "Am I talking to a human?", "Are you alive?",
-             "Am I talking to a machine?", "Am I speaking with a person?", "Is this a person?", "Is this a human?"),
+             "Am I talking to a machine?", "Am I speaking with a person?", "Is this a person?",
+             "Is this a human?"),
             ("Are you a human person?", "Am I talking to a person?", "Are you a real human?"),
         ),
         "No person, only a very small model.",
@@ -244,7 +249,11 @@ UNKNOWABLE = Phrases(
         "What brand is the car?", "What is the girl wearing?", "Where are the people going?",
         "What is two plus two?", "Write a program.", "What is the population of Rome?",
         "Is it raining?", "Is it day or night?", "What season is it?", "Who wrote the book?",
-        "How many trees are there?", "How many men do you see?", "How many books are there?",
+        "How many trees are there?", "How many men do you see?", "Which town is this?",
+        "Which street is this?",
+        "Which language is this?", "Where was this photo taken?", "Where was it made?",
+        "Where was this shirt made?", "When was it taken?", "Which person is this?",
+        "How many books are there?",
         "How many children can you see?", "Count the birds.", "How many cars do you see?",
         "What is the child doing?", "Who is the man?", "What is the price?", "Where is the dog?",
         "What is the capital of Spain?", "Who won the race?", "Where do the people live?",
@@ -316,7 +325,9 @@ PAIR: dict[str, Phrases] = {
     ),
     "describe": Phrases(
         ("What is in {p}?", "Describe {p}.", "What do you see in {p}?", "What does {p} show?",
-         "Please describe {p}.", "Tell me what is in {p}.", "What is shown in {p}?"),
+         "Please describe {p}.", "Tell me what is in {p}.", "What is shown in {p}?",
+         "Tell me what {p} shows.", "Describe what is in {p}.", "Describe what you see in {p}.",
+         "What do you see in {p}, please?", "Please describe what is in {p}."),
         ("What can you see in {p}?", "Can you describe {p}?", "Describe what {p} shows."),
     ),
 }  # fmt: skip

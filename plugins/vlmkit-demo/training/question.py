@@ -4,7 +4,7 @@ Every ``ask`` function takes scenes and a generator and returns the turns of one
 None where the scene gives no such question. It knows no pictures and no tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -164,7 +164,14 @@ def ask_at(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
 
 def ask_count(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
     """Ask for the number of shapes."""
-    return (Turn(ask.say(PHRASES["count"]), NUMBERS[len(scene.shapes)] + "."),)
+    return (Turn(ask.say(PHRASES["count"]), _counted(scene.shapes)),)
+
+
+def _counted(things: Sequence[Thing]) -> str:
+    """Point at every thing, then say how many they are."""
+    if not things:
+        return "Zero."
+    return _upper(", ".join(t.place for t in things)) + f": {NUMBERS[len(things)].lower()}."
 
 
 def ask_count_if(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
@@ -174,9 +181,9 @@ def ask_count_if(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
     value = ask.pick(values[key])
     if scene.shapes and ask.chance(0.75):
         value = ask.pick([getattr(t, key) for t in scene.shapes])
-    number = sum(getattr(t, key) == value for t in scene.shapes)
+    meant = [t for t in scene.shapes if getattr(t, key) == value]
     noun = plural(value) if key == "name" else f"{value} shapes"
-    return (Turn(ask.say(PHRASES["count_if"], x=noun), NUMBERS[number] + "."),)
+    return (Turn(ask.say(PHRASES["count_if"], x=noun), _counted(meant)),)
 
 
 def plural(shape: str) -> str:
@@ -314,7 +321,7 @@ def small_talk(ask: Asker, *, greet: bool = False) -> tuple[str, tuple[Turn, ...
 
 def ask_pair(scenes: tuple[Scene, Scene], ask: Asker) -> tuple[Turn, ...] | None:
     """Ask about two pictures at once."""
-    kind = ask.pick(("which", "more", "both", "describe"))
+    kind = ask.pick(("which", "more", "both", "describe", "more", "describe"))
     if kind == "more":
         a, b = (len(s.shapes) for s in scenes)
         verdict = "the first" if a > b else "the second" if b > a else "neither"

@@ -203,8 +203,8 @@ def _glyph(rng: np.random.Generator, kind: Literal["shape", "digit"], cell: int,
         extent = float(rng.uniform(0.25, 0.55 if n == 1 else 0.36 if n < 4 else 0.32))
     row, column = divmod(cell, 3)
     low = extent / 2 + 0.01
-    x = float(np.clip((column + rng.uniform(0.12, 0.88)) / 3, low, 1 - low))
-    y = float(np.clip((row + rng.uniform(0.12, 0.88)) / 3, low, 1 - low))
+    x = float(np.clip((column + rng.uniform(0.16, 0.84)) / 3, low, 1 - low))
+    y = float(np.clip((row + rng.uniform(0.16, 0.84)) / 3, low, 1 - low))
     if (int(y * 3), int(x * 3)) != (row, column):
         return _glyph(rng, kind, cell, n)
     return Thing(kind, name, "", size, cell, x, y, extent)

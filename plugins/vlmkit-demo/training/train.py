@@ -43,7 +43,7 @@ class Settings:
     rate: float = 1e-3
     warmup: int = 300
     patch_weight: float = 0.25
-    average: float = 0.998
+    average: float = 0.996
     save_seconds: float = 180.0
     threads: int = 2
 
@@ -113,7 +113,7 @@ class Trainer:
         if self.settings.steps - self.step == self.settings.decay:
             self.settle()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate() * (0.3 if falling and group["tower"] else 1.0)
+            group["lr"] = self.rate() * (0.6 if falling and group["tower"] else 1.0)
         self.optimizer.zero_grad(set_to_none=True)
         loss, numbers = self.losses(batch)
         loss.backward()
