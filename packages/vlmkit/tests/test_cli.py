@@ -172,7 +172,8 @@ def test_a_config_can_name_the_model_and_its_own_settings(
         (["ask", "mock"], 2, "say what to ask", ""),
         (["ask", "mok", "x"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["ask", "mock", "x", "--image", "/no.png"], 1, "image '/no.png' cannot be read", "check"),
-        (["ask", "mock", "x", "-m", "0"], 1, "max_tokens: Expected `int` >= 1", ""),
+        (["ask", "mock", "x", "-m", "0"], 2, "0 is not in the range", "x>=1"),
+        (["ask", "mock", "x", "--temperature", "3"], 2, "3.0 is not in the range", "0<=x<=2"),
         (["ask", "mock", "x", "--set", "engin.use=x"], 2, "unknown setting", "'engine.use'"),
         (["ask", "mock", "x", "--set", "engine.use=x"], 2, "provides engine 'x'", ""),
         (["ask", "mock", "x", "--set", "engine.texxt=x"], 2, "no setting 'texxt'", "'text'"),
@@ -198,6 +199,26 @@ def test_every_mistake_is_a_sentence_with_an_exit_code(
     assert error in shown.err
     assert hint in shown.err
     assert "Traceback" not in shown.err
+
+
+def test_a_picture_that_is_none_is_named_before_the_model_is_built(
+    capsys: pytest.CaptureFixture[str], picture: Path, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes.png"
+    notes.write_text("no picture")
+    plugin = tmp_path / "unbuildable.py"
+    plugin.write_text(
+        f"{PLUGIN_API}"
+        "def build(context):\n    raise AssertionError('built')\n"
+        "@hookimpl\ndef vlmkit_register_engines(registry):\n    registry.add('none', build)\n"
+    )
+    settings = ["--set", f"plugins=['{plugin}']", "--set", "engine.use=none"]
+    sources = ["--image", str(picture), "--image", str(notes)]
+    assert run(["ask", "mock", "x", *sources, *settings]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {str(notes)!r}: image is not a readable")
+    assert run(["ask", "mock", "x", *sources[:2], *settings]) == 1
+    assert "cannot be read" not in (shown := capsys.readouterr().err)
+    assert "none" in shown
 
 
 def test_a_failing_engine_is_an_exit_code_and_debug_shows_why(
@@ -680,4 +701,5 @@ def test_every_command_says_what_it_does() -> None:
     ]
     for command in commands:
         assert command.help
+        assert "\\" not in command.get_help(click.Context(command))
         assert len(command.get_short_help_str(200).split()) > 2

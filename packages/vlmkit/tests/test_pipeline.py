@@ -279,6 +279,9 @@ def test_a_full_queue_refuses_and_serves_those_it_took():
     ("arguments", "error", "message"),
     [
         ({"prompt": []}, RequestError, "messages is empty"),
+        ({"prompt": None}, RequestError, "a prompt must be a text or a list of"),
+        ({"prompt": [{"role": "user", "content": "x"}]}, RequestError, "a prompt must be a text"),
+        ({"prompt": "x", "images": "a.png"}, RequestError, "images must be a list"),
         ({"prompt": "x" * 300}, PromptTooLong, "the context holds 256 tokens, but the prompt has"),
         ({"prompt": "x", "max_tokens": 255}, PromptTooLong, "255 to generate"),
         ({"prompt": "x", "max_tokens": 999}, RequestError, "max_tokens is over the limit of 500"),

@@ -5,7 +5,7 @@ Holds structure only. How a conversation becomes tokens is the tokenizer's busin
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from vlmkit.errors import RequestError
 from vlmkit.image import Image
@@ -60,3 +60,18 @@ def images_of(messages: Sequence[Message]) -> Iterator[Image]:
         for part in message.parts:
             if isinstance(part, ImagePart):
                 yield part.image
+
+
+def turns(prompt: Any) -> Sequence[Message]:
+    """Return a conversation that somebody passed to Python, if it is one.
+
+    Raises:
+        RequestError: it is something else, such as a list of dictionaries.
+    """
+    if isinstance(prompt, Sequence) and all(isinstance(turn, Message) for turn in prompt):
+        return prompt
+    raise RequestError(
+        "a prompt must be a text or a list of vlmkit.Message",
+        param="messages",
+        hint='for example [Message.of("user", "Hello")]',
+    )

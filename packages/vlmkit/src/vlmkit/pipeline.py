@@ -26,7 +26,7 @@ from vlmkit.feature_cache import FeatureCache
 from vlmkit.image import Image, ImageLimits, ImageSource
 from vlmkit.job import Job
 from vlmkit.loop import Loop, closing
-from vlmkit.message import Message, images_of
+from vlmkit.message import Message, images_of, turns
 from vlmkit.prompt import Prompt
 from vlmkit.protocols import Engine, Sampler, Scheduler, Tokenizer, VisionEncoder
 from vlmkit.request import Request
@@ -248,14 +248,20 @@ class Pipeline:
     def request(
         self, prompt: str | Seq[Message], *, images: Seq[ImageSource] = (), **params: Any
     ) -> Request:
-        """Make a request from a question or messages; arguments as for :meth:`generate`."""
+        """Make a request from a question or messages; arguments as for :meth:`generate`.
+
+        Raises:
+            RequestError: an argument is not what was expected, an image included.
+        """
+        if isinstance(images, str | bytes):
+            raise RequestError("images must be a list, also for one image", param="images")
         if isinstance(prompt, str):
             opened = [Image.open(image, self.settings.images) for image in images]
             messages: Seq[Message] = [Message.of("user", prompt, opened)]
         elif images:
             raise RequestError("put the images into the messages", param="images")
         else:
-            messages = prompt
+            messages = turns(prompt)
         return Request(messages=messages, params=self.params(**params))
 
     def params(self, **values: Any) -> SamplingParams:

@@ -20,8 +20,11 @@ def test_a_public_address_is_refused_while_there_is_no_key(host):
 def test_a_port_in_use_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"host '127.0.0.1', port {port} cannot be listened"):
+        with pytest.raises(
+            ConfigError, match=rf"host '127.0.0.1', port {port} cannot be listened"
+        ) as caught:
             serve({}, ServerSettings(port=port))
+    assert str(caught.value).endswith(": Address already in use")
 
 
 def test_only_this_machines_own_addresses_are_loopback():

@@ -43,26 +43,23 @@ def ask(
 
     MODEL is a packaged name such as demo, a folder, or a hub id.
     """
-    from vlmkit.cli.loading import opened
+    from vlmkit.assembly import find
+    from vlmkit.cli.images import opened as picture
+    from vlmkit.cli.loading import opened, wanted
 
     if model is not None and prompt is None:
         raise click.UsageError('say what to ask: vlmkit ask MODEL "PROMPT" --image FILE')
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with opened(model, config_file, assignments) as pipeline:
-        request = _request(pipeline, prompt or "", images, params)
+    target = wanted(model, config_file, assignments)
+    find(target.entry.model, target.plugins)
+    limits = target.config.pipeline.images
+    pictures = [picture(source, limits) for source in images]  # before the model, which takes long
+    with opened(target) as pipeline:
+        request = pipeline.request(prompt or "", images=pictures, **params)
         if as_json:
             output.json(_report(pipeline, request))
         else:
             _stream(pipeline, request)
-
-
-def _request(
-    pipeline: "Pipeline", prompt: str, sources: Sequence[str], params: dict[str, Any]
-) -> "Request":
-    from vlmkit.cli.images import opened
-
-    images = [opened(source, pipeline.settings.images) for source in sources]
-    return pipeline.request(prompt, images=images, **params)
 
 
 def _stream(pipeline: "Pipeline", request: "Request") -> None:

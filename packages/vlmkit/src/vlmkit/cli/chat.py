@@ -39,10 +39,10 @@ def chat(
     assignments: Sequence[str],
 ) -> None:
     """Talk with MODEL; pictures are shown with /image."""
-    from vlmkit.cli.loading import opened
+    from vlmkit.cli.loading import opened, wanted
 
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with opened(model, config_file, assignments) as pipeline:
+    with opened(wanted(model, config_file, assignments)) as pipeline:
         if sys.stdin.isatty():
             click.echo(f"{pipeline.name}. /help says what you can do.", err=True)
         Conversation(pipeline, system, params).run(_lines())

@@ -16,14 +16,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def config() -> None:
-    r"""Show, check and describe settings.
+    """Show, check and describe settings.
 
-    \b
-    A setting is looked for in this order; the first that states it wins:
-      --set section.key=value
-      VLMKIT_SECTION__KEY in the environment
-      the TOML file that --config or VLMKIT_CONFIG names
-      the default
+    A setting is looked for in this order, and the first place that states it wins: --set
+    section.key=value, VLMKIT_SECTION__KEY in the environment, the TOML file that --config or
+    VLMKIT_CONFIG names, the default.
     """
 
 

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,20 +52,34 @@ class Stages:
             self._status = None
 
 
-@contextmanager
-def opened(
-    model: str | None, config_file: Path | None, assignments: Sequence[str]
-) -> "Iterator[Pipeline]":
-    """Give the pipeline of one model, and close it in the end."""
-    from vlmkit.assembly import assemble, name_of
+@dataclass(frozen=True)
+class Wanted:
+    """A model that was asked for, and what it takes to build it."""
+
+    entry: ModelEntry
+    config: Config
+    plugins: Plugins
+
+
+def wanted(model: str | None, config_file: Path | None, assignments: Sequence[str]) -> Wanted:
+    """Return the one model that a command is for; builds nothing."""
+    from vlmkit.assembly import name_of
 
     layered, plugins = read_with_plugins(config_file, assignments)
     entries = wanted_entries([model] if model else [], layered.config, plugins)
     if len(entries) > 1:
         names = ", ".join(map(name_of, entries))
         raise click.UsageError(f"the config has several models: name one of {names}")
+    return Wanted(entries[0], layered.config, plugins)
+
+
+@contextmanager
+def opened(wanted: Wanted) -> "Iterator[Pipeline]":
+    """Give the pipeline of one model, and close it in the end."""
+    from vlmkit.assembly import assemble
+
     with closing(Stages()) as stages:
-        pipeline = assemble(entries[0], layered.config, plugins, stages)
+        pipeline = assemble(wanted.entry, wanted.config, wanted.plugins, stages)
     with pipeline:
         yield pipeline
 

@@ -35,8 +35,12 @@ def sampled(command: Command) -> Command:
     """Add the few sampling options that people change all the time."""
     for option in (
         click.option("--seed", type=int, help="Make random choices repeatable."),
-        click.option("--temperature", type=float, help="0 takes the likeliest token."),
-        click.option("-m", "--max-tokens", type=int, help="Most tokens to generate."),
+        click.option(
+            "--temperature", type=click.FloatRange(0, 2), help="0 takes the likeliest token."
+        ),
+        click.option(
+            "-m", "--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate."
+        ),
     ):
         command = option(command)
     return command

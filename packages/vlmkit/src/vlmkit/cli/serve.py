@@ -37,10 +37,9 @@ def serve(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    r"""Serve MODELs, or those of the config, over HTTP.
+    """Serve MODELs, or those of the config, over HTTP.
 
-    \b
-    vlmkit serve demo --set server.port=9000
+    The port is a setting, as all else: vlmkit serve demo --set server.port=9000
     """
     from vlmkit.assembly import find, name_of
     from vlmkit.cli.loading import read_with_plugins, wanted_entries

@@ -166,7 +166,8 @@ def _listener(settings: ServerSettings) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
+        reason = (error.strerror or "").partition(" (while ")[0]  # Python repeats the address
         raise ConfigError(
-            f"host {host!r}, port {port!r} cannot be listened on: {error.strerror}",
+            f"host {host!r}, port {port!r} cannot be listened on: {reason}",
             hint="choose another server.port",
         ) from error

@@ -197,7 +197,9 @@ class Service:
         try:
             await asyncio.wait_for(self._is_idle.wait(), timeout_s)
         except TimeoutError:
-            log.warning("cutting %d requests off after %g s", self.num_open, timeout_s)
+            log.warning(
+                "cutting off what still runs after %g s: requests: %d", timeout_s, self.num_open
+            )
             for task in self._tasks:
                 task.cancel()
             return False
