@@ -24,7 +24,13 @@ from PIL import Image
 
 import vlmkit
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.cli import models as models_command, output, run, vlmkit as group
+from vlmkit.cli import (
+    config as config_command,
+    models as models_command,
+    output,
+    run,
+    vlmkit as group,
+)
 from vlmkit.cli.models import describe
 from vlmkit.errors import CheckpointError
 from vlmkit.safetensors_header import weights_of
@@ -703,3 +709,13 @@ def test_every_command_says_what_it_does() -> None:
         assert command.help
         assert "\\" not in command.get_help(click.Context(command))
         assert len(command.get_short_help_str(200).split()) > 2
+
+
+@pytest.mark.parametrize(
+    "commands", [group, models_command.models, config_command.config], ids=lambda c: c.name
+)
+def test_no_line_of_a_list_of_commands_is_cut_off_at_eighty_columns(commands: click.Group) -> None:
+    context = click.Context(commands, info_name=commands.name, terminal_width=80)
+    _, _, listed = commands.get_help(context).partition("Commands:\n")
+    assert len(listed.splitlines()) >= 3
+    assert not [line for line in listed.splitlines() if line.endswith("...")]

@@ -47,7 +47,10 @@ def show(*, as_json: bool, config_file: Path | None, assignments: Sequence[str])
 @config.command()
 @options.configured
 def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
-    """Check every setting, those of the chosen providers too; build nothing."""
+    """Check every setting and build nothing.
+
+    The settings of providers that are chosen by name are checked too.
+    """
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.config.providers import check_components
 
@@ -59,7 +62,10 @@ def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
 @config.command()
 @options.configured
 def schema(*, config_file: Path | None, assignments: Sequence[str]) -> None:
-    """Print the JSON schema of the config, with the settings of installed providers."""
+    """Print the JSON schema of a config file.
+
+    It has the settings of every installed provider.
+    """
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.config.schema import json_schema
 
