@@ -62,6 +62,9 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start() -> Iterator[Start]:
     """Start the command in processes of their own, with pipes for everything."""
     with ExitStack() as stack:
+        # Tests that run in the background may ignore Ctrl-C, and children would inherit that.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        stack.callback(signal.signal, signal.SIGINT, before)
 
         def start(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
             pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
