@@ -102,7 +102,9 @@ def test_two_pictures_in_one_question_are_told_apart(client):
     first, second = drawing("circle", "red", "PNG"), drawing("square", "blue", "PNG")
     messages = question("What is in the second picture?", first, second)
     answer = client.chat.completions.create(model="demo", messages=messages)
-    assert "square" in answer.choices[0].message.content.lower()
+    said = answer.choices[0].message.content.lower()
+    assert "blue" in said
+    assert "red" not in said
 
 
 def test_many_clients_at_once_get_what_one_alone_gets(server):

@@ -89,7 +89,8 @@ def test_the_template_takes_strings_systems_and_several_turns(checkpoint: Path) 
 def test_the_processor_sees_what_training_saw(checkpoint: Path) -> None:
     pytest.importorskip("torch")
     numpy = pytest.importorskip("numpy")
-    from scene import draw, sample_scene, to_pixels
+    from picture import draw, to_pixels
+    from scene import sample_scene
     from transformers import AutoProcessor
 
     rng = numpy.random.default_rng(14)

@@ -6,18 +6,8 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("PIL")
 
-from scene import (
-    COLOURS,
-    GRID,
-    PLACES,
-    SHAPES,
-    SIDE,
-    draw,
-    ink_of_patches,
-    label_patches,
-    sample_scene,
-    to_pixels,
-)  # fmt: skip
+from picture import GRID, SIDE, draw, ink_of_patches, label_patches, to_pixels
+from scene import COLOURS, PLACES, SHAPES, sample_scene
 
 
 def test_training_scenes_hold_no_held_out_combination() -> None:

@@ -1,5 +1,7 @@
 """Training is a function of its seed, interrupted or not."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,13 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-TINY = {"vision_steps": 1, "vision_images": 2, "rows": 1, "decay": 1, "warmup": 1, "threads": 1}
+
+class Interrupted(Exception):  # noqa: N818 - nothing has gone wrong
+    pass
 
 
 def weights(run: Path) -> dict[str, object]:
-    state = torch.load(run / "state.pt", weights_only=True)
-    return dict(state["average"])
+    return dict(torch.load(run / "state.pt", weights_only=True)["average"])
 
 
 def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(
@@ -20,30 +23,30 @@ def test_an_interrupted_run_ends_where_an_uninterrupted_one_does(
 ) -> None:
     import train
 
-    monkeypatch.setattr(train, "batches", lambda s, first: (
-        train._make((s.seed, i, s.vision_steps, s.vision_images, s.rows))
-        for i in range(first, s.steps)
-    ))  # fmt: skip
-    train.train(train.Settings(out=tmp_path / "whole", steps=3, **TINY))
-    halves = {**TINY, "decay": 1}
-    stop = train.Trainer.advance
-    calls = []
+    def at_once(settings: "train.Settings", first: int) -> Iterator[object]:
+        return (train.make_batch(settings, step) for step in range(first, settings.steps))
 
-    def interrupt(self: object, batch: object) -> dict[str, float]:
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        calls.append(1)
-        numbers = stop(self, batch)
-        self.save()
-        return numbers
+    monkeypatch.setattr(train, "batches", at_once)
+    tiny = {"vision_steps": 1, "page_steps": 1, "vision_images": 2, "rows": 1, "warmup": 1}
+    whole = train.Settings(out=tmp_path / "whole", steps=4, decay=2, threads=1, **tiny)
+    train.train(whole)
+
+    parts = replace(whole, out=tmp_path / "parts", save_seconds=0.0)
+    advance = train.Trainer.advance
+
+    def interrupt(self: "train.Trainer", batch: object) -> dict[str, float]:
+        if self.step == 2:
+            raise Interrupted
+        return advance(self, batch)
 
     monkeypatch.setattr(train.Trainer, "advance", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        train.train(train.Settings(out=tmp_path / "parts", steps=3, **halves))
-    monkeypatch.setattr(train.Trainer, "advance", stop)
-    train.train(train.Settings(out=tmp_path / "parts", steps=3, **halves))
-    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    with pytest.raises(Interrupted):
+        train.train(parts)
+    monkeypatch.setattr(train.Trainer, "advance", advance)
+    train.train(parts)
+
+    one, other = weights(whole.out), weights(parts.out)
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_conversation_packed_with_others_is_scored_as_if_alone() -> None:

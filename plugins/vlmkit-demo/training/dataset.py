@@ -8,25 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from picture import GRID, draw, ink_of_patches, label_patches, to_pixels
 from question import ASKS, Asker, Dialogue, ask_pair, small_talk, system_prompt
-from scene import (
-    GRID,
-    Scene,
-    draw,
-    ink_of_patches,
-    label_patches,
-    sample_page,
-    sample_scene,
-    to_pixels,
-)
-from tokenizer import ASSISTANT, END, IMAGE, PAD, SPECIAL, SYSTEM, USER, load_tokenizer
+from scene import Scene, sample_page, sample_scene
+from tokenizer import ASSISTANT, END, IMAGE, PAD, SYSTEM, USER, load_tokenizer, special_ids
 
 ROW = 288  # tokens of one packed row
 PADDING = -1000  # the span of padding
 PAIR_SHARE = 0.4  # rows with two pictures
 WEIGHTS = {
     "describe": 0.5, "what_is_at": 0.8, "shape": 0.7, "colour": 0.5, "size": 0.3, "position": 0.8,
-    "count": 1.2, "count_if": 3.0, "relation": 2.8, "exist": 1.0, "digit": 1.6, "word": 3.4,
+    "count": 1.2, "count_if": 3.0, "relation": 2.8, "exist": 1.0, "digit": 1.6, "word": 5.0,
     "follow_up": 0.9, "unknown": 0.7,
 }  # fmt: skip
 KINDS = tuple(WEIGHTS)
@@ -188,7 +180,7 @@ class _Encoder:
 
     def __init__(self) -> None:
         self._tokenizer = load_tokenizer()
-        self.special = {t: self._tokenizer.token_to_id(t) for t in SPECIAL}
+        self.special = special_ids(self._tokenizer)
         self._known: dict[str, list[int]] = {}
 
     def __call__(self, text: str) -> list[int]:

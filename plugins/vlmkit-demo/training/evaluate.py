@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from picture import draw
 from PIL import Image
 from question import ASKS, KINDS, Asker, Turn, ask_pair, small_talk
-from scene import Scene, draw, sample_scene
+from scene import Scene, sample_scene
 
 CONTENT = {"digit": "digit", "word": "word"}  # what a kind's scenes must hold
 MARKS = "<!-- accuracy: written by training/evaluate.py -->", "<!-- end of accuracy -->"
@@ -103,9 +104,10 @@ class TransformersAnswerer:
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
         self._torch, self._batch = torch, batch
-        self._processor = AutoProcessor.from_pretrained(folder)
-        self._model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-        self._model.eval()
+        load: Any = AutoProcessor.from_pretrained
+        self._processor = load(folder)
+        load = AutoModelForImageTextToText.from_pretrained
+        self._model = load(folder, dtype=torch.float32).eval()
 
     def __call__(self, cases: list[Case]) -> list[str]:
         """Answer in batches of cases with equally many pictures."""

@@ -4,7 +4,7 @@ Builds the transformers model and the throw-away heads that teach the vision tow
 trains or reads files.
 """
 
-from scene import GRID, INK, LABEL_SIZES, SIDE
+from picture import GRID, INK, LABEL_SIZES, SIDE
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
@@ -54,7 +54,7 @@ class PatchHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(VISION_WIDTH)
-        self.heads = nn.ModuleList(nn.Linear(VISION_WIDTH, int(n)) for n in LABEL_SIZES)
+        self.heads = nn.ModuleList(nn.Linear(VISION_WIDTH, n) for n in LABEL_SIZES.values())
         self.ink_norm = nn.LayerNorm(VISION_WIDTH)
         self.ink = nn.Linear(VISION_WIDTH, INK**2)
 
@@ -80,7 +80,7 @@ class PatchHeads(nn.Module):
         seen = labels[:, 0] > 0
         weight = seen / seen.sum().clamp(min=1) + 0.5 * ~seen / (~seen).sum().clamp(min=1)
         total = 10.0 * ink_loss
-        for i, (name, head) in enumerate(zip(LABEL_SIZES._fields, self.heads, strict=True)):
+        for i, (name, head) in enumerate(zip(LABEL_SIZES, self.heads, strict=True)):
             logits = head(features).transpose(1, 2)
             loss = nn.functional.cross_entropy(logits, labels[:, i], reduction="none")
             total = total + (2.0 if name == "name" else 1.0) * (loss * weight).sum()

@@ -272,11 +272,11 @@ def ask_follow_up(scene: Scene, ask: Asker) -> tuple[Turn, ...] | None:
             ask.say(PHRASES["at"], w=thing.place), _upper(phrase_of(thing, place=False)) + "."
         )
         return (first, Turn(ask.say(FOLLOW["position"]), values["position"]))
-    name = refer(scene, thing, ask, told[keys[0]])
-    if not name:
+    named = refer(scene, thing, ask, told[keys[0]])
+    if not named:
         return None
-    turns = [Turn(ask.say(PHRASES[keys[0]], a=name), values[keys[0]])]
-    later = [k for k in keys[1:] if not _gives_away(thing, k, name)]
+    turns = [Turn(ask.say(PHRASES[keys[0]], a=named), values[keys[0]])]
+    later = [k for k in keys[1:] if not _gives_away(thing, k, named)]
     few = later[: 1 + int(ask.rng.integers(2))]
     turns += [Turn(ask.say(FOLLOW[key]), values[key]) for key in few]
     return tuple(turns) if len(turns) > 1 else None

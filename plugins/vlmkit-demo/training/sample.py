@@ -6,7 +6,8 @@ python training/sample.py
 from pathlib import Path
 
 import numpy as np
-from scene import Scene, Thing, draw
+from picture import draw
+from scene import Scene, Thing
 
 PICTURES = Path(__file__).parent.parent / "src" / "vlmkit_demo" / "pictures"
 WHITE = (255, 255, 255)

@@ -1,27 +1,19 @@
-"""Scenes and their pictures: what the demo model is shown, and the truth about it.
+"""Scenes: what the demo model is shown, and the truth about it.
 
 A scene is a handful of things (shapes, at most one digit, at most one printed word) on a three by
-three grid, and a background. The module samples scenes, draws them with Pillow and labels the
-patches of the drawn picture. It knows nothing about questions, tokens or training.
+three grid, and a background. The module only samples scenes; ``picture.py`` draws them.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
 T = TypeVar("T")
-Pens = tuple[ImageDraw.ImageDraw, ImageDraw.ImageDraw]  # for the picture and for the ink
 Split = Literal["train", "held_out"]
 Colour = tuple[int, int, int]
 
-SIDE = 112  # pixels of the square that the vision tower sees
-GRID = 8  # patches along a side
-INK = 7  # parts of a patch along a side for which the ink is known
 COLOURS: dict[str, tuple[Colour, ...]] = {
     "red": ((255, 0, 0), (220, 20, 60), (200, 30, 30), (230, 50, 40)),
     "orange": ((255, 165, 0), (255, 140, 0), (245, 130, 20)),
@@ -36,7 +28,7 @@ COLOURS: dict[str, tuple[Colour, ...]] = {
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross", "heart")
 DIGITS = tuple("0123456789")
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-NAMES = SHAPES + DIGITS + LETTERS  # what one patch may belong to
+NAMES = SHAPES + DIGITS + LETTERS  # what one patch of a picture may belong to
 SIZES = ("small", "large")
 PLACES = (
     "at the top left", "at the top", "at the top right",
@@ -49,7 +41,7 @@ _LIGHT: tuple[Colour, ...] = (
     (225, 235, 250), (230, 245, 230),
 )  # fmt: skip
 _DARK: tuple[Colour, ...] = ((0, 0, 0), (30, 30, 30), (60, 60, 60), (25, 30, 60), (95, 95, 95))
-_TOO_CLOSE = 110.0  # summed absolute RGB distance below which a thing is lost on its background
+TOO_CLOSE = 110.0  # summed absolute RGB distance below which a thing is lost on its background
 
 
 @dataclass(frozen=True)
@@ -108,15 +100,6 @@ class Scene:
         return next((t for t in self.things if t.kind == "word"), None)
 
 
-class Mark(NamedTuple):
-    """A labelled box of a picture: ``box`` is left, top, right, bottom as fractions."""
-
-    box: tuple[float, float, float, float]
-    thing: Thing
-    name: str
-    index: int  # letter index in a word, else 0
-
-
 def sample_scene(
     rng: np.random.Generator, split: Split = "train", most: int = 5, content: str | None = None
 ) -> Scene:
@@ -140,7 +123,7 @@ def sample_scene(
 
 def _sample(rng: np.random.Generator, most: int, content: str | None) -> Scene:
     height, width = _source_size(rng)
-    background = _pick(rng, _LIGHT if rng.random() < 0.7 else _DARK)
+    background = pick(rng, _LIGHT if rng.random() < 0.7 else _DARK)
     count = min(most, int(rng.choice(6, p=[0.01, 0.25, 0.28, 0.24, 0.13, 0.09])))
     if content is None:
         content = str(rng.choice(["shapes", "digit", "word", "both"], p=[0.5, 0.2, 0.26, 0.04]))
@@ -156,7 +139,7 @@ def _sample(rng: np.random.Generator, most: int, content: str | None) -> Scene:
     if content in ("digit", "both"):
         things.append(_glyph(rng, "digit", int(cells.pop()), count))
     things += [_glyph(rng, "shape", int(cells.pop()), count) for _ in range(count - len(things))]
-    colours = [c for c, shades in COLOURS.items() if _distance(shades[0], background) > _TOO_CLOSE]
+    colours = [c for c, shades in COLOURS.items() if distance(shades[0], background) > TOO_CLOSE]
     repeat = rng.random() < 0.3  # few colours and shapes, so that counting is worth asking
     palette = list(rng.permutation(colours))[: 2 if repeat else 9]
     forms = list(rng.permutation(SHAPES))[: 2 if repeat else 7]
@@ -173,34 +156,34 @@ def sample_page(rng: np.random.Generator) -> Scene:
     """
     while True:
         height, width = _source_size(rng)
-        background = _pick(rng, _LIGHT if rng.random() < 0.7 else _DARK)
+        background = pick(rng, _LIGHT if rng.random() < 0.7 else _DARK)
         things = []
         for row in range(3):
             if rng.random() < 0.6:
                 things.append(_word(rng, row, width / height))
             else:
                 things += [_glyph(rng, "digit", 3 * row + column, 5) for column in range(3)]
-        colours = [c for c, s in COLOURS.items() if _distance(s[0], background) > _TOO_CLOSE]
+        colours = [c for c, s in COLOURS.items() if distance(s[0], background) > TOO_CLOSE]
         things = [_dress(rng, t, colours, list(SHAPES)) for t in things]
         if not _overlap(things, height, width) and not any(t.held_out() for t in things):
             return Scene(tuple(things), background, height, width)
 
 
 def _dress(rng: np.random.Generator, thing: Thing, palette: list[str], forms: list[str]) -> Thing:
-    name = str(_pick(rng, forms)) if thing.kind == "shape" else thing.name
+    name = str(pick(rng, forms)) if thing.kind == "shape" else thing.name
     return Thing(
-        thing.kind, name, str(_pick(rng, palette)), thing.size, thing.cell, thing.x, thing.y,
+        thing.kind, name, str(pick(rng, palette)), thing.size, thing.cell, thing.x, thing.y,
         thing.extent,
     )  # fmt: skip
 
 
 def _glyph(rng: np.random.Generator, kind: Literal["shape", "digit"], cell: int, n: int) -> Thing:
-    name = str(_pick(rng, DIGITS)) if kind == "digit" else SHAPES[0]
+    name = str(pick(rng, DIGITS)) if kind == "digit" else SHAPES[0]
     size = SIZES[int(rng.integers(2))]
     if size == "small":
         extent = float(rng.uniform(0.125, 0.165) if kind == "shape" else rng.uniform(0.15, 0.18))
     else:
-        extent = float(rng.uniform(0.25, 0.55 if n == 1 else 0.36 if n < 4 else 0.32))
+        extent = float(rng.uniform(0.25, 0.8 if n == 1 else 0.36 if n < 4 else 0.32))
     row, column = divmod(cell, 3)
     low = extent / 2 + 0.01
     x = float(np.clip((column + rng.uniform(0.16, 0.84)) / 3, low, 1 - low))
@@ -229,11 +212,11 @@ def sample_word(rng: np.random.Generator, length: int) -> str:
         return "".join(LETTERS[i] for i in rng.integers(26, size=length))
     soft, hard = "AEIOUY", "BCDFGHJKLMNPQRSTVWXZ"
     start = int(rng.integers(2))
-    return "".join(str(_pick(rng, soft if (i + start) % 2 else hard)) for i in range(length))
+    return "".join(str(pick(rng, soft if (i + start) % 2 else hard)) for i in range(length))
 
 
 def _source_size(rng: np.random.Generator) -> tuple[int, int]:
-    side = int(_pick(rng, (112, 128, 160, 200, 224, 256, 300, 336, 400)))
+    side = int(pick(rng, (112, 128, 160, 200, 224, 256, 300, 336, 400)))
     if rng.random() < 0.55:
         return side, side
     other = int(side * rng.uniform(1.0, 1.5))
@@ -255,189 +238,11 @@ def _overlap(things: list[Thing], height: int, width: int) -> bool:
     )
 
 
-def _distance(a: Colour, b: Colour) -> float:
+def distance(a: Colour, b: Colour) -> float:
+    """Sum the absolute differences of two colours."""
     return float(sum(abs(x - y) for x, y in zip(a, b, strict=True)))
 
 
-def _pick(rng: np.random.Generator, items: Sequence[T]) -> T:
+def pick(rng: np.random.Generator, items: Sequence[T]) -> T:
+    """Choose one item."""
     return items[int(rng.integers(len(items)))]
-
-
-class Drawing(NamedTuple):
-    """A drawn scene: the RGB picture, its marks, and where the ink is (an ``L`` picture)."""
-
-    image: Image.Image
-    marks: list[Mark]
-    ink: Image.Image
-
-
-def draw(scene: Scene, rng: np.random.Generator) -> Drawing:
-    """Draw a scene at its source size.
-
-    Args:
-        scene: what to draw.
-        rng: chooses shades, rotation, anti-aliasing, noise and JPEG quality.
-
-    Returns:
-        The drawing, with one mark for each shape, digit and letter.
-    """
-    factor = 2 if rng.random() < 0.7 else 1
-    height, width = scene.height * factor, scene.width * factor
-    image = Image.new("RGB", (width, height), scene.background)
-    ink = Image.new("L", (width, height))
-    pens = ImageDraw.Draw(image), ImageDraw.Draw(ink)
-    marks: list[Mark] = []
-    outline = rng.random() < 0.1
-    for thing in scene.things:
-        shade = _shade(rng, thing.colour, scene.background)
-        if thing.kind == "shape":
-            marks.append(_draw_shape(pens, thing, shade, outline, (height, width), rng))
-        else:
-            marks += _draw_text(pens, thing, shade, (height, width), rng)
-    if factor > 1:
-        image = image.resize((scene.width, scene.height), Image.Resampling.BOX)
-    return Drawing(_weather(image, rng), marks, ink)
-
-
-def _shade(rng: np.random.Generator, colour: str, background: Colour) -> Colour:
-    shades = [s for s in COLOURS[colour] if _distance(s, background) > _TOO_CLOSE]
-    base = COLOURS[colour][0] if rng.random() < 0.35 or not shades else _pick(rng, shades)
-    shifted = np.clip(np.array(base) + rng.integers(-10, 11, 3), 0, 255)
-    return int(shifted[0]), int(shifted[1]), int(shifted[2])
-
-
-def _draw_shape(
-    pens: Pens, thing: Thing, shade: Colour, outline: bool,
-    size: tuple[int, int], rng: np.random.Generator,
-) -> Mark:  # fmt: skip
-    height, width = size
-    radius = thing.extent * min(size) / 2
-    x, y = thing.x * width, thing.y * height
-    edge = (90, 90, 90) if outline else None
-    if thing.name == "circle":
-        box = (x - radius, y - radius, x + radius, y + radius)
-        pens[0].ellipse(box, shade, edge)
-        pens[1].ellipse(box, 255)
-    else:
-        angle = 0.0 if rng.random() < 0.6 else float(rng.uniform(-0.15, 0.15))
-        turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        points = outline_of(thing.name) @ turn.T * radius + (x, y)
-        corners = [(float(px), float(py)) for px, py in points]
-        pens[0].polygon(corners, shade, edge)
-        pens[1].polygon(corners, 255)
-    across, down = radius / width, radius / height
-    place = (thing.x - across, thing.y - down, thing.x + across, thing.y + down)
-    return Mark(place, thing, thing.name, 0)
-
-
-def outline_of(shape: str) -> NDArray[np.float64]:
-    """Return a shape's corners ``[points, 2]`` (x, y down) within the unit circle or its square."""
-    if shape == "square":
-        return 0.88 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], float)
-    if shape == "diamond":
-        return np.array([(0, -1), (0.8, 0), (0, 1), (-0.8, 0)], float)
-    if shape == "triangle":
-        return np.array([(0, -1), (1, 0.85), (-1, 0.85)], float)
-    if shape == "cross":
-        a = 0.34
-        return np.array([(-a, -1), (a, -1), (a, -a), (1, -a), (1, a), (a, a), (a, 1), (-a, 1),
-                         (-a, a), (-1, a), (-1, -a), (-a, -a)], float)  # fmt: skip
-    if shape == "star":
-        turns = np.arange(10) * np.pi / 5
-        reach = np.where(np.arange(10) % 2 == 0, 1.05, 0.42)
-        return np.stack([np.sin(turns) * reach, -np.cos(turns) * reach], 1)
-    t = np.linspace(0, 2 * np.pi, 40)
-    x = 16 * np.sin(t) ** 3
-    y = -(13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)) - 2
-    return np.stack([x / 16.5, y / 15.5], 1)
-
-
-def _draw_text(
-    pens: Pens, thing: Thing, shade: Colour, size: tuple[int, int],
-    rng: np.random.Generator,
-) -> list[Mark]:  # fmt: skip
-    height, width = size
-    tall = thing.extent * min(size)
-    font = ImageFont.load_default(size=max(6.0, tall / 0.72))  # capitals are 0.72 em high
-    stroke = int(rng.integers(0, 3)) * tall / 60
-    gap = 0.0 if thing.kind == "digit" else tall * float(rng.uniform(0.0, 0.12))
-    advances = [font.getlength(c) + gap for c in thing.name]
-    total = sum(advances) - gap
-    if total > 0.97 * width:
-        shrink = 0.97 * width / total
-        advances = [a * shrink for a in advances]
-        font = ImageFont.load_default(size=max(6.0, shrink * tall / 0.72))
-        total, tall, gap, stroke = 0.97 * width, tall * shrink, gap * shrink, stroke * shrink
-    left = min(max(thing.x * width - total / 2, 0.01 * width), 0.99 * width - total)
-    y = thing.y * height
-    marks = []
-    for i, (letter, advance) in enumerate(zip(thing.name, advances, strict=True)):
-        for pen, fill in zip(pens, (shade, 255), strict=True):
-            pen.text((left, y + tall / 2), letter, fill, font, anchor="ls", stroke_width=stroke)
-        box = (left / width, (y - tall / 2) / height, (left + advance - gap) / width,
-               (y + tall / 2) / height)  # fmt: skip
-        marks.append(Mark(box, thing, letter, i))
-        left += advance
-    return marks
-
-
-def _weather(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    luck = rng.random()
-    if luck < 0.12:
-        pixels = np.asarray(image, np.int16)
-        noise = rng.integers(-12, 13, (*pixels.shape[:2], 1), np.int16)
-        return Image.fromarray(np.clip(pixels + noise, 0, 255).astype(np.uint8))
-    if luck < 0.4:
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=int(rng.integers(55, 96)))
-        return Image.open(buffer).convert("RGB")
-    return image
-
-
-def to_pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """Stretch a picture to what the image processor hands on: ``[112, 112, 3]`` uint8."""
-    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BICUBIC))
-
-
-def ink_of_patches(ink: Image.Image) -> NDArray[np.uint8]:
-    """Say how much ink is in each of the 7 x 7 parts of each patch: ``[64, 49]``, 0 to 255."""
-    fine = np.asarray(ink.resize((GRID * INK, GRID * INK), Image.Resampling.BOX))
-    cut = fine.reshape(GRID, INK, GRID, INK).transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(cut).reshape(GRID**2, INK**2)
-
-
-class PatchLabels(NamedTuple):
-    """The truth for each patch, each ``[64]`` int64 with 0 for background."""
-
-    name: NDArray[np.int64]
-    colour: NDArray[np.int64]
-    size: NDArray[np.int64]
-    cell: NDArray[np.int64]
-    index: NDArray[np.int64]
-
-
-LABEL_SIZES = PatchLabels(
-    len(NAMES) + 1, len(COLOURS) + 1, len(SIZES) + 1, len(PLACES) + 1, LONGEST_WORD + 1
-)  # type: ignore[arg-type]
-
-
-def label_patches(marks: list[Mark]) -> PatchLabels:
-    """Say for each patch to which thing it belongs: the one that covers most of it."""
-    edges = np.arange(GRID + 1) / GRID
-    best = np.full((GRID, GRID), 0.0)
-    owner = np.full((GRID, GRID), -1)
-    for i, mark in enumerate(marks):
-        left, top, right, bottom = mark.box
-        across = np.clip(np.minimum(edges[1:], right) - np.maximum(edges[:-1], left), 0, None)
-        down = np.clip(np.minimum(edges[1:], bottom) - np.maximum(edges[:-1], top), 0, None)
-        cover = np.outer(down, across) * GRID * GRID
-        wins = (cover > best) & (cover >= min(0.3, cover.max()))
-        owner[wins], best[wins] = i, cover[wins]
-    colours = list(COLOURS)
-    rows = [(0, 0, 0, 0, 0)] + [
-        (NAMES.index(m.name) + 1, colours.index(m.thing.colour) + 1,
-         SIZES.index(m.thing.size) + 1, m.thing.cell + 1, m.index + 1)
-        for m in marks
-    ]  # fmt: skip
-    table = np.array(rows, np.int64)[owner.reshape(-1) + 1]
-    return PatchLabels(*(np.ascontiguousarray(table[:, k]) for k in range(5)))

@@ -27,6 +27,11 @@ def load_tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 
 
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of the special tokens."""
+    return {token: int(tokenizer.token_to_id(token) or 0) for token in SPECIAL}
+
+
 def learn_tokenizer(conversations: int = 30000, vocabulary: int = 1024) -> Tokenizer:
     """Learn the vocabulary from training conversations."""
     tokenizer = Tokenizer(models.BPE())

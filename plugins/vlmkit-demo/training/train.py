@@ -11,6 +11,7 @@ run into a checkpoint folder with ``export.py``.
 
 import argparse
 import json
+import math
 import multiprocessing
 import time
 from collections import deque
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from dataset import Batch, joint_batch, vision_batch
 from model import PatchHeads, build_model
-from tokenizer import END, IMAGE, PAD, load_tokenizer
+from tokenizer import END, IMAGE, PAD, load_tokenizer, special_ids
 from torch import Tensor, nn
 
 MEAN, SPREAD = 127.5, 127.5  # pixels become [-1, 1], as in the image processor's config
@@ -37,8 +38,8 @@ class Settings:
     vision_steps: int = 2600
     page_steps: int = 711  # the last vision steps, in which most pictures are pages to read
     vision_images: int = 64
-    steps: int = 12000  # in all, the vision steps included
-    decay: int = 2500
+    steps: int = 8000  # in all, the vision steps included
+    decay: int = 3800  # the last steps, in which the rate falls to zero
     rows: int = 24
     rate: float = 1e-3
     warmup: int = 300
@@ -55,17 +56,17 @@ class Trainer:
         self.settings = settings
         torch.manual_seed(settings.seed)
         tokenizer = load_tokenizer()
-        ids = [tokenizer.token_to_id(t) for t in (IMAGE, END, PAD)]
-        self.model = build_model(tokenizer.get_vocab_size(), *ids)
+        ids = special_ids(tokenizer)
+        self.model = build_model(tokenizer.get_vocab_size(), ids[IMAGE], ids[END], ids[PAD])
         torch.manual_seed(settings.seed + 1)  # whatever the vocabulary, the same heads
         self.heads = PatchHeads()
         named = [*self.model.named_parameters(), *self.heads.named_parameters()]
         self.average = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": [p for n, p in named if sees(n) is tower and (p.ndim > 1) is matrix],
-                 "weight_decay": 0.05 if matrix else 0.0, "tower": tower}
-                for tower in (False, True) for matrix in (True, False)
+                {"params": [p for _, p in named if (p.ndim > 1) is matrix],
+                 "weight_decay": 0.05 if matrix else 0.0}
+                for matrix in (True, False)
             ],
             lr=settings.rate, betas=(0.9, 0.98), fused=True,
         )  # fmt: skip
@@ -99,7 +100,7 @@ class Trainer:
         s = self.settings
         begun = self.step if self.step < s.vision_steps else self.step - s.vision_steps
         fallen = max(0.0, 1 - (s.steps - self.step) / s.decay)
-        return s.rate * min(1.0, (begun + 1) / s.warmup, 1 - fallen**0.5)
+        return s.rate * min(1.0, (begun + 1) / s.warmup, 1 - math.sqrt(fallen))
 
     def settle(self) -> None:
         """Put the average in the place of the weights: the fall begins from quiet ground."""
@@ -109,14 +110,13 @@ class Trainer:
 
     def advance(self, batch: Batch) -> dict[str, float]:
         """Take one step and return its measurements."""
-        falling = self.settings.steps - self.step <= self.settings.decay
         if self.settings.steps - self.step == self.settings.decay:
             self.settle()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate() * (0.6 if falling and group["tower"] else 1.0)
+            group["lr"] = self.rate()
         self.optimizer.zero_grad(set_to_none=True)
         loss, numbers = self.losses(batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         parameters = [*self.model.parameters(), *self.heads.parameters()]
         norm = nn.utils.clip_grad_norm_(parameters, 1.0)
         self.optimizer.step()
@@ -166,11 +166,6 @@ class Trainer:
         wanted = targets[targets >= 0]
         loss = nn.functional.cross_entropy(logits.float(), wanted)
         return loss, float((logits.argmax(-1) == wanted).float().mean())
-
-
-def sees(name: str) -> bool:
-    """Say whether a parameter belongs to the vision tower, which goes slower in the end."""
-    return "vision_tower" in name
 
 
 def _mask(spans: np.ndarray) -> Tensor:
