@@ -22,9 +22,7 @@ CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-demo"
 ALL = [CORE, MOCK, HF, TORCH, DEMO]
 TORCH_PIN = (
-    []
-    if os.environ.get("TORCH_BUILD") == "any"
-    else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
+    [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
 )
 PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
 
