@@ -1,0 +1,128 @@
+"""Exports a model's vision tower and projector, and believes nothing that it has not checked.
+
+A graph is kept only if, run as it will be run, it gives what the model's own code gives, for images
+of other sizes and in other batches than the traced ones.
+"""
+
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import torch
+from transformers import PreTrainedModel
+from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
+
+from vlmkit.errors import CheckpointError, VlmkitError
+from vlmkit.prompt import ImageSlot
+from vlmkit_onnx.export.towers.table import tower_of
+from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
+from vlmkit_onnx.export.vision_attention import vision_attention
+from vlmkit_onnx.export.vision_check import check_vision, written_config
+from vlmkit_onnx.vision.feeding import AnyArray
+from vlmkit_onnx.vision.own import feeding_of
+
+FILE = "vision.onnx"
+MAX_INLINE_BYTES = 256 * 2**20  # protobuf ends at 2 GiB and is slow long before
+SEED = 0
+
+OnStage = Callable[[str], None]
+
+
+def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> str | None:
+    """Write the graph of a model's vision tower and projector.
+
+    Args:
+        model: any, on the CPU; all but its language model in single precision.
+        folder: where ``vision.onnx`` goes, and ``vision.onnx.data`` when it is large.
+        on_stage: told what begins.
+
+    Returns:
+        The file's name; None for a text model.
+
+    Raises:
+        CheckpointError: the family is not known, or its graph does not compute what the model does.
+    """
+    base: Any = model.base_model
+    if not hasattr(base, "get_image_features"):
+        return None
+    tower = tower_of(model.config.model_type, base)
+    samples = tower.samples(np.random.default_rng(SEED))
+    on_stage("tracing the vision tower")
+    graph = trace(tower, _example(written_config(model), samples))
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        on_stage("writing the vision tower")
+        _save(graph, Path(made))
+        on_stage("checking the vision tower")
+        check_vision(model, Path(made) / FILE, samples)
+        for file in Path(made).iterdir():
+            shutil.move(file, folder / file.name)
+    return FILE
+
+
+def _example(config: Mapping[str, Any], samples: list[ImageInputs]) -> dict[str, AnyArray]:
+    """Return the graph's inputs for two images of one size, as the encoder will make them."""
+    feeding = feeding_of(config)
+    first, second = (feeding.pictures(_unplaced(sample)) for sample in samples[:2])
+    return feeding.inputs(np.concatenate([first.pixels, second.pixels]), first.group)
+
+
+def _unplaced(sample: ImageInputs) -> ImageSlot:
+    return ImageSlot(0, 0, b"", sample, 0)
+
+
+def trace(tower: Tower, example: Mapping[str, AnyArray]) -> onnx_ir.Model:
+    """Return the graph, fused, its weights still those of the modules.
+
+    Raises:
+        CheckpointError: the family's code cannot be traced.
+    """
+    try:
+        with _quiet(), torch.no_grad(), vision_attention(tower.module):
+            graph = _trace(tower, example)
+            fuse_for_onnxruntime(graph, "cpu")
+    except VlmkitError:
+        raise
+    except Exception as error:  # the exporters have many of their own
+        raise CheckpointError(
+            "the model's vision tower cannot be traced",
+            hint="`vlmkit --debug ...` shows where; please report the model type",
+        ) from error
+    return graph
+
+
+def _trace(tower: Tower, example: Mapping[str, AnyArray]) -> onnx_ir.Model:
+    inputs = {name: torch.from_numpy(array) for name, array in example.items()}
+    axes = {name: dict.fromkeys(tower.dynamic[name], torch.export.Dim.DYNAMIC) for name in inputs}
+    module = tower.module.eval()
+    program = torch.export.export(module, (), inputs, dynamic_shapes=axes, strict=False)
+    made: Any = torch.onnx.export(
+        program,
+        (),
+        kwargs=inputs,
+        input_names=list(inputs),
+        output_names=list(tower.outputs),
+        verbose=False,
+    )
+    graph: onnx_ir.Model = made.model
+    return graph
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what the exporters say about their own insides."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _save(graph: onnx_ir.Model, folder: Path) -> None:
+    weights = graph.graph.initializers.values()
+    num_bytes = sum(v.const_value.nbytes for v in weights if v.const_value is not None)
+    outside = f"{FILE}.data" if num_bytes > MAX_INLINE_BYTES else None
+    onnx_ir.save(graph, folder / FILE, external_data=outside)

@@ -1,0 +1,114 @@
+"""Compares an exported vision graph, run as it will be run, with the model's own code."""
+
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from vlmkit.errors import CheckpointError, EngineError
+from vlmkit.prompt import ImageSlot
+from vlmkit_onnx.export.towers.tower import ImageInputs
+from vlmkit_onnx.layout import DecoderGraph, Layout, VisionGraph
+from vlmkit_onnx.session import open_session
+from vlmkit_onnx.settings import ComputeSettings
+from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
+from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
+
+TOLERANCE = 1e-4  # of the largest value of an image's rows
+MAX_BATCH_IMAGES = 8
+
+
+def check_vision(model: PreTrainedModel, file: Path, samples: Sequence[ImageInputs]) -> float:
+    """Compare a graph with the model, for all images in one batch.
+
+    Args:
+        model: its vision side in single precision.
+        file: the graph.
+        samples: a processor's arrays, image by image.
+
+    Returns:
+        The largest difference, relative to an image's largest value.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    expected = [reference(model, sample) for sample in samples]
+    slots = [
+        ImageSlot(0, len(rows[FEATURES]), b"", sample, len(rows[FEATURES]))
+        for sample, rows in zip(samples, expected, strict=True)
+    ]
+    try:
+        worst = max(_differences(model, file, slots, expected))
+    except EngineError as error:
+        raise _wrong(model) from error
+    if not worst <= TOLERANCE:  # not-a-number fails too
+        raise _wrong(model)
+    return worst
+
+
+def written_config(model: PreTrainedModel) -> dict[str, Any]:
+    """Return what ``config.json`` says of a model; defaults are left out, as they are there."""
+    content: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=True))
+    return content
+
+
+def reference(model: PreTrainedModel, sample: ImageInputs) -> dict[str, NDArray[np.float32]]:
+    """Return what the model's own code makes of one image: rows by the graph's names."""
+    take: Any = model.base_model.get_image_features
+    names = inspect.signature(take).parameters
+    inputs = {name: torch.from_numpy(sample[name]) for name in sample if name in names}
+    with torch.no_grad():
+        output = take(**inputs, return_dict=True)
+    levels = output.get("deepstack_features") or ()
+    named = {FEATURES: output.pooler_output} | {
+        f"{DEEPSTACK}{number}": level for number, level in enumerate(levels)
+    }
+    return {name: _rows(value) for name, value in named.items()}
+
+
+def _differences(
+    model: PreTrainedModel,
+    file: Path,
+    slots: Sequence[ImageSlot],
+    expected: Sequence[dict[str, NDArray[np.float32]]],
+) -> Iterator[float]:
+    layout = Layout(
+        kind="vlmkit",
+        precision="fp32",
+        decoder=DecoderGraph(file, "slots"),
+        embeddings=None,
+        vision=VisionGraph(file, is_own=True),
+        max_sequence_tokens=1,
+        is_batch_invariant=False,
+    )
+    session = open_session(file, ComputeSettings())
+    encoder = OnnxVisionEncoder(layout, session, written_config(model), "", MAX_BATCH_IMAGES)
+    for features, rows in zip(encoder.encode(slots), expected, strict=True):
+        made = {FEATURES: features.embeddings, **features.extra}
+        if made.keys() != rows.keys():
+            yield float("inf")
+            continue
+        for name, wanted in rows.items():
+            size = max(float(np.abs(wanted).max()), 1e-6)
+            yield float(np.abs(np.asarray(made[name]) - wanted).max()) / size
+    encoder.close()
+
+
+def _rows(value: torch.Tensor | Iterable[torch.Tensor]) -> NDArray[np.float32]:
+    parts = [value] if isinstance(value, torch.Tensor) else list(value)
+    rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+    array: NDArray[np.float32] = rows.float().numpy()
+    return array
+
+
+def _wrong(model: PreTrainedModel) -> CheckpointError:
+    return CheckpointError(
+        f"the exported vision tower of {model.config.model_type!r} does not compute what the model "
+        "computes, so it was not kept"
+    )
