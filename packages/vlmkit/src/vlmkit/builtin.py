@@ -1,4 +1,7 @@
-"""The components that come with the core. They enter by the same hooks as everyone else's."""
+"""What comes with the core: its components, by the same hooks as everyone else's.
+
+Its commands are only named here: they run whether or not plugins can be loaded.
+"""
 
 from typing import Any
 
@@ -8,6 +11,8 @@ from vlmkit.registry import BuildContext, Registry
 from vlmkit.scheduler import SchedulerSettings
 
 VLMKIT_API = 1
+COMMANDS = ("ask", "chat", "config", "doctor", "models", "plugins", "serve")
+"""Names that no plugin's command can have; the command line runs these without loading plugins."""
 PRIORITY = 10
 """More than the 0 of a plugin that states none: installing one must not change any answer."""
 

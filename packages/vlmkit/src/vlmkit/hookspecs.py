@@ -1,4 +1,4 @@
-"""The six places where a plugin can add something.
+"""The seven places where a plugin can add something.
 
 Hooks register, objects run: each hook is called once, at start-up, with a registry to fill; what
 it registered is then used through ordinary typed methods. A hook imports nothing heavy: the
@@ -7,11 +7,16 @@ it registered is then used through ordinary typed methods. A hook imports nothin
 A plugin module also says which contract it was written for: ``VLMKIT_API = 1``.
 """
 
+from typing import TYPE_CHECKING
+
 import pluggy
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.protocols import Engine, Sampler, Scheduler, Tokenizer, VisionEncoder
 from vlmkit.registry import Registry
+
+if TYPE_CHECKING:
+    import click
 
 API_VERSION = 1
 PROJECT = "vlmkit"
@@ -55,4 +60,13 @@ def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
     ``build(context)`` returns the Checkpoint for ``context.reference``, downloading it if need
     be. A packaged model is asked for by its name; a source of many (a hub) says by
     ``cannot_serve(reference)`` which references are not its own.
+    """
+
+
+@hookspec
+def vlmkit_register_commands(registry: "Registry[click.Command]") -> None:
+    """Add commands to the ``vlmkit`` command line.
+
+    ``build(context)`` returns the ``click.Command``, and is called when that command runs: there is
+    no model, and no settings. The list of commands shows ``description``.
     """

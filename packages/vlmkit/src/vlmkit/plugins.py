@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -26,12 +26,23 @@ from vlmkit.errors import PluginError
 from vlmkit.protocols import Engine, Sampler, Scheduler, Tokenizer, VisionEncoder
 from vlmkit.registry import Registry
 
-KINDS = ("tokenizers", "vision_encoders", "engines", "schedulers", "samplers", "models")
+if TYPE_CHECKING:
+    import click
+
+KINDS = (
+    "tokenizers",
+    "vision_encoders",
+    "engines",
+    "schedulers",
+    "samplers",
+    "models",
+    "commands",
+)
 
 
 @dataclass(slots=True)
 class Registries:
-    """One registry for each kind of component."""
+    """One registry for each kind of thing that a plugin can offer."""
 
     owner: str = "vlmkit"
     tokenizers: Registry[Tokenizer] = field(init=False)
@@ -40,10 +51,13 @@ class Registries:
     schedulers: Registry[Scheduler] = field(init=False)
     samplers: Registry[Sampler] = field(init=False)
     models: Registry[Checkpoint] = field(init=False)
+    commands: "Registry[click.Command]" = field(init=False)
 
     def __post_init__(self) -> None:
         for kind in KINDS:
-            setattr(self, kind, Registry(kind.removesuffix("s").replace("_", " "), self.owner))
+            own = builtin.COMMANDS if kind == "commands" else ()
+            name = kind.removesuffix("s").replace("_", " ")
+            setattr(self, kind, Registry(name, self.owner, reserved=own))
 
     def merge(self, other: "Registries") -> None:
         """Take everything that ``other`` offers, or nothing."""

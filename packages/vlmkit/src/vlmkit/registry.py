@@ -129,11 +129,18 @@ class Provider(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """What a ``vlmkit_register_*`` hook receives."""
+    """What a ``vlmkit_register_*`` hook receives.
 
-    def __init__(self, kind: str, plugin: str = "vlmkit") -> None:
+    Args:
+        kind: what it holds, for messages.
+        plugin: who fills it.
+        reserved: names that are vlmkit's own.
+    """
+
+    def __init__(self, kind: str, plugin: str = "vlmkit", *, reserved: Iterable[str] = ()) -> None:
         self.kind = kind
         self.plugin = plugin
+        self._reserved = frozenset(reserved)
         self._providers: dict[str, Provider[T]] = {}
 
     def __iter__(self) -> Iterator[Provider[T]]:
@@ -288,6 +295,11 @@ class Registry(Generic[T]):
                 )
 
     def _refuse_taken(self, new: Provider[T]) -> None:
+        if new.name in self._reserved:
+            raise PluginError(
+                f"{self.kind} {new.name!r} from {new.plugin!r} has the name of one of vlmkit's own",
+                hint="give it another name",
+            )
         if (taken := self._providers.get(new.name)) is not None:
             if taken.plugin == new.plugin:
                 raise PluginError(

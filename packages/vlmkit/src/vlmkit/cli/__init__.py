@@ -14,6 +14,7 @@ import click
 
 from vlmkit import __version__
 from vlmkit.cli import ask, chat, config, doctor, models, output, plugins, serve
+from vlmkit.cli.group import CommandGroup
 from vlmkit.errors import ConfigError, UnknownPlugin, VlmkitError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -35,6 +36,7 @@ class State:
 
 
 @click.group(
+    cls=CommandGroup,
     invoke_without_command=True,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,0 +1,91 @@
+"""The list of commands: those that come with vlmkit, and those of plugins.
+
+Plugins are loaded only where a command may be theirs: for the list, and for a name that is none of
+ours. What is wrong with a plugin never keeps the command line from working.
+"""
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from vlmkit.errors import PluginError, VlmkitError
+
+if TYPE_CHECKING:
+    from vlmkit.registry import Registry
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """The commands of plugins, and what kept others from being among them."""
+
+    commands: "Registry[click.Command]"
+    problems: tuple[str, ...]
+
+
+class CommandGroup(click.Group):
+    """A group to which plugins add commands."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands; those of plugins are not built for it."""
+        super().format_commands(ctx, formatter)
+        rows = [(offered.name, offered.description) for offered in _offer().commands]
+        if rows:
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name, built if it is a plugin's."""
+        name = args[0]
+        if name in self.commands or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        offer = _offer()
+        names = [offered.name for offered in offer.commands]
+        if name not in names and ctx.resilient_parsing:  # a shell asks how the line may go on
+            return None, None, args[1:]
+        if name not in names:
+            raise _unknown(name, [*self.commands, *names], offer.problems, ctx)
+        return name, _built(name, offer.commands), args[1:]
+
+
+def _offer() -> _Offer:
+    """Load the plugins, or those that are installed where the config names unusable files."""
+    from vlmkit.assembly import load_plugins
+    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.config import Config
+    from vlmkit.config.providers import described
+
+    problems = []
+    try:
+        _, plugins = read_with_plugins(None, ())
+    except VlmkitError as error:
+        plugins = load_plugins(Config())
+        problems.append(described(error))
+    problems += [f"{source}: {described(error)}" for source, error in plugins.broken.items()]
+    return _Offer(plugins.commands, tuple(problems))
+
+
+def _built(name: str, commands: "Registry[click.Command]") -> click.Command:
+    from vlmkit.registry import BuildContext
+
+    command = commands.build(name, {}, BuildContext())
+    if not isinstance(command, click.Command):
+        raise PluginError(
+            f"command {name!r} from {commands.get(name).plugin!r} was built as "
+            f"{type(command).__name__!r}, not as a click.Command"
+        )
+    return command
+
+
+def _unknown(
+    name: str, known: list[str], problems: tuple[str, ...], context: click.Context
+) -> click.UsageError:
+    """Return click's words for a command that nobody has, with what may be the reason."""
+    near = difflib.get_close_matches(name, known, n=1)
+    text = f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+    if problems:
+        text += f"\nCould not be loaded: {'; '.join(problems)}"
+    return click.UsageError(text, context)

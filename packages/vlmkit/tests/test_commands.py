@@ -1,0 +1,246 @@
+"""Commands that plugins add to the command line, and that no plugin can take it down."""
+
+import importlib.metadata
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from vlmkit import builtin, plugins
+from vlmkit.cli import run, vlmkit as group
+
+HEAD = "import click\nfrom vlmkit.hookspecs import hookimpl\nVLMKIT_API = 1\n"
+GREET = (
+    HEAD
+    + """
+from vlmkit.errors import CheckpointError
+
+def build(context):
+    @click.command()
+    @click.argument("who")
+    @click.option("--code", type=int, default=0)
+    def greet(who, code):
+        "Greet WHO."
+        if who == "nobody":
+            raise CheckpointError("'nobody' cannot be greeted", hint="name somebody")
+        click.echo(f"hello {who}")
+        click.get_current_context().exit(code)
+    return greet
+
+@hookimpl
+def vlmkit_register_commands(registry):
+    registry.add("greet", build, description="Greet somebody.")
+"""
+)
+
+Shown = pytest.CaptureFixture[str]
+Install = Callable[[str], Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that makes a file of this source a plugin of every run."""
+    files: list[str] = []
+
+    def install(source: str) -> Path:
+        file = tmp_path / f"plugin_{len(files)}.py"
+        file.write_text(source)
+        files.append(str(file))
+        monkeypatch.setenv("VLMKIT_PLUGINS", json.dumps(files))
+        return file
+
+    return install
+
+
+def registering(*lines: str, head: str = "") -> str:
+    """Return a plugin whose hook for commands does this."""
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"{HEAD}{head}@hookimpl\ndef vlmkit_register_commands(registry):\n{body}"
+
+
+def test_a_plugins_command_is_listed_with_its_description_and_runs(
+    install: Install, capsys: Shown
+) -> None:
+    install(GREET)
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Commands of plugins:\n  greet  Greet somebody.\n" in shown
+    assert run(["greet", "you"]) == 0
+    assert capsys.readouterr().out == "hello you\n"
+    assert run(["greet", "--help"]) == 0
+    assert "Usage: vlmkit greet" in capsys.readouterr().out
+
+
+def test_without_plugins_there_is_no_list_of_their_commands(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
+    assert run(["--help"]) == 0
+    assert "Commands of plugins" not in capsys.readouterr().out
+
+
+def test_a_plugins_command_fails_as_others_do(install: Install, capsys: Shown) -> None:
+    install(GREET)
+    assert run(["greet", "nobody"]) == 1
+    assert capsys.readouterr().err == ("error: 'nobody' cannot be greeted\nhint: name somebody\n")
+    assert run(["greet"]) == 2
+    assert "Missing argument 'WHO'" in capsys.readouterr().err
+    assert run(["--debug", "greet", "you", "--code", "3"]) == 3
+
+
+def test_a_command_is_built_when_it_runs_and_not_to_be_listed(
+    install: Install, capsys: Shown
+) -> None:
+    install(registering("registry.add('boom', lambda context: 1 / 0, description='Explode.')"))
+    for arguments in (["--help"], ["plugins"], ["boomm"]):
+        assert run(arguments) in {0, 2}
+        assert "ZeroDivisionError" not in "".join(capsys.readouterr())
+    assert run(["boom"]) == 1
+    assert "could not be built: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_command_says_why_it_cannot_run_here(install: Install, capsys: Shown) -> None:
+    file = install(registering("registry.add('x', print, why_not=lambda: 'no torch is installed')"))
+    assert run(["x"]) == 1
+    assert capsys.readouterr().err == (
+        f"error: command 'x' from {str(file)!r} cannot be used: no torch is installed\n"
+    )
+
+
+def test_what_is_no_command_is_refused_with_its_plugin(install: Install, capsys: Shown) -> None:
+    file = install(registering("registry.add('x', lambda context: 'text')"))
+    assert run(["x"]) == 1
+    assert capsys.readouterr().err == (
+        f"error: command 'x' from {str(file)!r} was built as 'str', not as a click.Command\n"
+    )
+
+
+def test_commands_are_a_kind_that_is_listed(install: Install, capsys: Shown) -> None:
+    file = install(GREET)
+    assert run(["plugins", "--json"]) == 0
+    providers = json.loads(capsys.readouterr().out)["providers"]
+    greet = next(p for p in providers if p["kind"] == "command" and p["name"] == "greet")
+    assert greet["plugin"] == str(file)
+    assert greet["description"] == "Greet somebody."
+
+
+@pytest.mark.parametrize("name", sorted(group.commands))
+def test_a_name_of_ours_is_refused_and_ours_runs(
+    name: str, install: Install, capsys: Shown
+) -> None:
+    file = install(registering(f"registry.add({name!r}, lambda context: None)"))
+    error = plugins.load(files=[file]).broken[str(file)]
+    assert str(error) == (
+        f"command {name!r} from {str(file)!r} has the name of one of vlmkit's own"
+    )
+    assert run([name, "--help"]) == 0
+    assert f"Usage: vlmkit {name}" in capsys.readouterr().out
+
+
+def test_every_command_of_ours_is_among_the_reserved_names() -> None:
+    assert sorted(group.commands) == sorted(builtin.COMMANDS)
+
+
+def test_of_two_plugins_with_one_command_the_first_keeps_it(
+    install: Install, capsys: Shown
+) -> None:
+    install(GREET)
+    second = install(GREET)
+    error = plugins.load(files=[second.with_name("plugin_0.py"), second]).broken[str(second)]
+    assert "is already provided by" in str(error)
+    assert run(["--help"]) == 0
+    assert capsys.readouterr().out.count("Greet somebody.") <= 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import no_such_module",
+        "raise SystemExit(3)",
+        registering("registry.add('serve', print)"),
+        registering("registry.add('auto', print)"),
+        registering("registry.add('x', print, description=None)"),
+        registering("raise RuntimeError('no')"),
+    ],
+)
+def test_a_broken_plugin_breaks_no_command(source: str, install: Install, capsys: Shown) -> None:
+    install(source)
+    assert run(["--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+    assert run(["serv"]) == 2
+    assert "No such command 'serv'. Did you mean 'serve'?" in capsys.readouterr().err
+
+
+def test_a_missing_command_is_told_with_the_plugin_that_could_not_be_loaded(
+    install: Install, capsys: Shown
+) -> None:
+    file = install("import no_such_module")
+    assert run(["export"]) == 2
+    shown = capsys.readouterr().err
+    assert "No such command 'export'." in shown
+    assert f"Could not be loaded: plugin file {str(file)!r}" in shown
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in shown
+
+
+def test_a_broken_config_leaves_the_list_of_commands(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLMKIT_CONFIG", "/none.toml")
+    assert run(["--help"]) == 0
+    assert run(["nope"]) == 2
+    assert "config file '/none.toml' cannot be read" in capsys.readouterr().err
+
+
+def test_near_misses_are_looked_for_among_commands_of_plugins_too(
+    install: Install, capsys: Shown
+) -> None:
+    install(GREET)
+    assert run(["gret", "you"]) == 2
+    assert "No such command 'gret'. Did you mean 'greet'?" in capsys.readouterr().err
+
+
+def test_a_blocked_plugin_adds_no_command(
+    install: Install, capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = install(GREET)
+    monkeypatch.setenv("VLMKIT_BLOCK", str(file))
+    assert run(["greet", "you"]) == 2
+    assert run(["--help"]) == 0
+    assert "Greet somebody." not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["models", "--help"], ["chat", "--nope"]])
+def test_a_command_of_ours_is_found_without_loading_plugins(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(**_: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(plugins, "load", load)
+    assert run(arguments) in {0, 2}
+
+
+def test_a_command_loads_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    load = plugins.load
+
+    def counted(**options: object) -> plugins.Plugins:
+        calls.append(options)
+        return load(**options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plugins, "load", counted)
+    for arguments in (["--help"], [], ["plugins"], ["nope"], ["ask", "mock", "hi"]):
+        calls.clear()
+        run(arguments)
+        assert len(calls) == 1, arguments
+
+
+def test_a_shell_that_completes_a_line_gets_no_error(install: Install) -> None:
+    install(GREET)
+    context = click.Context(group, resilient_parsing=True)
+    assert group.resolve_command(context, ["gre"])[1] is None
+    name, command, _ = group.resolve_command(context, ["greet"])
+    assert name == "greet"
+    assert command is not None
