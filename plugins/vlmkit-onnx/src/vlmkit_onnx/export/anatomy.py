@@ -1,0 +1,112 @@
+"""What a decoder takes and keeps, found by looking at it and by running two tokens through it.
+
+Refuses here, before anything costly, what cannot be exported. Knows no family by name but those
+whose masks the host must make.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vlmkit.errors import CheckpointError, VlmkitError
+from vlmkit_onnx.export.attention import LayerShape, Measure
+from vlmkit_onnx.export.views import Parts, attention
+
+# Families in which tokens of an image, or of a whole prompt, see each other both ways.
+HOST_MASKED = frozenset({"gemma3", "paligemma"})
+
+# Kinds of RoPE whose frequencies change once a text is longer than the model was trained for.
+CHANGING_ROPE = frozenset({"longrope", "dynamic"})
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """A decoder's facts.
+
+    Attributes:
+        layers: every layer's attention.
+        hidden_size: width of an embedding.
+        num_position_axes: 1, or 3 for time, height and width.
+        num_deepstack: levels of image rows that are added inside.
+        takes_bias: whether the host makes the attention masks.
+        max_sequence_tokens: longest sequence that the graph is right for.
+    """
+
+    layers: tuple[LayerShape, ...]
+    hidden_size: int
+    num_position_axes: int
+    num_deepstack: int
+    takes_bias: bool
+    max_sequence_tokens: int
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that layers with a window see; None where there are none."""
+        return next((layer.window for layer in self.layers if layer.window), None)
+
+
+def examine(parts: Parts) -> Anatomy:
+    """Return a decoder's anatomy.
+
+    Raises:
+        CheckpointError: it works in a way that cannot be exported.
+    """
+    config = parts.text_config
+    axes = 3 if _has_key(getattr(config, "rope_parameters", None), "mrope_section") else 1
+    vision = getattr(parts.config, "vision_config", None)
+    return Anatomy(
+        layers=_measured(parts, axes),
+        hidden_size=int(config.hidden_size),
+        num_position_axes=axes,
+        num_deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
+        takes_bias=parts.config.model_type in HOST_MASKED,
+        max_sequence_tokens=_max_tokens(config),
+    )
+
+
+def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
+    config = parts.text_config
+    measure = Measure(_windows(config))
+    embeddings = torch.zeros(1, 2, config.hidden_size, dtype=parts.dtype)
+    positions = torch.arange(2).expand(*([3] if axes == 3 else []), 1, 2)
+    try:
+        with torch.no_grad(), attention(parts.decoder, measure):
+            parts.decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+    except VlmkitError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the decoder of model type {config.model_type!r} does not take what an exported "
+            "decoder gets"
+        ) from error
+    absent = [index for index in range(config.num_hidden_layers) if index not in measure.layers]
+    if absent:
+        raise CheckpointError(
+            f"layer {absent[0]} of model type {config.model_type!r} has no attention; recurrent "
+            "layers cannot be exported"
+        )
+    return tuple(measure.layers[index] for index in range(config.num_hidden_layers))
+
+
+def _windows(config: Any) -> list[int | None]:
+    """Return each layer's window by the configuration."""
+    window = getattr(config, "sliding_window", None) or None
+    count = config.num_hidden_layers
+    names = getattr(config, "layer_types", None) or ["sliding_attention" if window else ""] * count
+    return [window if name == "sliding_attention" else None for name in names]
+
+
+def _max_tokens(config: Any) -> int:
+    """Return the longest sequence for which the frequencies of the first tokens still hold."""
+    longest = int(config.max_position_embeddings)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return min(longest, int(rope.get("original_max_position_embeddings") or longest))
+    return longest
+
+
+def _has_key(tree: Any, key: str) -> bool:
+    if not isinstance(tree, dict):
+        return False
+    return key in tree or any(_has_key(branch, key) for branch in tree.values())

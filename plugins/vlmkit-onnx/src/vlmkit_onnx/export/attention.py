@@ -1,0 +1,211 @@
+"""What stands in for attention while a decoder is measured and while it is traced.
+
+Transformers calls an attention function in every layer, with queries and keys already rotated by
+the family's own code. Here are two such functions: one that notes what each layer is like, and one
+that emits ONNX Runtime's GroupQueryAttention over a slot of the cache. Both refuse arguments that
+they do not know rather than ignore them. The first computes nothing; neither does the second,
+outside an export.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlmkit.errors import CheckpointError
+
+HARMLESS = frozenset({"position_ids", "cache_position"})
+OPERATOR = "com.microsoft::GroupQueryAttention"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One layer's attention.
+
+    Attributes:
+        num_heads: of the queries.
+        num_kv_heads: of keys and values.
+        head_size: of each head.
+        window: tokens that a token sees, itself included; None is all.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    window: int | None
+
+
+class Measure:
+    """An attention function that notes each layer's shape and returns zeros.
+
+    Args:
+        windows: of each layer by the family's configuration; None is all tokens.
+    """
+
+    def __init__(self, windows: list[int | None]) -> None:
+        self.windows = windows
+        self.layers: dict[int, LayerShape] = {}
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        sliding_window: int | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Note a layer; shapes are those of :class:`SlotAttention`."""
+        _refuse_unknown(attention_mask, others)
+        index = _layer_of(module, len(self.windows))
+        if index in self.layers:
+            raise CheckpointError("a layer of the model attends twice; it cannot be exported")
+        if key.shape != value.shape:
+            raise CheckpointError(
+                f"the model's keys are {key.shape[-1]} wide and its values {value.shape[-1]}; "
+                "only equal widths can be exported"
+            )
+        self.layers[index] = LayerShape(
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            head_size=key.shape[3],
+            window=sliding_window or self.windows[index],
+        )
+        return query.new_zeros(query.transpose(1, 2).shape), None
+
+
+@dataclass(slots=True)
+class SlotInputs:
+    """What a traced decoder's attention reads besides its queries.
+
+    Attributes:
+        past: keys and values of each layer in turn, ``[rows, kv_heads, slot, head]``.
+        seqlens_k: ``[rows]`` tokens of each row with the new ones, less one.
+        total: of the longest row.
+        bias: additive masks ``[rows, 1, seq, total]``: one for layers that see all tokens and one
+            for layers with a window; None where the graph masks for itself.
+    """
+
+    past: list[torch.Tensor]
+    seqlens_k: torch.Tensor
+    total: torch.Tensor
+    bias: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass(slots=True)
+class SlotAttention:
+    """An attention function that emits GroupQueryAttention over a slot's keys and values.
+
+    Attributes:
+        layers: their shapes.
+        inputs: of the forward pass that is being traced.
+        present: keys and values with the new ones, by layer; filled by the pass.
+    """
+
+    layers: tuple[LayerShape, ...]
+    inputs: SlotInputs | None = None
+    present: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def begin(self, inputs: SlotInputs) -> None:
+        """Start a forward pass."""
+        self.inputs = inputs
+        self.present.clear()
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Emit one layer's attention.
+
+        Args:
+            module: the family's attention module.
+            query: ``[rows, heads, seq, head]``.
+            key: ``[rows, kv_heads, seq, head]``.
+            value: the same.
+            attention_mask: must be None.
+            scaling: of the scores; None is one over the square root of ``head``.
+            softcap: scores are squashed into plus or minus this.
+            s_aux: ``[heads]`` scores of the attention sinks.
+            others: of no use here.
+
+        Returns:
+            ``[rows, seq, heads, head]`` and None.
+        """
+        _refuse_unknown(attention_mask, others)
+        if self.inputs is None:
+            raise RuntimeError("attention was called outside a pass")
+        index = _layer_of(module, len(self.layers))
+        layer = self.layers[index]
+        attributes: dict[str, Any] = {
+            "num_heads": layer.num_heads,
+            "kv_num_heads": layer.num_kv_heads,
+            "scale": float(layer.head_size**-0.5 if scaling is None else scaling),
+        }
+        if softcap:
+            attributes["softcap"] = float(softcap)
+        bias = None
+        if self.inputs.bias is not None:
+            attributes["causal"] = 0
+            bias = self.inputs.bias[1 if layer.window else 0]
+        elif layer.window:
+            attributes["local_window_size"] = layer.window
+        tensors = [_flat(query), _flat(key), _flat(value), *self._slot(index), None, None, None]
+        sinks = None if s_aux is None else s_aux.reshape(-1).to(query.dtype)
+        out = self._emit(index, [*tensors, bias, sinks], attributes)
+        return out.view(query.transpose(1, 2).shape), None
+
+    def _slot(self, index: int) -> list[torch.Tensor]:
+        """Return one layer's inputs 3 to 6."""
+        assert self.inputs is not None  # noqa: S101 - the caller saw to it
+        past = self.inputs.past[2 * index : 2 * index + 2]
+        return [*past, self.inputs.seqlens_k, self.inputs.total]
+
+    def _emit(
+        self, index: int, tensors: list[torch.Tensor | None], attributes: dict[str, Any]
+    ) -> torch.Tensor:
+        while tensors[-1] is None:
+            tensors.pop()
+        query, past_key, past_value = tensors[0], tensors[3], tensors[4]
+        assert query is not None and past_key is not None and past_value is not None  # noqa: S101, PT018
+        made = torch.onnx.ops.symbolic_multi_out(
+            OPERATOR,
+            tensors,
+            attributes,
+            dtypes=(query.dtype, past_key.dtype, past_value.dtype),
+            shapes=(query.shape, past_key.shape, past_value.shape),
+            version=1,
+        )
+        self.present[index] = (made[1], made[2])
+        return made[0]
+
+
+def _flat(heads: torch.Tensor) -> torch.Tensor:
+    """Return ``[rows, heads, seq, head]`` as ``[rows, seq, heads * head]``."""
+    rows, num_heads, seq, size = heads.shape
+    return heads.transpose(1, 2).reshape(rows, seq, num_heads * size)
+
+
+def _layer_of(module: nn.Module, num_layers: int) -> int:
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int) or not 0 <= index < num_layers:
+        raise CheckpointError("an attention of the model is not one of its layers'; not supported")
+    return index
+
+
+def _refuse_unknown(mask: torch.Tensor | None, others: dict[str, Any]) -> None:
+    if mask is not None:
+        raise CheckpointError("the model builds an attention mask of its own, not supported")
+    for name, value in others.items():
+        known = name in HARMLESS or name == "s_aux"
+        if isinstance(value, torch.Tensor) and not known:
+            raise CheckpointError(f"the model's attention needs {name!r}, not supported")

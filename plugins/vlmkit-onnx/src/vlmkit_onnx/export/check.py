@@ -1,0 +1,151 @@
+"""Runs an exported decoder at other shapes than it was traced with, against the modules it is of.
+
+Chunks go into a slot that holds rubbish, of a buffer that is longer than the text and shared with
+other slots; then several slots of different lengths decode as one batch. Knows nothing of torch:
+the expected logits come with the sample.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from vlmkit.errors import CheckpointError
+from vlmkit_onnx.export.sample import Sample
+from vlmkit_onnx.manifest import Precision
+
+CHUNKS = (20, 7, 1, 1, 5, 1)
+PREFIXES = (9, 17, 12)  # tokens of the slots that decode together
+NUM_SLOTS = 4
+SLOT_TOKENS = 48
+TOLERANCES: dict[Precision, float] = {"fp32": 1e-4}
+ROUNDED_TOLERANCE = 3e-2  # a rounding that falls the other way moves a number by a whole step
+Array = NDArray[Any]
+
+
+def check(path: Path, sample: Sample, precision: Precision) -> float:
+    """Return the largest difference of any logit, as a part of the largest logit.
+
+    Raises:
+        CheckpointError: it is more than rounding; or the graph does not run at all.
+    """
+    largest = max(float(np.abs(sample.logits).max()), 1e-6)
+    try:
+        difference = _difference(_Runner(path), sample) / largest
+    except Exception as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            "the exported decoder does not run on this ONNX Runtime",
+            hint="`vlmkit --debug ...` shows why; please report the model type",
+        ) from error
+    if not difference <= TOLERANCES.get(precision, ROUNDED_TOLERANCE):  # nan is refused too
+        raise CheckpointError(
+            f"the exported decoder differs from the model by {difference:.2g} of its largest "
+            "logit; this family cannot be exported",
+            hint="please report the model type",
+        )
+    return difference
+
+
+def _difference(runner: "_Runner", sample: Sample) -> float:
+    worst, start, slot = 0.0, 0, 1
+    for count in CHUNKS:
+        logits = runner.run(sample, [(slot, start)], count)
+        worst = max(worst, _distance(logits, sample.logits[start : start + count]))
+        start += count
+    for slot, length in enumerate(PREFIXES):
+        runner.run(sample, [(slot, 0)], length)
+    logits = runner.run(sample, list(enumerate(PREFIXES)), 1)
+    return max(worst, _distance(logits, sample.logits[list(PREFIXES)]))
+
+
+def _distance(found: Array, wanted: Array) -> float:
+    if not np.isfinite(found).all():
+        return float("nan")
+    return float(np.abs(found - wanted).max())
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What a call computes: tokens ``[start, stop)`` of the sample in each of some slots."""
+
+    first_slot: int
+    starts: list[int]
+    count: int
+
+    @property
+    def total(self) -> int:
+        return max(self.starts) + self.count
+
+    def pick(self, tokens: Array, axis: int) -> Array:
+        """Return ``[..., rows, count, ...]`` of an array with a token axis."""
+        spans = [np.arange(start, start + self.count) for start in self.starts]
+        return np.take(tokens, np.stack(spans), axis=axis)
+
+
+class _Runner:
+    """A session and its cache, full of rubbish at first."""
+
+    def __init__(self, path: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
+        self.inputs = {item.name: item for item in self.session.get_inputs()}
+        self.vocab = int(self.session.get_outputs()[0].shape[1])
+        random = np.random.default_rng(3)
+        self.cache = {
+            name: random.normal(size=(NUM_SLOTS, item.shape[1], SLOT_TOKENS, item.shape[3])).astype(
+                np.float16 if "float16" in item.type else np.float32
+            )
+            for name, item in self.inputs.items()
+            if name.startswith("past_key_values.")
+        }
+
+    def run(self, sample: Sample, slots: list[tuple[int, int]], count: int) -> Array:
+        """Append ``count`` tokens to neighbouring slots, each given with its length.
+
+        Returns:
+            ``[rows * count, vocab]``, the logits of all of them.
+        """
+        rows = _Rows(slots[0][0], [start for _, start in slots], count)
+        binding = self.session.io_binding()
+        for name, array in _feeds(sample, rows).items():
+            if name in self.inputs:
+                binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        for name, whole in self.cache.items():
+            part = whole[rows.first_slot : rows.first_slot + len(slots)]
+            present = name.replace("past_key_values", "present")
+            place = ("cpu", 0, part.dtype, part.shape, part.ctypes.data)
+            binding.bind_input(name, *place)
+            binding.bind_output(present, *place)
+        logits = np.empty((len(slots) * count, self.vocab), np.float32)
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self.session.run_with_iobinding(binding)
+        return logits
+
+
+def _feeds(sample: Sample, rows: _Rows) -> dict[str, Array]:
+    """Return what a call is fed, by name; a graph may take less."""
+    starts = np.array(rows.starts, np.int32)
+    positions = rows.pick(sample.positions, 1)
+    feeds = {
+        "inputs_embeds": rows.pick(sample.embeddings, 0),
+        "position_ids": positions if len(positions) == 3 else positions[0],
+        "seqlens_k": starts + np.int32(rows.count - 1),
+        "total_sequence_length": np.array(rows.total, np.int32),
+        "logits_indices": np.arange(len(starts) * rows.count),
+    }
+    if sample.deepstack is not None:
+        feeds["deepstack"] = rows.pick(sample.deepstack, 1)
+    for name, visible in zip(
+        ("attention_bias", "attention_bias_local"), sample.visible or (), strict=False
+    ):
+        seen = rows.pick(visible, 0)[:, None, :, : rows.total]
+        feeds[name] = np.where(seen, np.float32(0), np.float32(-np.inf))
+    return feeds

@@ -1,0 +1,242 @@
+"""Traces a decoder with its head into an ONNX graph over a cache of slots.
+
+The family's own code is what is traced: norms, rotation, feed-forward, experts, scaling of logits.
+Only attention is ours. Quantization has happened before, in the modules themselves.
+"""
+
+# ruff: noqa: SLF001 - the one private table of transformers that the tracing of experts needs
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx_ir
+import torch
+from torch import nn
+from transformers.exporters import exporter_onnx
+from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
+from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
+
+from vlmkit.errors import CheckpointError, VlmkitError
+from vlmkit_onnx.export.anatomy import CHANGING_ROPE, Anatomy
+from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
+from vlmkit_onnx.export.tidy import tidy
+from vlmkit_onnx.export.views import Parts, attention
+
+ANY = torch.export.Dim.DYNAMIC
+
+
+class SlotDecoder(nn.Module):
+    """Embeddings, positions and a cache -> logits of chosen rows and the cache."""
+
+    def __init__(self, parts: Parts, anatomy: Anatomy) -> None:
+        super().__init__()
+        self.decoder = parts.decoder
+        self.head = parts.head
+        self.anatomy = anatomy
+        self.board = SlotAttention(anatomy.layers)
+
+    def forward(
+        self,
+        inputs_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        seqlens_k: torch.Tensor,
+        total_sequence_length: torch.Tensor,
+        logits_indices: torch.Tensor,
+        past: list[torch.Tensor],
+        bias: list[torch.Tensor] | None = None,
+        deepstack: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return logits ``[rows, vocab]`` in float32, and keys and values of each layer in turn.
+
+        Shapes of the arguments are those of :func:`example`.
+        """
+        dtype = past[0].dtype
+        masks = None
+        if bias is not None:
+            masks = (bias[0].to(dtype), bias[-1].to(dtype))
+        self.board.begin(SlotInputs(past, seqlens_k, total_sequence_length, masks))
+        levels = {} if deepstack is None else _levels(deepstack.to(dtype))
+        out = self.decoder(
+            inputs_embeds=inputs_embeds.to(dtype),
+            position_ids=position_ids,
+            use_cache=False,
+            **levels,
+        )
+        hidden = out.last_hidden_state
+        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, logits_indices)
+        logits = self.head(inputs_embeds=rows[None]).logits[0].float()
+        present = self.board.present
+        return logits, [tensor for index in sorted(present) for tensor in present[index]]
+
+
+def export_decoder(parts: Parts, anatomy: Anatomy, path: Path) -> None:
+    """Write ``path`` and, beside it, its weights.
+
+    Raises:
+        CheckpointError: the family's code cannot be traced.
+    """
+    model = trace(parts, anatomy)
+    onnx_ir.save(model, path, external_data=f"{path.name}.data")
+
+
+def trace(parts: Parts, anatomy: Anatomy) -> onnx_ir.Model:
+    """Return the graph, fused and tidied, its weights still those of the modules.
+
+    Raises:
+        CheckpointError: the family's code cannot be traced.
+    """
+    module = SlotDecoder(parts, anatomy).eval()
+    inputs, shapes = example(anatomy, parts.dtype)
+    try:
+        with torch.no_grad(), _prepared(parts, module.board), _quietly():
+            graph = _trace(module, inputs, shapes)
+            fuse_for_onnxruntime(graph, "cpu")
+    except VlmkitError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"the decoder of model type {parts.text_config.model_type!r} cannot be traced",
+            hint="`vlmkit --debug ...` shows where; please report the model type",
+        ) from error
+    tidy(graph)
+    return graph
+
+
+def _trace(module: SlotDecoder, inputs: dict[str, Any], shapes: dict[str, Any]) -> onnx_ir.Model:
+    program = torch.export.export(module, (), inputs, dynamic_shapes=shapes, strict=False)
+    apply_fx_node_fixes("onnx", program.graph_module)
+    made = torch.onnx.export(
+        program,
+        (),
+        kwargs=inputs,
+        input_names=input_names(module.anatomy),
+        output_names=output_names(module.anatomy),
+        custom_translation_table=exporter_onnx._ONNX_TRANSLATION_TABLE,
+        verbose=False,
+    )
+    if made is None:
+        raise RuntimeError("torch.onnx.export returned nothing")
+    exporter_onnx.apply_onnx_ir_fixes(made)
+    return made.model
+
+
+def example(anatomy: Anatomy, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return inputs to trace with, and which of their axes are free.
+
+    Two rows of three tokens, in slots of 32.
+    """
+    rows, seq, slot, hidden = 2, 3, 32, anatomy.hidden_size
+    axes = [3] if anatomy.num_position_axes == 3 else []
+    first = len(axes)
+    past = [
+        torch.zeros(rows, layer.num_kv_heads, slot, layer.head_size, dtype=dtype)
+        for layer in anatomy.layers
+        for _ in range(2)
+    ]
+    inputs: dict[str, Any] = {
+        "inputs_embeds": torch.randn(rows, seq, hidden),
+        "position_ids": torch.arange(seq).expand(*axes, rows, seq).contiguous(),
+        "seqlens_k": torch.full((rows,), seq - 1, dtype=torch.int32),
+        "total_sequence_length": torch.tensor(seq, dtype=torch.int32),
+        "logits_indices": torch.arange(3),
+        "past": past,
+    }
+    shapes: dict[str, Any] = {
+        "inputs_embeds": {0: ANY, 1: ANY},
+        "position_ids": {first: ANY, first + 1: ANY},
+        "seqlens_k": {0: ANY},
+        "total_sequence_length": None,
+        "logits_indices": {0: ANY},
+        "past": [{0: ANY, 2: ANY}] * len(past),
+    }
+    if names := bias_names(anatomy):
+        inputs["bias"] = [torch.zeros(rows, 1, seq, seq) for _ in names]
+        shapes["bias"] = [{0: ANY, 2: ANY, 3: ANY}] * len(names)
+    if anatomy.num_deepstack:
+        inputs["deepstack"] = torch.zeros(anatomy.num_deepstack, rows, seq, hidden)
+        shapes["deepstack"] = {1: ANY, 2: ANY}
+    return inputs, shapes
+
+
+def input_names(anatomy: Anatomy) -> list[str]:
+    """Return the graph's inputs in the order of :meth:`SlotDecoder.forward`."""
+    names = ["inputs_embeds", "position_ids", "seqlens_k", "total_sequence_length"]
+    names += ["logits_indices", *(f"past_key_values.{part}" for part in _parts_of(anatomy))]
+    names += bias_names(anatomy)
+    return [*names, "deepstack"] if anatomy.num_deepstack else names
+
+
+def output_names(anatomy: Anatomy) -> list[str]:
+    """Return the graph's outputs in order."""
+    return ["logits", *(f"present.{part}" for part in _parts_of(anatomy))]
+
+
+def bias_names(anatomy: Anatomy) -> list[str]:
+    """Return the names of the masks that the host makes."""
+    if not anatomy.takes_bias:
+        return []
+    return ["attention_bias", "attention_bias_local"] if anatomy.window else ["attention_bias"]
+
+
+def _parts_of(anatomy: Anatomy) -> Iterator[str]:
+    for index in range(len(anatomy.layers)):
+        yield f"{index}.key"
+        yield f"{index}.value"
+
+
+def _levels(deepstack: torch.Tensor) -> dict[str, Any]:
+    """Return rows ``[levels, rows, seq, hidden]`` as Qwen3-VL's decoder takes them."""
+    return {"visual_pos_masks": None, "deepstack_visual_embeds": list(deepstack.unbind(0))}
+
+
+@contextmanager
+def _prepared(parts: Parts, board: SlotAttention) -> Iterator[None]:
+    """Set up everything for tracing, and put it back."""
+    with ExitStack() as stack:
+        stack.enter_context(attention(parts.decoder, board))
+        stack.enter_context(_dense_deepstack(parts.decoder))
+        stack.enter_context(_steady_rope(parts.decoder))
+        stack.enter_context(apply_patches("dynamo"))
+        stack.enter_context(apply_patches("onnx"))
+        yield
+
+
+@contextmanager
+def _dense_deepstack(decoder: Any) -> Iterator[None]:
+    """Add image rows to every token (zeros where there is no image) in place of a scatter."""
+    if not hasattr(decoder, "_deepstack_process"):
+        yield
+        return
+    decoder._deepstack_process = lambda hidden, _, rows: hidden + rows
+    try:
+        yield
+    finally:
+        del decoder._deepstack_process  # the method of the class again
+
+
+@contextmanager
+def _steady_rope(decoder: Any) -> Iterator[None]:
+    """Keep frequencies as they are for short texts: a graph cannot recompute them.
+
+    The manifest's longest sequence ends where they would change.
+    """
+    changed = [m for m in decoder.modules() if getattr(m, "rope_type", None) in CHANGING_ROPE]
+    before = [module.rope_type for module in changed]
+    for module in changed:
+        module.rope_type = "default"
+    try:
+        yield
+    finally:
+        for module, rope_type in zip(changed, before, strict=True):
+            module.rope_type = rope_type
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the exporters' own warnings from users, who can do nothing about them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

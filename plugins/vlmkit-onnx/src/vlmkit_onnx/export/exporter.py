@@ -1,0 +1,145 @@
+"""From a checkpoint to a folder of our own layout, in one call.
+
+Works in a folder beside the target and renames it at the end: an export that is interrupted or
+refused leaves nothing.
+"""
+
+import importlib.metadata
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import ConfigError
+from vlmkit_onnx import manifest
+from vlmkit_onnx.export import quantize
+from vlmkit_onnx.export.anatomy import Anatomy, examine
+from vlmkit_onnx.export.check import check
+from vlmkit_onnx.export.decoder import export_decoder
+from vlmkit_onnx.export.embedding import write_table
+from vlmkit_onnx.export.loading import load
+from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
+from vlmkit_onnx.export.views import Parts
+from vlmkit_onnx.export.vision import export_vision
+from vlmkit_onnx.manifest import Manifest, Precision
+
+OnStage = Callable[[str], None]
+log = logging.getLogger(__name__)
+
+DECODER = "decoder.onnx"
+PARTICIPANTS = ("vlmkit-onnx", "torch", "transformers", "onnxscript", "onnx-ir", "onnxruntime")
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "chat_template.j*",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*processor_config.json",
+    "LICENSE*",
+)
+BATCH_INVARIANT: frozenset[Precision] = frozenset({"fp32", "w8a8", "int8", "int4"})
+
+
+def export(
+    checkpoint: Checkpoint, folder: Path, precision: Precision, on_stage: OnStage
+) -> Manifest:
+    """Write a checkpoint as ONNX.
+
+    Args:
+        checkpoint: a safetensors checkpoint.
+        folder: where to; must be absent or empty.
+        precision: of the decoder's linear layers; the vision tower is float32.
+        on_stage: told what begins.
+
+    Raises:
+        CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
+        ConfigError: the folder is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"folder {str(folder)!r} is not empty", hint="name a folder that is absent or empty"
+        )
+    with _beside(folder) as place:
+        made = _write(checkpoint, place, precision, on_stage)
+        manifest.write(place, made)
+        for path in _companions(checkpoint.path):
+            shutil.copyfile(path, place / path.name)
+        _publish(place, folder)
+    return made
+
+
+def _write(
+    checkpoint: Checkpoint, place: Path, precision: Precision, on_stage: OnStage
+) -> Manifest:
+    on_stage("reading weights")
+    model = load(checkpoint)
+    anatomy = examine(Parts(model))
+    table = write_table(Parts(model), place)
+    vision = export_vision(model, place, on_stage)
+    parts = Parts(model)
+    del model  # towers are done with
+    sample = _export_decoder(parts, anatomy, place / DECODER, precision, on_stage)
+    del parts  # the session that checks needs the room
+    on_stage("checking")
+    difference = check(place / DECODER, sample, precision)
+    log.info("decoder of %r differs by %.2g of its largest logit", checkpoint.name, difference)
+    return Manifest(
+        model_type=checkpoint.model_type,
+        precision=precision,
+        max_sequence_tokens=anatomy.max_sequence_tokens,
+        is_batch_invariant=precision in BATCH_INVARIANT,
+        decoder=DECODER,
+        embeddings=table,
+        vision=vision,
+        sliding_window=anatomy.window if anatomy.takes_bias else None,
+        made_with={name: importlib.metadata.version(name) for name in PARTICIPANTS},
+    )
+
+
+def _export_decoder(
+    parts: Parts, anatomy: Anatomy, path: Path, precision: Precision, on_stage: OnStage
+) -> Sample:
+    embeddings = embeddings_of(parts)
+    parts.drop_embedding()
+    on_stage("converting layers")
+    quantize.convert(parts, precision, lambda done, of: on_stage(f"converting layers {done}/{of}"))
+    sample = make_sample(parts, anatomy, embeddings)
+    on_stage("tracing the decoder")
+    export_decoder(parts, anatomy, path)
+    return sample
+
+
+def _publish(place: Path, folder: Path) -> None:
+    """Give a finished folder its name, and the permissions that new files have here."""
+    if folder.exists():
+        folder.rmdir()
+    folder.mkdir()
+    allowed = folder.stat().st_mode & 0o777
+    for path in place.iterdir():
+        path.chmod(allowed & 0o666)
+    place.chmod(allowed)
+    place.replace(folder)
+
+
+def _companions(folder: Path) -> Iterator[Path]:
+    """Yield the small files that a tokenizer and an image processor read."""
+    seen = {path for pattern in COMPANIONS for path in folder.glob(pattern) if path.is_file()}
+    yield from sorted(seen)
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """Give a new folder beside another, and remove it unless it was renamed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

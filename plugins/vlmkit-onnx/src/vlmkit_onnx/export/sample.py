@@ -1,0 +1,113 @@
+"""The tokens that an export is checked with, and what the family's own code makes of them.
+
+They have everything that the family can meet: image rows that are added inside, positions on
+three axes that differ, a block of tokens that see each other both ways.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vlmkit_onnx.export.anatomy import Anatomy
+from vlmkit_onnx.export.embedding import embed, sample_ids, table_of
+from vlmkit_onnx.export.views import Parts, attention
+
+NUM_TOKENS = 35
+IMAGE = slice(2, 8)  # tokens that stand for an image
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sequence.
+
+    Attributes:
+        embeddings: ``[seq, hidden]``.
+        positions: ``[axes, seq]``.
+        deepstack: ``[levels, seq, hidden]``, zeros outside the image; None where there are none.
+        visible: ``[seq, seq]`` which tokens each sees in layers that see all, and in those with a
+            window; None where that is not for the host to say.
+        logits: ``[seq, vocab]`` by the family's own code.
+    """
+
+    embeddings: NDArray[np.float32]
+    positions: NDArray[np.int64]
+    deepstack: NDArray[np.float32] | None
+    visible: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None
+    logits: NDArray[np.float32]
+
+
+def embeddings_of(parts: Parts) -> torch.Tensor:
+    """Return the sample's embeddings; to be asked before the token table is let go."""
+    return embed(parts, sample_ids(len(table_of(parts)), NUM_TOKENS))
+
+
+def make_sample(parts: Parts, anatomy: Anatomy, embeddings: torch.Tensor) -> Sample:
+    """Compute the sample's logits plainly, as one sequence without a cache.
+
+    Args:
+        parts: the modules that are exported, quantized if they are to be.
+        anatomy: what the decoder takes.
+        embeddings: from :func:`embeddings_of`.
+    """
+    seq = len(embeddings)
+    steps = torch.arange(seq)
+    positions = torch.stack(
+        [steps, steps + steps % 3, steps + steps % 5][: anatomy.num_position_axes]
+    )
+    deepstack = _deepstack(anatomy, embeddings)
+    visible = _visible(anatomy, seq) if anatomy.takes_bias else None
+    dtype = parts.dtype
+    arguments: dict[str, Any] = {}
+    if deepstack is not None:
+        image = torch.zeros(1, seq, dtype=torch.bool)
+        image[:, IMAGE] = True
+        arguments["visual_pos_masks"] = image
+        arguments["deepstack_visual_embeds"] = list(deepstack[:, IMAGE].to(dtype).unbind(0))
+    if visible is not None:
+        arguments["attention_mask"] = _masks(anatomy, visible, dtype)
+    with torch.no_grad(), attention(parts.decoder, "eager"):
+        hidden = parts.decoder(
+            inputs_embeds=embeddings[None].to(dtype),
+            position_ids=positions[:, None] if len(positions) == 3 else positions,
+            use_cache=False,
+            **arguments,
+        ).last_hidden_state
+        logits = parts.logits(hidden[0]).float()
+    return Sample(
+        embeddings=embeddings.numpy(),
+        positions=positions.numpy(),
+        deepstack=None if deepstack is None else deepstack.numpy(),
+        visible=None if visible is None else (visible[0].numpy(), visible[1].numpy()),
+        logits=logits.numpy(),
+    )
+
+
+def _deepstack(anatomy: Anatomy, embeddings: torch.Tensor) -> torch.Tensor | None:
+    if not anatomy.num_deepstack:
+        return None
+    rows = torch.zeros(anatomy.num_deepstack, *embeddings.shape)
+    random = torch.Generator().manual_seed(SEED)
+    shape = rows[:, IMAGE].shape
+    rows[:, IMAGE] = torch.randn(shape, generator=random) * embeddings.std()
+    return rows
+
+
+def _visible(anatomy: Anatomy, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
+    query, key = torch.arange(seq)[:, None], torch.arange(seq)
+    image = torch.zeros(seq, dtype=torch.bool)
+    image[IMAGE] = True
+    both_ways = image[:, None] & image
+    causal = key <= query
+    near = key > query - (anatomy.window or seq)
+    return causal | both_ways, causal & near | both_ways
+
+
+def _masks(anatomy: Anatomy, visible: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> Any:
+    """Return masks as a decoder takes them: one for each kind of layer, or one alone."""
+    lowest = torch.finfo(dtype).min
+    full, near = (torch.where(v, 0.0, lowest).to(dtype)[None, None] for v in visible)
+    return {"full_attention": full, "sliding_attention": near} if anatomy.window else full

@@ -1,0 +1,121 @@
+"""Where models that were exported on the way to being served are kept, and making them once.
+
+An export is found again without torch: its key is made of what every installation knows. Versions
+of torch and transformers are no part of it, since the graph that was checked when it was made
+stays what it is; the manifest records them.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import PluginUnavailable
+from vlmkit_onnx.manifest import FILE, FORMAT, Precision
+
+OnStage = Callable[[str], None]
+
+EXPORTER_NEEDS = ("torch", "transformers", "onnxscript", "onnx_ir", "safetensors", "onnxruntime")
+INSTALL_HINT = "pip install vlmkit-onnx[export]"
+POLL_S = 0.5
+
+
+def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStage) -> Path:
+    """Return the folder of a checkpoint's export, exporting it if it was not yet.
+
+    Of several processes that ask at once, one exports and the others wait for it.
+
+    Raises:
+        CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
+        PluginUnavailable: it would have to be exported, and the exporter is not installed.
+    """
+    folder = cached_folder(checkpoint, precision)
+    if is_whole(folder):
+        return folder
+    refuse_without_exporter()
+    with _locked(folder.with_suffix(".lock"), on_stage):
+        if not is_whole(folder):
+            from vlmkit_onnx.export.exporter import export
+
+            export(checkpoint, folder, precision, on_stage)
+    return folder
+
+
+def cached_folder(checkpoint: Checkpoint, precision: Precision) -> Path:
+    """Return where a checkpoint's export is or would be; imports nothing heavy."""
+    digest = hashlib.sha256()
+    version = importlib.metadata.version("vlmkit-onnx")
+    for part in (checkpoint.fingerprint, precision, str(FORMAT), version):
+        digest.update(f"{part}\n".encode())
+    for path in _exporter_sources():
+        digest.update(path.read_bytes())
+    return _cache_root() / digest.hexdigest()
+
+
+def is_whole(folder: Path) -> bool:
+    """Tell whether a folder holds an export; one gets its name when it is finished."""
+    return (folder / FILE).is_file()
+
+
+def missing_packages() -> list[str]:
+    """Return what the exporter needs and is not installed; imports nothing."""
+    return [name for name in EXPORTER_NEEDS if importlib.util.find_spec(name) is None]
+
+
+def refuse_without_exporter() -> None:
+    """Say what to install.
+
+    Raises:
+        PluginUnavailable: the exporter's packages are not all there.
+    """
+    if missing := missing_packages():
+        raise PluginUnavailable(
+            f"exporting a model to ONNX needs {', '.join(missing)}, which is not installed",
+            hint=INSTALL_HINT,
+        )
+
+
+def _cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return root / "vlmkit" / "onnx"
+
+
+def _exporter_sources() -> list[Path]:
+    """Return the exporter's own files: what it makes changes when they do."""
+    return sorted((Path(__file__).parent / "export").rglob("*.py"))
+
+
+@contextmanager
+def _locked(path: Path, on_stage: OnStage) -> Iterator[None]:
+    """Hold a lock file, which the operating system lets go of when its holder dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        if not _try_lock(file):
+            on_stage("waiting for another export")
+            while not _try_lock(file):
+                time.sleep(POLL_S)
+        yield
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    """Lock an open file if nobody has; closing it lets go."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
