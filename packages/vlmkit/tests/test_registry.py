@@ -65,7 +65,7 @@ def test_what_is_not_a_function_cannot_build(registry: Registry[Any]) -> None:
         ("cannot_serve", None, "a function"),
         ("list_models", ["a/b"], "a function"),
         ("settings", dict, "a subclass of msgspec.Struct"),
-        ("priority", "9", "a whole number"),
+        ("priority", "9", "a whole number or a function"),
         ("description", None, "a text"),
     ],
 )
@@ -167,6 +167,42 @@ def test_auto_takes_the_highest_priority_that_can_serve() -> None:
 
 def test_auto_breaks_ties_by_name(registry: Registry[Any]) -> None:
     assert registry.choose("auto", "model").name == "onnx"
+
+
+@pytest.mark.parametrize(("model", "best"), [("graphs", "onnx"), ("weights", "torch")])
+def test_a_priority_may_depend_on_the_model(model: str, best: str) -> None:
+    registry: Registry[Any] = Registry("engine")
+    registry.add("onnx", built, priority=lambda model: 20 if model == "graphs" else 5)
+    registry.add("torch", built, priority=10)
+    assert registry.choose("auto", model).name == best
+
+
+@pytest.mark.parametrize("answer", [None, "9", 9.5, [9]])
+def test_a_priority_that_is_no_whole_number_counts_as_none(answer: Any) -> None:
+    registry: Registry[Any] = Registry("engine")
+    registry.add("odd", built, priority=lambda _: answer)
+    registry.add("sound", built, priority=1)
+    assert registry.choose("auto", "model").name == "sound"
+    assert registry.get("odd").priority_for("model") == 0
+
+
+def test_a_priority_that_raises_counts_as_none() -> None:
+    registry: Registry[Any] = Registry("engine")
+    registry.add("broken", built, priority=lambda model: model.no_such_thing)
+    registry.add("poor", built, priority=-1)
+    assert registry.choose("auto", "model").name == "broken"
+    registry.add("sound", built, priority=1)
+    assert registry.choose("auto", "model").name == "sound"
+
+
+def test_who_cannot_serve_is_not_asked_for_its_priority() -> None:
+    def fail(_: object) -> int:
+        raise AssertionError("asked")
+
+    registry: Registry[Any] = Registry("engine")
+    registry.add("no", built, priority=fail, cannot_serve=lambda _: "no")
+    registry.add("yes", built)
+    assert registry.choose("auto", "model").name == "yes"
 
 
 def test_auto_says_of_each_why_it_was_passed_over() -> None:

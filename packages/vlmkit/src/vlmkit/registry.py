@@ -67,6 +67,10 @@ def _any(_: object) -> str | None:
     return None
 
 
+def _is_priority(value: object) -> bool:
+    return isinstance(value, int) or callable(value)
+
+
 def _is_function_or_none(value: object) -> bool:
     return value is None or callable(value)
 
@@ -81,7 +85,7 @@ _EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("cannot_serve", callable, "a function"),
     ("list_models", _is_function_or_none, "a function"),
     ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
-    ("priority", lambda value: isinstance(value, int), "a whole number"),
+    ("priority", _is_priority, "a whole number or a function"),
     ("description", lambda value: isinstance(value, str), "a text"),
 )
 
@@ -99,7 +103,8 @@ class Provider(Generic[T]):
             reference) and looks at small files only.
         settings: struct of the provider's own settings; None accepts no settings.
         priority: ``auto`` prefers higher numbers; those of vlmkit itself have 10, so that a plugin
-            takes over only if it says more.
+            takes over only if it says more. A function is asked for each model: it gets what
+            ``cannot_serve`` gets.
         description: one line for ``vlmkit plugins --json``.
         list_models: for sources of many models: the references of those that are on this disk.
         plugin: the distribution or file that offers it; filled in by the loader.
@@ -110,7 +115,7 @@ class Provider(Generic[T]):
     why_not: Callable[[], str | None] = _always
     cannot_serve: Callable[[Any], str | None] = _any
     settings: type[msgspec.Struct] | None = None
-    priority: int = 0
+    priority: int | Callable[[Any], int] = 0
     description: str = ""
     list_models: Callable[[], Iterable[str]] | None = None
     plugin: str = "vlmkit"
@@ -126,6 +131,20 @@ class Provider(Generic[T]):
         except Exception as error:
             log.warning("%s: the check of %r failed", self.plugin, self.name, exc_info=error)
             return f"its own check failed with {type(error).__name__}"
+
+    def priority_for(self, subject: object) -> int:
+        """Return how much ``auto`` prefers it for the subject; 0 where its function fails."""
+        if isinstance(self.priority, int):
+            return self.priority
+        try:
+            priority: object = self.priority(subject)
+            if isinstance(priority, int):
+                return priority
+        except Exception as error:
+            log.warning("%s: the priority of %r failed", self.plugin, self.name, exc_info=error)
+        else:
+            log.warning("%s: the priority of %r is no whole number", self.plugin, self.name)
+        return 0
 
 
 class Registry(Generic[T]):
@@ -155,7 +174,7 @@ class Registry(Generic[T]):
         why_not: Callable[[], str | None] = _always,
         cannot_serve: Callable[[Any], str | None] = _any,
         settings: type[msgspec.Struct] | None = None,
-        priority: int = 0,
+        priority: int | Callable[[Any], int] = 0,
         description: str = "",
         list_models: Callable[[], Iterable[str]] | None = None,
     ) -> None:
@@ -228,7 +247,7 @@ class Registry(Generic[T]):
                 f"no installed {self.kind} can serve this model ({detail or 'none is installed'})",
                 hint="install a plugin that can, for example: pip install vlmkit-hf vlmkit-torch",
             )
-        return max(able, key=lambda p: p.priority)
+        return max(able, key=lambda provider: provider.priority_for(subject))
 
     def build(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> T:
         """Choose a provider, check its settings and build the component.

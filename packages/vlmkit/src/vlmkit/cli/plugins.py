@@ -52,6 +52,7 @@ def providers(found: "Plugins") -> Iterator[dict[str, Any]]:
                 "plugin": provider.plugin,
                 "version": versions[provider.plugin],
                 "reason": provider.objection(),
+                "priority": "by model" if callable(provider.priority) else provider.priority,
                 "description": provider.description,
             }
 
