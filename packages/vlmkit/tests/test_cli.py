@@ -438,7 +438,7 @@ def test_plugins_says_who_is_usable_and_why_others_are_not(
     file.write_text(
         f"{PLUGIN_API}@hookimpl\ndef vlmkit_register_engines(registry):\n"
         "    registry.add('toy', lambda c: c, why_not=lambda: 'no such device')\n"
-        "    registry.add('odd', lambda c: c, why_not=lambda: 1 / 0)\n"
+        "    registry.add('odd', lambda c: c, why_not=lambda: 1 / 0, priority=lambda m: 1)\n"
     )
     arguments = ["plugins", "--set", f'plugins=["{file}"]']
     assert run(arguments) == 0
@@ -453,6 +453,8 @@ def test_plugins_says_who_is_usable_and_why_others_are_not(
     assert toy["plugin"] == str(file)
     builtin = next(p for p in report["providers"] if p["plugin"] == "vlmkit")
     assert builtin["version"] == vlmkit.__version__
+    assert builtin["priority"] == 10
+    assert next(p for p in report["providers"] if p["name"] == "odd")["priority"] == "by model"
 
 
 def test_a_broken_plugin_is_listed_with_what_to_do_about_it(
@@ -498,6 +500,7 @@ def test_doctor_tells_who_is_chosen_and_why_others_are_passed_over(
     assert engines["mock"]["is_chosen"]
     assert engines["blind"]["reason"] == "it is blind"
     assert engines["spare"]["reason"] == "able, but not preferred"
+    assert (engines["spare"]["priority"], engines["blind"]["priority"]) == (-1, None)
     assert run(["doctor", "mock", *sets]) == 0
     assert re.search(r"engine +mock +chosen\n", capsys.readouterr().out)
 

@@ -14,6 +14,7 @@ import vlmkit
 from vlmkit import plugins as plugin_loader
 from vlmkit.assembly import (
     assemble,
+    chosen,
     default_params,
     load_plugins,
     name_of,
@@ -23,6 +24,7 @@ from vlmkit.assembly import (
     sees,
 )
 from vlmkit.checkpoint import Checkpoint
+from vlmkit.cli.doctor import verdicts
 from vlmkit.config import Component, Config, ModelEntry
 from vlmkit.errors import (
     CheckpointError,
@@ -344,6 +346,72 @@ def test_a_model_that_sees_is_not_served_blind(tmp_path: Path) -> None:
     entry = ModelEntry(model=str(model_folder(tmp_path, config={"vision_config": {}})))
     with pytest.raises(PluginUnavailable, match="no installed vision encoder can serve"):
         assemble(entry, Config(), plugins)
+
+
+TWINS = """
+class Encoder:
+    identity = "x"
+
+def add(registry, name, **options):
+    registry.add(name, lambda context: Encoder(), **options)
+
+def no_graphs(checkpoint):
+    return None if checkpoint.has("*.onnx") else "no graphs"
+
+@hookimpl
+def vlmkit_register_vision_encoders(registry):
+    add(registry, "plain", priority=30)
+    add(registry, "graph", priority=-5, cannot_serve=no_graphs)
+
+@hookimpl
+def vlmkit_register_engines(registry):
+    add(registry, "plain")
+    add(registry, "graph", priority=lambda c: 20 if c.has("*.onnx") else -20)
+    add(registry, "alone", priority=-1)
+"""
+STRANGER = """
+@hookimpl
+def vlmkit_register_vision_encoders(registry):
+    registry.add("alone", lambda context: None, priority=-30)
+"""
+
+
+@pytest.mark.parametrize(
+    ("has_graphs", "sets", "engine", "encoder"),
+    [
+        (True, {}, "graph", "graph"),
+        (False, {}, "plain", "plain"),
+        (False, {"engine": "graph"}, "graph", "plain"),  # its encoder cannot serve this model
+        (True, {"engine": "plain"}, "plain", "plain"),
+        (True, {"engine": "alone"}, "alone", "plain"),  # what has its name is another's
+        (True, {"vision_encoder": "plain"}, "graph", "plain"),
+    ],
+)
+def test_an_encoder_that_is_left_to_auto_follows_the_engine(
+    has_graphs: bool,
+    sets: dict[str, str],
+    engine: str,
+    encoder: str,
+    tmp_path: Path,
+) -> None:
+    (folder := tmp_path / "m").mkdir()
+    model_folder(folder, config={"vision_config": {}})
+    if has_graphs:
+        (folder / "decoder.onnx").touch()
+    texts = {"twins": HEAD + TWINS, "stranger": HEAD + STRANGER}
+    files = [plugin_file(tmp_path, text).rename(tmp_path / f"{n}.py") for n, text in texts.items()]
+    plugins = plugin_loader.load(entry_points=[], files=files)
+    config = Config(**{section: Component(use=use) for section, use in sets.items()})
+    checkpoint = resolve(str(folder), plugins)
+    sections = ("engine", "vision_encoder")
+    names = [chosen(section, config, plugins, checkpoint).name for section in sections]
+    assert names == [engine, encoder]
+    told = [v for v in verdicts(checkpoint, config, plugins) if v["component"] in sections]
+    taken = {v["component"]: v["provider"] for v in told if v["is_chosen"]}
+    assert taken == {"engine": engine, "vision_encoder": encoder}
+    if encoder == "graph":
+        rest = {v["provider"]: v["reason"] for v in told if v["component"] == "vision_encoder"}
+        assert rest["plain"] == "able, but the engine's own is taken"
 
 
 def test_whoever_can_encode_makes_a_model_see(mock_entry: importlib.metadata.EntryPoint) -> None:

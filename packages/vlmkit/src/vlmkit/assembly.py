@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmkit import plugins as plugin_loader
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.config import COMPONENTS, Component, Config, ModelEntry, read_config
+from vlmkit.config import COMPONENTS, Config, ModelEntry, read_config
 from vlmkit.config.layers import expanded
 from vlmkit.config.providers import described, registry_of, with_broken_plugins
 from vlmkit.errors import (
@@ -24,7 +24,8 @@ from vlmkit.errors import (
 )
 from vlmkit.pipeline import Pipeline
 from vlmkit.plugins import Plugins
-from vlmkit.registry import BuildContext, Provider, Registry
+from vlmkit.protocols import VisionEncoder
+from vlmkit.registry import BuildContext, Provider
 from vlmkit.sampling import SamplingParams, sampling_params
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
             "can fetch",
             hint=_what_there_is(reference, plugins),
         )
-    return max(able, key=lambda provider: provider.priority)
+    return max(able, key=lambda provider: provider.priority_for(reference))
 
 
 def choose(
@@ -185,14 +186,54 @@ def choose(
     choice = {}
     for section in COMPONENTS:
         component = config.component(section, entry)
-        registry = registry_of(plugins, section)
         is_auto_vision = section == "vision_encoder" and component.use == "auto"
         if is_auto_vision and not sees(checkpoint, plugins):
             continue
-        provider = _chosen(registry, component, checkpoint, plugins)
-        registry.check_settings(provider, component.settings)
+        try:
+            provider = chosen(section, config, plugins, checkpoint, entry)
+        except PluginError as error:
+            raise with_broken_plugins(error, plugins) from error
+        registry_of(plugins, section).check_settings(provider, component.settings)
         choice[section] = (provider.name, component.settings)
     return choice
+
+
+def chosen(
+    section: str,
+    config: Config,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    entry: ModelEntry | None = None,
+) -> Provider[Any]:
+    """Return the provider that makes a component of a model.
+
+    An encoder that is left to ``auto`` is that of the engine, if there is one.
+
+    Raises:
+        PluginError: none can, or the one that the config names cannot.
+    """
+    use = config.component(section, entry).use
+    if section == "vision_encoder" and use == "auto":
+        own = encoder_of_engine(config, plugins, checkpoint, entry)
+        if own is not None:
+            return own
+    return registry_of(plugins, section).choose(use, checkpoint)
+
+
+def encoder_of_engine(
+    config: Config, plugins: Plugins, checkpoint: Checkpoint, entry: ModelEntry | None = None
+) -> Provider[VisionEncoder] | None:
+    """Return the encoder that has the chosen engine's name and plugin, if it can serve the model.
+
+    The two are made for each other: they can share what they load, on the same device.
+    """
+    try:
+        engine = chosen("engine", config, plugins, checkpoint, entry)
+    except PluginError:
+        return None
+    own = next((p for p in plugins.vision_encoders if p.name == engine.name), None)
+    is_own = own is not None and own.plugin == engine.plugin and not own.objection(checkpoint)
+    return own if is_own else None
 
 
 def default_params(checkpoint: Checkpoint) -> SamplingParams:
@@ -217,16 +258,6 @@ def default_params(checkpoint: Checkpoint) -> SamplingParams:
         else:
             values[name] = stated[name]
     return sampling_params(values)
-
-
-def _chosen(
-    registry: Registry[Any], component: Component, checkpoint: Checkpoint, plugins: Plugins
-) -> Any:
-    """Choose a provider; where that fails, say which plugins could not be loaded."""
-    try:
-        return registry.choose(component.use, checkpoint)
-    except PluginError as error:
-        raise with_broken_plugins(error, plugins) from error
 
 
 def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:

@@ -39,7 +39,7 @@ def doctor(
     if model is not None:
         checkpoint = resolve_local(model, plugins, layered.config.revision)
         report["model"] = {"name": checkpoint.name, "family": checkpoint.model_type or None}
-        report["verdicts"] = list(_verdicts(checkpoint, layered.config, plugins))
+        report["verdicts"] = list(verdicts(checkpoint, layered.config, plugins))
     if as_json:
         output.json(report)
     else:
@@ -60,33 +60,39 @@ def _write(report: dict[str, Any]) -> None:
     output.columns(("COMPONENT", "PROVIDER", "VERDICT"), rows)
 
 
-def _verdicts(
+def verdicts(
     checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
 ) -> Iterator[dict[str, Any]]:
     """Yield what becomes of each provider if this model is loaded with this config."""
-    from vlmkit.assembly import sees
+    from vlmkit.assembly import chosen, encoder_of_engine, sees
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import registry_of
 
     for section in COMPONENTS:
         registry = registry_of(plugins, section)
+        is_auto_vision = section == "vision_encoder" and config.component(section).use == "auto"
+        follows = is_auto_vision and encoder_of_engine(config, plugins, checkpoint) is not None
+        passed_over = "the engine's own is taken" if follows else "not preferred"
         try:
-            chosen = registry.choose(config.component(section).use, checkpoint).name
+            taken = chosen(section, config, plugins, checkpoint).name
         except VlmkitError:
-            chosen = None
-        reasons = registry.objections(checkpoint)
-        for name, reason in sorted(reasons.items(), key=lambda pair: pair[0] != chosen):
+            taken = None
+        for provider in sorted(registry, key=lambda provider: provider.name != taken):
+            is_chosen = provider.name == taken
+            reason = provider.objection(checkpoint)
             yield {
                 "component": section,
-                "provider": name,
-                "is_chosen": name == chosen,
-                "reason": reason or (None if name == chosen else "able, but not preferred"),
+                "provider": provider.name,
+                "is_chosen": is_chosen,
+                "reason": reason or (None if is_chosen else f"able, but {passed_over}"),
+                "priority": None if reason else provider.priority_for(checkpoint),
             }
-        if chosen is None:
+        if taken is None:
             is_blind = section == "vision_encoder" and not sees(checkpoint, plugins)
             yield {
                 "component": section,
                 "provider": "none",
                 "is_chosen": is_blind,
                 "reason": None if is_blind else "no installed provider can serve this model",
+                "priority": None,
             }
