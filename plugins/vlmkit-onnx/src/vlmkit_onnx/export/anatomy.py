@@ -16,9 +16,6 @@ from vlmkit_onnx.export.views import Parts, attention
 # Families in which tokens of an image, or of a whole prompt, see each other both ways.
 HOST_MASKED = frozenset({"gemma3", "paligemma"})
 
-# Kinds of RoPE whose frequencies change once a text is longer than the model was trained for.
-CHANGING_ROPE = frozenset({"longrope", "dynamic"})
-
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:

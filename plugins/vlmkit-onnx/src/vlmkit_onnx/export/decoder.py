@@ -20,11 +20,13 @@ from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
 from vlmkit.errors import CheckpointError, VlmkitError
-from vlmkit_onnx.export.anatomy import CHANGING_ROPE, Anatomy
+from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
 from vlmkit_onnx.export.tidy import tidy
 from vlmkit_onnx.export.views import Parts, attention
 
+# Kinds of RoPE whose frequencies change once a text is longer than the model was trained for.
+CHANGING_ROPE = frozenset({"longrope", "dynamic"})
 ANY = torch.export.Dim.DYNAMIC
 
 
@@ -223,15 +225,22 @@ def _steady_rope(decoder: Any) -> Iterator[None]:
 
     The manifest's longest sequence ends where they would change.
     """
-    changed = [m for m in decoder.modules() if getattr(m, "rope_type", None) in CHANGING_ROPE]
+    changed = [module for module in decoder.modules() if hasattr(module, "rope_type")]
     before = [module.rope_type for module in changed]
-    for module in changed:
-        module.rope_type = "default"
+    for module, rope_type in zip(changed, before, strict=True):
+        module.rope_type = _steady(rope_type)
     try:
         yield
     finally:
         for module, rope_type in zip(changed, before, strict=True):
             module.rope_type = rope_type
+
+
+def _steady(rope_type: str | dict[str, str]) -> str | dict[str, str]:
+    """Return a kind of RoPE, or one for each kind of layer, that computes no new frequencies."""
+    if isinstance(rope_type, dict):
+        return {layer_type: str(_steady(kind)) for layer_type, kind in rope_type.items()}
+    return "default" if rope_type in CHANGING_ROPE else rope_type
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError
@@ -82,6 +83,7 @@ def _write(
     model = load(checkpoint)
     anatomy = examine(Parts(model))
     table = write_table(Parts(model), place)
+    _bring_towers_to_float32(model, Parts(model))
     vision = export_vision(model, place, on_stage)
     parts = Parts(model)
     del model  # towers are done with
@@ -114,6 +116,16 @@ def _export_decoder(
     on_stage("tracing the decoder")
     export_decoder(parts, anatomy, path)
     return sample
+
+
+def _bring_towers_to_float32(model: Any, parts: Parts) -> None:
+    """Convert all but decoder and head: a tower is small, and is exported as it is."""
+    kept = {id(module) for part in (parts.decoder, parts.head) for module in part.modules()}
+    for module in model.modules():
+        if id(module) not in kept:
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.float()
 
 
 def _publish(place: Path, folder: Path) -> None:
