@@ -19,8 +19,10 @@ nox.options.sessions = ["tests", "lint", "types"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
-TORCH, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-demo"
-ALL = [CORE, MOCK, HF, TORCH, DEMO]
+TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
+ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
+ALL = [CORE, MOCK, HF, TORCH, ONNX_EXPORT, DEMO]
+PATHS = [path.partition("[")[0] for path in ALL]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
 )
@@ -81,7 +83,7 @@ def lint(session: nox.Session) -> None:
     session.install("-q", *nox.project.dependency_groups(PROJECT, "lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.env["PYTHONPATH"] = os.pathsep.join(f"{path}/src" for path in ALL)
+    session.env["PYTHONPATH"] = os.pathsep.join(f"{path}/src" for path in PATHS)
     session.run("lint-imports")
 
 
@@ -89,7 +91,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check all types, strictly."""
     install(session, *ALL, groups=("test", "types"))
-    session.run("mypy", *(f"{path}/src" for path in ALL))
+    session.run("mypy", *(f"{path}/src" for path in PATHS))
     session.run("mypy", "examples/vlmkit-typical")
 
 
@@ -98,7 +100,7 @@ def build(session: nox.Session) -> None:
     """Build an sdist and a wheel of each distribution, install the wheels alone and try them."""
     session.install("-q", "build", *TORCH_PIN)
     output = Path(session.create_tmp()) / "dist"
-    for path in ALL:
+    for path in PATHS:
         session.run("python", "-m", "build", "-q", "-o", str(output), path, silent=True)
     wheels = sorted(map(str, output.glob("*.whl")))
     session.install("-q", "--force-reinstall", "--no-deps", *wheels)

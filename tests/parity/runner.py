@@ -1,11 +1,11 @@
-"""Both sides of a parity comparison: transformers' ``generate``, and the torch engine by hand.
+"""Both sides of a parity comparison: transformers' ``generate``, and one of our engines by hand.
 
 The engine side has no tokenizer and no pipeline, so that a difference is the engine's own; the
 whole pipeline is compared in ``test_pipeline_parity``.
 """
 
 import hashlib
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from vlmkit.registry import BuildContext
 from vlmkit.sampling import SamplingParams
 from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
 from vlmkit.sequence import Sequence
-from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
 NUM_NEW = 10
 IMAGE_TOKENS = ("image_token_id", "video_token_id")
@@ -156,8 +155,9 @@ def _is_image_array(key: str) -> bool:
 def load_engine(
     name: str, folder: Path, **settings: Any
 ) -> tuple[Engine, VisionEncoder | None, Any]:
-    """Return engine, encoder and the model's configuration."""
+    """Return the torch engine, its encoder and the model's configuration."""
     from vlmkit_torch import encoder, engine
+    from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
     shared: dict[Any, Any] = {}
     checkpoint = Checkpoint(name, folder)
@@ -169,6 +169,23 @@ def load_engine(
     return made, encoder.build(BuildContext("", checkpoint, EncoderSettings(), shared)), config
 
 
+def load_onnx_engine(
+    name: str, folder: Path, **settings: Any
+) -> tuple[Engine, VisionEncoder | None, Any]:
+    """Return the ONNX engine of an exported folder, its encoder and the configuration."""
+    from vlmkit_onnx import build
+    from vlmkit_onnx.settings import EncoderSettings, EngineSettings
+
+    checkpoint = Checkpoint(name, folder)
+    tiny = {"cache_tokens": 600, "max_chunk_tokens": 64, "num_threads": 1, **settings}
+    made = build.build_engine(BuildContext("", checkpoint, EngineSettings(**tiny)))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    if name in zoo.NAMES_TEXT:
+        return made, None, config
+    few = EncoderSettings(num_threads=1)
+    return made, build.build_encoder(BuildContext("", checkpoint, few)), config
+
+
 def prompts(name: str, config: Any) -> list[Prompt]:
     """Return the four requests as prompts."""
     image_token = getattr(config, "image_token_id", None)
@@ -176,10 +193,16 @@ def prompts(name: str, config: Any) -> list[Prompt]:
 
 
 def outcome(
-    name: str, folder: Path, wanted: Seq[Answer], *, step_tokens: int = 13, **settings: Any
+    name: str,
+    folder: Path,
+    wanted: Seq[Answer],
+    *,
+    step_tokens: int = 13,
+    load: Callable[..., tuple[Engine, VisionEncoder | None, Any]] = load_engine,
+    **settings: Any,
 ) -> Outcome:
     """Run the four requests through a fresh engine and compare."""
-    engine, encoder, config = load_engine(name, folder, **settings)
+    engine, encoder, config = load(name, folder, **settings)
     asked = prompts(name, config)
     found = run(engine, encoder, asked, banned_ids(config), step_tokens=step_tokens)
     return compare(found, wanted)

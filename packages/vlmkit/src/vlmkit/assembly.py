@@ -94,7 +94,7 @@ def assemble(
     tell("model files")
     checkpoint = resolve(entry.model, plugins, entry.revision)
     choice = choose(entry, config, plugins, checkpoint)
-    context = BuildContext(entry.model, checkpoint, revision=entry.revision)
+    context = BuildContext(entry.model, checkpoint, revision=entry.revision, on_stage=tell)
     parts: dict[str, Any] = {}
     with ExitStack() as built:
         for section, (name, settings) in choice.items():

@@ -25,6 +25,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+def _tell_nobody(_: str) -> None:
+    """Build in silence."""
+
+
 @dataclass(frozen=True)
 class BuildContext:
     """What a provider's ``build`` gets.
@@ -37,6 +41,7 @@ class BuildContext:
         shared: one dictionary for each pipeline, through which the providers of one distribution
             share what is costly to load; use :meth:`share`.
         revision: for model sources: the revision that the user asked for; None is the newest.
+        on_stage: told what a long ``build`` is doing, a few words at a time.
     """
 
     reference: str = ""
@@ -44,6 +49,7 @@ class BuildContext:
     settings: Any = None
     shared: dict[Any, Any] = field(default_factory=dict)
     revision: str | None = None
+    on_stage: Callable[[str], None] = _tell_nobody
 
     @property
     def files(self) -> Checkpoint:

@@ -57,7 +57,7 @@ def weights_of(checkpoint: Checkpoint) -> Weights:
 def _count(checkpoint: Checkpoint, name: str) -> Counter[str]:
     """Return how many numbers of each data type one file holds."""
     try:
-        header = _header(checkpoint.path / name)
+        header, _ = read_header(checkpoint.path / name)
         counts: Counter[str] = Counter()
         for tensor, facts in header.items():
             if tensor != "__metadata__":
@@ -73,10 +73,16 @@ def _count(checkpoint: Checkpoint, name: str) -> Counter[str]:
     return counts
 
 
-def _header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return what a safetensors file says of its tensors, and the byte where their data begins.
+
+    Raises:
+        ValueError: it is not a safetensors file.
+        OSError: it cannot be read.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= MAX_HEADER_BYTES:
             raise ValueError(length)
         header: dict[str, Any] = json.loads(file.read(length))
-        return header
+        return header, 8 + length

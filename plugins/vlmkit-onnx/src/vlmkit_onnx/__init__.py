@@ -1,0 +1,1 @@
+"""LLM engine and vision encoder of vlmkit on ONNX Runtime, without torch."""

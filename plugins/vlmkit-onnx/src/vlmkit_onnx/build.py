@@ -1,0 +1,165 @@
+"""From settings and files to an engine and an encoder that are ready."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit.protocols import EngineLimits
+from vlmkit.registry import BuildContext
+from vlmkit_onnx.decoder import Decoder
+from vlmkit_onnx.embeddings import Embeddings, TableEmbeddings
+from vlmkit_onnx.engine import OnnxEngine
+from vlmkit_onnx.families import family_of
+from vlmkit_onnx.layout import DecoderGraph, Layout, TokenGraph, TokenTable
+from vlmkit_onnx.locate import locate
+from vlmkit_onnx.session import device_of, open_session
+from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
+from vlmkit_onnx.slot_book import SlotBook
+from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
+
+GIB = 2**30
+LEAST_TOKENS = 32  # a cache of fewer is of no use
+
+
+def build_engine(context: BuildContext) -> OnnxEngine:
+    """Open the decoder and make an engine.
+
+    Raises:
+        CheckpointError: the model's files are broken, or of a family that is not known.
+        ConfigError: the device is not there, or the cache is too small to be of use.
+    """
+    settings: EngineSettings = context.settings or EngineSettings()
+    checkpoint = context.files
+    layout = locate(checkpoint, settings.precision, settings.variant, context.on_stage)
+    _refuse_device(layout, settings)
+    longest = settings.max_sequence_tokens or layout.max_sequence_tokens
+    if settings.cache_tokens is not None:
+        longest = min(longest, settings.cache_tokens)
+    decoder = _open_decoder(layout, settings, longest + 1)
+    limits = _limits(layout, settings, decoder, longest)
+    shares = settings.prefix_cache and decoder.memory.is_shareable
+    book = SlotBook(
+        settings.max_sequences, longest + 1, limits.capacity_tokens, shares_prefixes=shares
+    )
+    return OnnxEngine(
+        decoder,
+        _open_embeddings(layout, settings, decoder),
+        family_of(checkpoint.config),
+        book,
+        replace(limits, prefix_block_tokens=1 if shares else 0),
+        layout.sliding_window,
+    )
+
+
+def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
+    """Open the vision tower and make an encoder.
+
+    Raises:
+        CheckpointError: the model's files are broken, or of a family that is not known.
+        ConfigError: the device is not there.
+    """
+    settings: EncoderSettings = context.settings or EncoderSettings()
+    checkpoint = context.files
+    precision = EngineSettings().precision
+    layout = locate(checkpoint, precision, settings.variant, context.on_stage)
+    if layout.vision is None:
+        raise CheckpointError(f"model {checkpoint.name!r} has no graph of a vision tower")
+    session = open_session(layout.vision.file, settings)
+    return OnnxVisionEncoder(
+        layout,
+        session,
+        checkpoint.config,
+        _fingerprint(layout.vision.file.parent, checkpoint),
+        settings.max_batch_images,
+    )
+
+
+def _fingerprint(folder: Path, checkpoint: Checkpoint) -> str:
+    return replace(checkpoint, path=folder).fingerprint
+
+
+def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
+    """Turn down a device whose attention cannot compute what the graph asks for."""
+    kind, _ = device_of(settings)
+    if kind == "cuda" and layout.precision != "fp16":
+        raise ConfigError(
+            f"on {settings.device!r}, attention computes in half precision, and the graph is "
+            f"{layout.precision!r}",
+            hint="vlmkit export MODEL DIR --precision fp16",
+        )
+
+
+def _open_decoder(layout: Layout, settings: EngineSettings, slot_tokens: int) -> Decoder:
+    graph = layout.decoder
+    session = open_session(graph.file, settings)
+    return _driver(graph, session, settings.max_sequences, slot_tokens)
+
+
+def _driver(
+    graph: DecoderGraph, session: onnxruntime.InferenceSession, num_slots: int, slot_tokens: int
+) -> Decoder:
+    if graph.kind == "masked":
+        from vlmkit_onnx.masked_decoder import MaskedDecoder
+
+        return MaskedDecoder(graph, session, num_slots, slot_tokens)
+    if graph.kind == "concat":
+        from vlmkit_onnx.concat_decoder import ConcatDecoder
+
+        return ConcatDecoder(graph, session, num_slots, slot_tokens)
+    from vlmkit_onnx.slots_decoder import SlotsDecoder
+
+    return SlotsDecoder(graph, session, num_slots, slot_tokens)
+
+
+def _open_embeddings(
+    layout: Layout, settings: ComputeSettings, decoder: Decoder
+) -> Embeddings | None:
+    part = layout.embeddings
+    if not decoder.spec.takes_embeddings or part is None:
+        return None
+    if isinstance(part, TokenGraph):
+        from vlmkit_onnx.graph_embeddings import GraphEmbeddings
+
+        return GraphEmbeddings(open_session(part.file, settings), part.names, part.image_token)
+    return _open_table(part, decoder)
+
+
+def _open_table(part: TokenTable, decoder: Decoder) -> TableEmbeddings:
+    table = TableEmbeddings(part)
+    if table.shape[1] != decoder.spec.hidden_size:
+        raise CheckpointError(
+            f"{part.file.name!r} has rows of {table.shape[1]} numbers, and the decoder takes "
+            f"{decoder.spec.hidden_size}"
+        )
+    return table
+
+
+def _limits(
+    layout: Layout, settings: EngineSettings, decoder: Decoder, longest: int
+) -> EngineLimits:
+    """Return what the engine can do.
+
+    Raises:
+        ConfigError: the cache is too small to be of use.
+    """
+    token_bytes = max(1, decoder.memory.token_bytes)
+    capacity = settings.cache_tokens or int(settings.cache_gib * GIB) // token_bytes
+    capacity = min(capacity, (longest + 1) * settings.max_sequences)
+    if capacity < LEAST_TOKENS:
+        raise ConfigError(
+            f"the cache has room for {capacity} tokens, and {LEAST_TOKENS} are the least; a token "
+            f"takes {token_bytes} bytes",
+            hint="raise engine.cache_gib or engine.cache_tokens",
+        )
+    return EngineLimits(
+        vocab_size=decoder.spec.vocab_size,
+        max_sequence_tokens=min(longest, capacity - 1),
+        max_sequences=settings.max_sequences,
+        capacity_tokens=capacity,
+        max_chunk_tokens=settings.max_chunk_tokens,
+        mixes_prefill_and_decode=True,
+        is_batch_invariant=layout.is_batch_invariant,
+    )

@@ -1,0 +1,52 @@
+"""From a checkpoint to the graphs that run it: those beside it, or those exported once for it."""
+
+from collections.abc import Callable
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError
+from vlmkit_onnx import export_cache
+from vlmkit_onnx.layout import Layout, own_layout
+from vlmkit_onnx.manifest import Precision
+from vlmkit_onnx.refusal import kind_of
+
+OnStage = Callable[[str], None]
+
+
+def _tell_nobody(_: str) -> None:
+    """Export in silence."""
+
+
+def locate(
+    checkpoint: Checkpoint,
+    precision: Precision,
+    variant: str | None = None,
+    on_stage: OnStage = _tell_nobody,
+) -> Layout:
+    """Return the parts of a model; a safetensors checkpoint is exported, once, if need be.
+
+    Args:
+        checkpoint: the model's files.
+        precision: of an export.
+        variant: which files of an onnx-community folder.
+        on_stage: told the stages of an export.
+
+    Raises:
+        CheckpointError: the folder holds nothing that can run, or its files are broken.
+    """
+    kind = kind_of(checkpoint)
+    if kind == "vlmkit":
+        return own_layout(checkpoint, checkpoint.path)
+    if kind == "genai":
+        from vlmkit_onnx.genai import genai_layout
+
+        return genai_layout(checkpoint)
+    if kind == "community":
+        from vlmkit_onnx.community import community_layout
+
+        return community_layout(checkpoint, variant)
+    if kind == "safetensors":
+        folder = export_cache.cached_export(checkpoint, precision, on_stage)
+        return own_layout(checkpoint, folder)
+    raise CheckpointError(
+        f"model {checkpoint.name!r} has no ONNX graphs and no *.safetensors weights"
+    )

@@ -1,0 +1,87 @@
+"""``vlmkit_onnx.json``: what our own exporter says about the graphs beside it.
+
+Holds facts that a graph does not show. Which files there are and how they are spoken to is the
+layout's business.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.errors import CheckpointError
+
+FILE = "vlmkit_onnx.json"
+FORMAT = 1
+MAX_BYTES = 2**20
+
+Precision = Literal["w8a8", "int4", "int8", "fp16", "fp32"]
+Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The token table.
+
+    Attributes:
+        file: a safetensors file of the same folder.
+        tensor: the table's name in it, ``[vocab, hidden]``.
+        scale: what the family multiplies its rows with.
+    """
+
+    file: Name = "embeddings.safetensors"
+    tensor: str = "weight"
+    scale: float = 1.0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One exported model.
+
+    Attributes:
+        format: version of this layout.
+        model_type: the family, as in the checkpoint's ``config.json``.
+        precision: how the linear layers of the decoder are stored and computed.
+        max_sequence_tokens: longest sequence that the model was made for.
+        is_batch_invariant: whether a row of logits never depends on the rest of its batch.
+        decoder: the language model's graph, a file of the same folder.
+        embeddings: the token table.
+        vision: the vision tower's graph; None for a text model.
+        sliding_window: tokens that layers with a window see, where the graph leaves masks to the
+            host; None elsewhere.
+        made_with: versions by name of what took part in the export.
+    """
+
+    format: Literal[1] = 1
+    model_type: str
+    precision: Precision
+    max_sequence_tokens: Positive
+    is_batch_invariant: bool
+    decoder: Name = "decoder.onnx"
+    embeddings: Embeddings = Embeddings()
+    vision: Name | None = None
+    sliding_window: Positive | None = None
+    made_with: dict[str, str] = {}
+
+
+def read(folder: Path) -> Manifest:
+    """Return a folder's manifest.
+
+    Raises:
+        CheckpointError: it is too large, or not of this format.
+    """
+    path = folder / FILE
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{FILE!r} is over {MAX_BYTES} bytes")
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(
+            f"{FILE!r} is not a manifest of format {FORMAT}",
+            hint="export the model again: vlmkit export MODEL DIR",
+        ) from error
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Write a folder's manifest."""
+    (folder / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")

@@ -1,0 +1,50 @@
+"""The hooks of vlmkit-onnx. Imports nothing heavy: the build functions do."""
+
+from typing import Any
+
+from vlmkit.hookspecs import hookimpl
+from vlmkit.registry import BuildContext, Registry
+from vlmkit_onnx import refusal
+from vlmkit_onnx.settings import EncoderSettings, EngineSettings
+
+VLMKIT_API = 1
+
+
+def _build_engine(context: BuildContext) -> Any:
+    from vlmkit_onnx.build import build_engine
+
+    return build_engine(context)
+
+
+def _build_encoder(context: BuildContext) -> Any:
+    from vlmkit_onnx.build import build_encoder
+
+    return build_encoder(context)
+
+
+@hookimpl
+def vlmkit_register_engines(registry: Registry[Any]) -> None:
+    """Offer ``engine.use = "onnx"``."""
+    registry.add(
+        "onnx",
+        _build_engine,
+        why_not=refusal.why_not,
+        cannot_serve=refusal.engine_cannot_serve,
+        settings=EngineSettings,
+        priority=refusal.priority,
+        description="ONNX graphs of three layouts, batched over cache slots; fast on CPUs",
+    )
+
+
+@hookimpl
+def vlmkit_register_vision_encoders(registry: Registry[Any]) -> None:
+    """Offer ``vision_encoder.use = "onnx"``."""
+    registry.add(
+        "onnx",
+        _build_encoder,
+        why_not=refusal.why_not,
+        cannot_serve=refusal.encoder_cannot_serve,
+        settings=EncoderSettings,
+        priority=refusal.priority,
+        description="the image tower and projector as one ONNX graph",
+    )

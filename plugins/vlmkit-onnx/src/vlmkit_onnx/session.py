@@ -1,0 +1,77 @@
+"""Opens a graph: every option is stated, every failure is one sentence.
+
+What a file may read besides itself is checked before ONNX Runtime sees it.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit_onnx import external_data, graph_header
+from vlmkit_onnx.settings import ComputeSettings
+
+FATAL = 4  # ONNX Runtime logs only what ends the process
+
+
+def open_session(file: Path, settings: ComputeSettings) -> onnxruntime.InferenceSession:
+    """Load a graph, ready to run.
+
+    Raises:
+        CheckpointError: the file is absent, is no graph that can run here, or names external
+            data outside its folder.
+        ConfigError: the device is not there.
+    """
+    if not file.is_file():
+        raise CheckpointError(f"{file.name!r} is missing", hint="fetch or export the model again")
+    providers = _providers(settings.device)
+    external_data.check(file, file.parent, graph_header.read_header(file))
+    try:
+        return onnxruntime.InferenceSession(
+            os.fspath(file), _options(settings), providers=providers
+        )
+    except Exception as error:  # its exceptions have no common parent
+        raise CheckpointError(
+            f"{file.name!r} is not a graph that ONNX Runtime {onnxruntime.__version__} can run"
+        ) from error
+
+
+def device_of(settings: ComputeSettings) -> tuple[str, int]:
+    """Return the device's kind and number."""
+    kind, _, number = settings.device.partition(":")
+    return ("cpu" if kind == "auto" else kind), int(number or 0)
+
+
+def num_threads(settings: ComputeSettings) -> int:
+    """Return how many CPU threads one computation takes."""
+    if settings.num_threads is not None:
+        return settings.num_threads
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _options(settings: ComputeSettings) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = num_threads(settings)
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.enable_mem_pattern = False  # shapes differ from step to step
+    options.log_severity_level = FATAL
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # what was checked
+    return options
+
+
+def _providers(device: str) -> list[Any]:
+    kind, number = device_of(ComputeSettings(device=device))
+    if kind == "cpu":
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise ConfigError(
+            f"device {device!r} was asked for, and the installed ONNX Runtime has no CUDA",
+            hint="pip uninstall onnxruntime, then pip install vlmkit-onnx[gpu]",
+        )
+    return [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]

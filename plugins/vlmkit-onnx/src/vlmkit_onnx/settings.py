@@ -1,0 +1,60 @@
+"""What a user can set for the engine and for the vision encoder. Imports nothing heavy."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit_onnx.manifest import Precision
+
+Positive = Annotated[int, Meta(ge=1)]
+Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+Variant = Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,32}$")]
+
+
+class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a model computes.
+
+    Attributes:
+        device: ``auto`` is the CPU; ``cuda`` or ``cuda:1`` needs a graph in half precision.
+        num_threads: CPU threads of one computation; None takes one for each core.
+        variant: which files of an onnx-community folder to take, such as ``q4`` or ``fp16``; None
+            takes what runs best here.
+    """
+
+    device: Device = "auto"
+    num_threads: Positive | None = None
+    variant: Variant | None = None
+
+
+class EncoderSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the vision encoder.
+
+    Attributes:
+        max_batch_images: most images computed in one call of the tower.
+    """
+
+    max_batch_images: Positive = 8
+
+
+class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the LLM engine.
+
+    Attributes:
+        precision: of the export, where the model is a safetensors checkpoint.
+        cache_tokens: tokens that the cache holds; None derives it from ``cache_gib``.
+        cache_gib: memory for the cache.
+        prefix_cache: whether computed prefixes are reused by later prompts.
+        max_sequence_tokens: longest sequence; None is what the model was made for.
+        max_sequences: most sequences with a slot in the cache.
+        max_chunk_tokens: tokens of a prompt in one step; a longer chunk makes running answers wait
+            longer between two tokens. Parts that may not be cut are longer where they must be.
+    """
+
+    precision: Precision = "w8a8"
+    cache_tokens: Positive | None = None
+    cache_gib: Annotated[float, Meta(gt=0)] = 4.0
+    prefix_cache: bool = True
+    max_sequence_tokens: Positive | None = None
+    max_sequences: Annotated[int, Meta(ge=1, le=256)] = 16
+    max_chunk_tokens: Positive = 256

@@ -1,0 +1,200 @@
+"""Runs our own exporter's decoder: each row says how long it is, the cache is written in place.
+
+A graph and a slot memory are bound once for each run of neighbouring slots; a step then fills the
+small inputs and runs, and no key or value is ever copied.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from vlmkit.errors import CheckpointError
+from vlmkit_onnx.decoder import DecoderSpec, Floats, Tokens
+from vlmkit_onnx.layout import DecoderGraph
+from vlmkit_onnx.slot_memory import SlotMemory, StateShape
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+}
+EXTRAS = ("attention_bias", "attention_bias_local", "deepstack")
+REQUIRED = frozenset(
+    {"inputs_embeds", "position_ids", "seqlens_k", "total_sequence_length", "logits_indices"}
+)
+
+
+class SlotsDecoder:
+    """Computes tokens of slots; keeps the promises of :class:`vlmkit_onnx.decoder.Decoder`.
+
+    Args:
+        graph: names its inputs.
+        session: the graph, open.
+        num_slots: sequences that have a place at once.
+        slot_tokens: longest sequence.
+
+    Raises:
+        CheckpointError: the graph's inputs are not those of our exporter.
+    """
+
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        session: onnxruntime.InferenceSession,
+        num_slots: int,
+        slot_tokens: int,
+    ) -> None:
+        self._session = session
+        inputs = {node.name: node for node in session.get_inputs()}
+        states = _states(graph, inputs)
+        self.spec = _spec(graph, inputs, session.get_outputs(), len(states) // 2)
+        self.memory = SlotMemory(states, num_slots, slot_tokens)
+        self._present = {
+            graph.past_key % i: graph.present_key % i for i in range(self.spec.num_layers)
+        } | {graph.past_value % i: graph.present_value % i for i in range(self.spec.num_layers)}
+        self._columns: dict[tuple[int, int], _Column] = {}
+        self._chunks: dict[int, _Chunk] = {}
+
+    def prefill(self, slot: int, start: int, tokens: Tokens, *, wants_logits: bool) -> Floats:
+        """Append a chunk to one slot; see :class:`vlmkit_onnx.decoder.Decoder`."""
+        if slot not in self._chunks:
+            self._chunks[slot] = _Chunk(self._bind(slot, 1), _row(self.spec.vocab_size))
+            self._chunks[slot].bind_logits()
+        chunk = self._chunks[slot]
+        stop = start + tokens.ids.shape[1]
+        self._feed(chunk.binding, tokens)
+        chunk.binding.bind_cpu_input("seqlens_k", np.array([stop - 1], np.int32))
+        chunk.binding.bind_cpu_input("total_sequence_length", np.array(stop, np.int32))
+        chunk.binding.bind_cpu_input("logits_indices", np.array([stop - start - 1], np.int64))
+        self._session.run_with_iobinding(chunk.binding)
+        return chunk.logits if wants_logits else chunk.logits[:0]
+
+    def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
+        """Append one token to each of some slots; see :class:`vlmkit_onnx.decoder.Decoder`."""
+        key = (first_slot, len(starts))
+        if key not in self._columns:
+            self._columns[key] = _Column(self._bind(*key), self.spec, len(starts))
+        column = self._columns[key]
+        column.embeddings[:] = tokens.rows
+        column.positions[:] = self._positions(tokens)
+        column.lengths[:] = starts
+        column.total[...] = starts.max() + 1
+        for name, array in tokens.extras.items():
+            column.binding.bind_cpu_input(name, array)
+        self._session.run_with_iobinding(column.binding)
+        return column.logits
+
+    def close(self) -> None:
+        """Let go of the graph and of the cache."""
+        self._columns.clear()
+        self._chunks.clear()
+        del self._session
+        self.memory.close()
+
+    def _feed(self, binding: Any, tokens: Tokens) -> None:
+        binding.bind_cpu_input("inputs_embeds", np.ascontiguousarray(tokens.rows))
+        binding.bind_cpu_input("position_ids", np.ascontiguousarray(self._positions(tokens)))
+        for name, array in tokens.extras.items():
+            binding.bind_cpu_input(name, array)
+
+    def _positions(self, tokens: Tokens) -> NDArray[np.int64]:
+        return tokens.positions if self.spec.num_position_axes > 1 else tokens.positions[0]
+
+    def _bind(self, first_slot: int, num_rows: int) -> Any:
+        """Bind the cache of neighbouring slots, as what is read and as what is written."""
+        binding = self._session.io_binding()
+        for past, present in self._present.items():
+            rows = self.memory.rows(past, first_slot, num_rows)
+            place = ("cpu", 0, rows.dtype, rows.shape, rows.ctypes.data)
+            binding.bind_input(past, *place)
+            binding.bind_output(present, *place)
+        return binding
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One slot, bound for chunks of any length."""
+
+    binding: Any
+    logits: Floats
+
+    def bind_logits(self) -> None:
+        _bind_output(self.binding, "logits", self.logits)
+
+
+class _Column:
+    """Some neighbouring slots, bound for one token each, with inputs that are filled in place."""
+
+    def __init__(self, binding: Any, spec: DecoderSpec, num_rows: int) -> None:
+        self.binding = binding
+        shape = (num_rows, 1) if spec.num_position_axes == 1 else (3, num_rows, 1)
+        self.embeddings = np.zeros((num_rows, 1, spec.hidden_size), np.float32)
+        self.positions = np.zeros(shape, np.int64)
+        self.lengths = np.zeros(num_rows, np.int32)
+        self.total = np.zeros((), np.int32)
+        self.logits = np.zeros((num_rows, spec.vocab_size), np.float32)
+        self._indices = np.arange(num_rows)  # held here: the binding has its address only
+        _bind_input(binding, "inputs_embeds", self.embeddings)
+        _bind_input(binding, "position_ids", self.positions)
+        _bind_input(binding, "seqlens_k", self.lengths)
+        _bind_input(binding, "total_sequence_length", self.total)
+        _bind_input(binding, "logits_indices", self._indices)
+        _bind_output(binding, "logits", self.logits)
+
+
+def _row(width: int) -> Floats:
+    return np.zeros((1, width), np.float32)
+
+
+def _bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
+    binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+
+def _bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
+    binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+
+def _states(graph: DecoderGraph, inputs: dict[str, Any]) -> dict[str, StateShape]:
+    """Return what a slot keeps, by the names of the cache inputs, layer by layer."""
+    states: dict[str, StateShape] = {}
+    layer = 0
+    while graph.past_key % layer in inputs:
+        for name in (graph.past_key % layer, graph.past_value % layer):
+            node = inputs.get(name)
+            shape = node.shape if node is not None else []
+            if node is None or node.type not in DTYPES or len(shape) != 4:
+                raise CheckpointError(f"{graph.file.name!r}: input {name!r} is not a cache")
+            if not isinstance(shape[1], int) or not isinstance(shape[3], int):
+                raise CheckpointError(f"{graph.file.name!r}: input {name!r} has no fixed width")
+            states[name] = StateShape((shape[1], 0, shape[3]), DTYPES[node.type])
+        layer += 1
+    if not states:
+        raise CheckpointError(f"{graph.file.name!r} has no input {graph.past_key % 0!r}")
+    return states
+
+
+def _spec(
+    graph: DecoderGraph, inputs: dict[str, Any], outputs: list[Any], num_layers: int
+) -> DecoderSpec:
+    known = {graph.past_key % i for i in range(num_layers)}
+    known |= {graph.past_value % i for i in range(num_layers)} | REQUIRED | set(EXTRAS)
+    if wrong := sorted((REQUIRED - set(inputs)) | (set(inputs) - known)):
+        raise CheckpointError(
+            f"{graph.file.name!r} is not a decoder of this version: its input {wrong[0]!r} is "
+            f"{'unknown' if wrong[0] in inputs else 'missing'}",
+            hint="export the model again: vlmkit export MODEL DIR",
+        )
+    hidden, vocab = inputs["inputs_embeds"].shape[-1], outputs[0].shape[-1]
+    if not isinstance(hidden, int) or not isinstance(vocab, int):
+        raise CheckpointError(f"{graph.file.name!r} does not say how wide its arrays are")
+    levels = inputs["deepstack"].shape[0] if "deepstack" in inputs else 0
+    return DecoderSpec(
+        num_layers=num_layers,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_position_axes=3 if len(inputs["position_ids"].shape) == 3 else 1,
+        num_deepstack=levels,
+        takes_bias="attention_bias" in inputs,
+    )

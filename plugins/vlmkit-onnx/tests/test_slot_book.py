@@ -1,0 +1,245 @@
+"""The slot book: what a newcomer starts from is really there, and nothing is promised twice."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from vlmkit.prompt import ImageSlot, Prompt, Span
+from vlmkit.sampling import SamplingParams
+from vlmkit.sequence import Sequence
+from vlmkit_onnx.slot_book import SlotBook
+
+IMAGE = 9
+
+
+def sequence(ids, images=(), tenant="", spans=(), name="s"):
+    slots = tuple(
+        ImageSlot(start, stop, digest, {}, stop - start) for start, stop, digest in images
+    )
+    prompt = Prompt(tuple(ids), slots)
+    made = Sequence(name, prompt, SamplingParams(), seed=0, max_tokens=64, tenant=tenant)
+    made.atomic_spans = tuple(Span(*span) for span in spans)
+    return made
+
+
+def finished(book, ids, **more):
+    """Compute a sequence's prompt whole and release it."""
+    made = sequence(ids, **more)
+    admission = book.admit(made)
+    book.note_computed(made, admission.num_cached, len(ids))
+    book.release(made)
+    return admission.slot
+
+
+def test_a_prompt_that_begins_like_a_finished_one_starts_from_its_tokens():
+    book = SlotBook(2, 64, 128)
+    slot = finished(book, range(1, 9))
+    admission = book.admit(sequence([*range(1, 9), 20]))
+    assert admission == (slot, 8, None, False)
+
+
+def test_the_last_token_is_always_computed_again():
+    book = SlotBook(2, 64, 128)
+    finished(book, range(1, 9))
+    assert book.admit(sequence(range(1, 9))).num_cached == 7
+
+
+def test_another_tenant_starts_from_nothing():
+    book = SlotBook(2, 64, 128)
+    finished(book, range(1, 9), tenant="a")
+    assert book.admit(sequence(range(1, 9), tenant="b")).num_cached == 0
+
+
+def test_an_image_counts_by_its_digest():
+    book = SlotBook(4, 64, 256)
+    ids = [1, 2, IMAGE, IMAGE, IMAGE, 3, 4]
+    finished(book, ids, images=[(2, 5, b"red")])
+    assert book.admit(sequence(ids, images=[(2, 5, b"blue")])).num_cached == 2
+    assert book.admit(sequence(ids, images=[(2, 5, b"red")])).num_cached == 6
+
+
+def test_placeholders_without_an_image_are_not_those_of_one():
+    book = SlotBook(4, 64, 256)
+    ids = [1, 2, IMAGE, IMAGE, IMAGE, 3, 4]
+    finished(book, ids, images=[(2, 5, b"red")])
+    assert book.admit(sequence(ids)).num_cached == 2
+
+
+def test_a_prefix_never_ends_inside_a_span():
+    book = SlotBook(2, 64, 128)
+    finished(book, [1, 2, 3, 4, 5, 6])
+    assert book.admit(sequence([1, 2, 3, 4, 7, 8], spans=[(2, 5)])).num_cached == 2
+
+
+def test_a_prefix_of_a_running_sequence_is_copied_from_its_slot():
+    book = SlotBook(2, 64, 128)
+    running = sequence(range(10))
+    first = book.admit(running)
+    book.note_computed(running, 0, 6)
+    second = book.admit(sequence(range(10)))
+    assert (second.source, second.num_cached) == (first.slot, 6)
+    assert second.slot != first.slot
+
+
+def test_a_short_common_beginning_does_not_cost_a_long_kept_prompt():
+    book = SlotBook(3, 64, 192)
+    slot = finished(book, range(1, 31))
+    admission = book.admit(sequence([1, 2, 3, 40, 41]))
+    assert admission.slot != slot
+    assert (admission.source, admission.num_cached) == (slot, 3)
+    assert book.admit(sequence(range(1, 31))).num_cached == 29
+
+
+def test_what_is_kept_gives_way_to_newcomers():
+    book = SlotBook(2, 64, 40)
+    slot = finished(book, range(1, 31))
+    assert book.admit(sequence(range(100, 130))) is not None
+    assert book.take_discarded() == [slot]
+    assert book.num_tokens <= 40
+
+
+def test_a_sequence_that_cannot_fit_costs_nobody_anything():
+    book = SlotBook(2, 64, 40)
+    finished(book, range(1, 21))
+    assert book.admit(sequence(range(50))) is None
+    assert book.admit(sequence(range(1, 21))).num_cached == 19
+
+
+def test_nothing_is_kept_where_nothing_may_be_shared():
+    book = SlotBook(2, 64, 128, shares_prefixes=False)
+    slot = finished(book, range(1, 9))
+    assert book.take_discarded() == [slot]
+    assert book.admit(sequence(range(1, 9))).num_cached == 0
+
+
+def test_a_sequence_is_not_admitted_twice():
+    book = SlotBook(2, 64, 128)
+    made = sequence(range(3))
+    book.admit(made)
+    with pytest.raises(ValueError, match="admitted already"):
+        book.admit(made)
+
+
+class Slots(RuleBasedStateMachine):
+    """Random comings and goings beside a memory that holds what was written to it."""
+
+    @initialize(num_slots=st.integers(1, 4), capacity=st.integers(8, 60), shares=st.booleans())
+    def begin(self, num_slots, capacity, shares):
+        self.book = SlotBook(num_slots, 24, capacity, shares_prefixes=shares)
+        self.memory = np.full((num_slots, 24), -1)
+        self.running = []
+        self.count = 0
+
+    @rule(
+        ids=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+        image=st.none() | st.tuples(st.integers(0, 6), st.sampled_from([b"a", b"b"])),
+        tenant=st.sampled_from(["", "t"]),
+    )
+    def admit(self, ids, image, tenant):
+        images = []
+        if image is not None:
+            start, digest = image
+            ids = [*ids[:start], *[7 if digest == b"a" else 8] * 2, *ids[start:]]
+            images = [(len(ids[:start]), len(ids[:start]) + 2, digest)]
+        made = sequence(ids, images=images, tenant=tenant, name=str(self.count))
+        self.count += 1
+        admission = self.book.admit(made)
+        if admission is None:
+            return
+        slot = admission.slot
+        if admission.is_fresh:
+            self.memory[slot] = -1
+        if admission.source is not None:
+            num = admission.num_cached
+            self.memory[slot, :num] = self.memory[admission.source, :num]
+        self.give_back()
+        assert admission.num_cached < len(made)
+        offset = 1000 * (tenant == "t")
+        expected = [offset + t for t in ids[: admission.num_cached]]
+        assert self.memory[slot, : admission.num_cached].tolist() == expected
+        self.running.append((made, offset, admission.num_cached))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def compute(self, data):
+        index = data.draw(st.integers(0, len(self.running) - 1))
+        made, offset, done = self.running[index]
+        stop = data.draw(st.integers(done, len(made)))
+        if stop == done:
+            return
+        slot = self.book.slot(made)
+        self.memory[slot, done:stop] = [offset + t for t in made.tokens(done, stop)]
+        self.book.note_computed(made, done, stop)
+        self.running[index] = (made, offset, stop)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def grow(self, data):
+        made, _, done = data.draw(st.sampled_from(self.running))
+        if done == len(made) and self.book.reserve(made, len(made) + 1):
+            made.output_ids.append(data.draw(st.integers(0, 2)))
+        self.give_back()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def truncate(self, data):
+        index = data.draw(st.integers(0, len(self.running) - 1))
+        made, offset, done = self.running[index]
+        kept = data.draw(st.integers(0, done))
+        self.book.truncate(made, kept)
+        self.running[index] = (made, offset, kept)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def release(self, data):
+        made, _, _ = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.book.release(made)
+        self.give_back()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def move(self, data):
+        made, _, _ = data.draw(st.sampled_from(self.running))
+        source = self.book.slot(made)
+        free = [s for s in range(len(self.memory)) if not self.book.is_owned(s)]
+        if free:
+            target = data.draw(st.sampled_from(free))
+            self.memory[target] = self.memory[source]
+            self.book.move(source, target)
+            self.give_back()
+
+    @invariant()
+    def promises_are_kept(self):
+        if not hasattr(self, "book"):
+            return
+        slots = [self.book.slot(made) for made, _, _ in self.running]
+        assert len(set(slots)) == len(slots) == self.book.num_sequences
+        assert self.book.num_tokens <= self.book.capacity_tokens
+        for (_, _, done), slot in zip(self.running, slots, strict=True):
+            assert self.book.num_held(slot) == done
+
+    def give_back(self):
+        for slot in self.book.take_discarded():
+            assert not self.book.num_held(slot)
+            self.memory[slot] = -1
+
+
+Slots.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSlots = Slots.TestCase
+
+
+@given(st.data())
+def test_the_longest_prefix_is_found_whichever_slot_holds_it(data):
+    book = SlotBook(4, 32, 200)
+    kept = data.draw(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), max_size=3))
+    for ids in kept:
+        finished(book, ids)
+    ids = data.draw(st.lists(st.integers(0, 1), min_size=2, max_size=9))
+    admission = book.admit(sequence(ids))
+    assert admission.num_cached <= len(ids) - 1
+    if len(kept) == 1:
+        common = 0
+        while common < min(len(kept[0]), len(ids) - 1) and kept[0][common] == ids[common]:
+            common += 1
+        assert admission.num_cached == common
