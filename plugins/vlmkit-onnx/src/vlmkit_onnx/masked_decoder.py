@@ -1,0 +1,104 @@
+"""Runs decoders of GroupQueryAttention that others exported, writing the cache in place.
+
+Such a graph (onnxruntime-genai's builder makes them, and most of onnx-community's are of its kind)
+is told by a mask how long each row is: it counts the ones for the length, and takes the width for
+the longest. So slots of different lengths run together though none is padded.
+"""
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from vlmkit.errors import CheckpointError
+from vlmkit_onnx.decoder import Floats, Tokens
+from vlmkit_onnx.foreign_decoder import ForeignDecoder
+from vlmkit_onnx.graph_header import read_header
+from vlmkit_onnx.layout import DecoderGraph
+from vlmkit_onnx.slot_memory import SlotMemory
+
+
+class MaskedDecoder:
+    """Computes tokens of slots; keeps the promises of :class:`vlmkit_onnx.decoder.Decoder`.
+
+    Args:
+        graph: names its inputs.
+        session: the graph, open.
+        num_slots: sequences that have a place at once.
+        slot_tokens: longest sequence.
+
+    Raises:
+        CheckpointError: the graph needs what is not known, or its cache cannot be written in place.
+    """
+
+    def __init__(
+        self,
+        graph: DecoderGraph,
+        session: onnxruntime.InferenceSession,
+        num_slots: int,
+        slot_tokens: int,
+    ) -> None:
+        self._session: onnxruntime.InferenceSession | None = session
+        self._io = ForeignDecoder(graph, session)
+        self.spec = self._io.spec
+        _refuse_copies(graph, self._io)
+        self.memory = SlotMemory(self._io.states, num_slots, slot_tokens)
+        self._bindings: dict[tuple[int, int], Any] = {}
+
+    def prefill(self, slot: int, start: int, tokens: Tokens, *, wants_logits: bool) -> Floats:
+        """Append a chunk to one slot; see :class:`vlmkit_onnx.decoder.Decoder`."""
+        logits = self._run(slot, np.array([start], np.int32), tokens)
+        return logits if wants_logits else logits[:0]
+
+    def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
+        """Append one token to each of some slots; see :class:`vlmkit_onnx.decoder.Decoder`."""
+        return self._run(first_slot, starts, tokens)
+
+    def close(self) -> None:
+        """Let go of the graph and of the cache."""
+        self._bindings.clear()
+        self._session = None
+        self.memory.close()
+
+    def _run(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
+        assert self._session is not None, "the decoder is closed"
+        binding = self._binding(first_slot, len(starts))
+        stops = starts + tokens.ids.shape[1]
+        mask = np.arange(stops.max()) < stops[:, None]
+        has_past = bool(starts.any())
+        for name, array in self._io.feeds(tokens, mask, has_past=has_past).items():
+            binding.bind_cpu_input(name, array)
+        binding.bind_output(self._io.logits, "cpu")  # anew: its shape differs from the last one
+        self._session.run_with_iobinding(binding)
+        return self._io.last_row(binding.get_outputs()[-1].numpy())
+
+    def _binding(self, first_slot: int, num_rows: int) -> Any:
+        """Return neighbouring slots' cache, bound as what is read and as what is written."""
+        assert self._session is not None, "the decoder is closed"
+        binding = self._bindings.get((first_slot, num_rows))
+        if binding is None:
+            binding = self._session.io_binding()
+            for past, present in self._io.present.items():
+                rows = self.memory.rows(past, first_slot, num_rows)
+                place = ("cpu", 0, rows.dtype, rows.shape, rows.ctypes.data)
+                binding.bind_input(past, *place)
+                binding.bind_output(present, *place)
+            self._bindings[first_slot, num_rows] = binding
+        return binding
+
+
+def _refuse_copies(graph: DecoderGraph, io: ForeignDecoder) -> None:
+    """Only an attention operator that itself reads and writes the cache can do so in place."""
+    attention = read_header(graph.file).attention
+    pairs = {node.past_key: node.present_key for node in attention}
+    pairs |= {node.past_value: node.present_value for node in attention}
+    for past, present in io.present.items():
+        if pairs.get(past) != present:
+            raise CheckpointError(
+                f"input {past!r} of {graph.file.name!r} is not the cache of one attention operator"
+            )
+    if not io.spec.num_position_axes and not any(node.rotates for node in attention):
+        raise CheckpointError(
+            f"{graph.file.name!r} takes no positions, and its attention makes none"
+        )

@@ -1,0 +1,243 @@
+"""Models in other exporters' layouts, made once, and a way to run them."""
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from vlmkit_onnx.decoder import Tokens
+
+SLOTS, SLOT_TOKENS, CHUNK = 4, 96, 10
+PROMPTS = (5, 31, 18)
+# Run in a process of its own: the builder puts its folder on sys.path and prints what it does.
+BUILDER = """
+import importlib, json, os, sys
+from pathlib import Path
+import onnxruntime_genai
+sys.path.insert(0, os.path.join(os.path.dirname(onnxruntime_genai.__file__), "models"))
+builder = importlib.import_module("onnxruntime_genai.models.builder")
+for name, source, target, precision, device, options in json.loads(sys.argv[1]):
+    args = (name, source, target, precision, device, target + "/cache")
+    builder.create_model(*args, **builder.parse_extra_options(*args, options))
+    for file in Path(target).glob("cache"):
+        file.rmdir()
+"""
+GENAI = {
+    "llama": ("llama", "fp32", "cpu", []),
+    "llama-int4": ("llama", "int4", "cpu", ["prune_lm_head=true"]),
+    "llama-fp16": ("llama", "fp16", "cuda", []),
+    "gemma2": ("gemma2", "fp32", "cpu", []),
+    "gpt_oss": ("gpt_oss", "fp32", "cpu", []),
+    "qwen3-int4-b128": ("qwen3", "int4", "cpu", ["block_size=128"]),
+    "mistral": ("mistral", "fp32", "cpu", []),
+    "qwen2_5_vl": ("qwen2_5_vl", "fp32", "cpu", ["exclude_embeds=true"]),
+}
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Skip what needs torch where there is none."""
+    import importlib.util
+
+    needs = ("test_masked_decoder.py", "test_concat_decoder.py", "test_genai_parity.py")
+    if collection_path.name in needs and importlib.util.find_spec("torch") is None:
+        return True
+    return None
+
+
+@pytest.fixture
+def open_session() -> Callable[[Path], onnxruntime.InferenceSession]:
+    """Return a function that opens a graph with one thread."""
+
+    def opened(file: Path) -> onnxruntime.InferenceSession:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def zoo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Return a function that gives the checkpoint folder of a family of the zoo."""
+    import torch
+    import transformers
+
+    import zoo
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+
+    @functools.cache
+    def folder(name: str) -> Path:
+        return zoo.save(name, tmp_path_factory.mktemp(name))
+
+    yield folder
+    transformers.utils.logging.enable_progress_bar()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def genai_folders(
+    zoo_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Return folders that onnxruntime-genai's own builder wrote, by name."""
+    pytest.importorskip("onnxruntime_genai")
+    root = tmp_path_factory.mktemp("genai")
+    jobs = [
+        (family, str(zoo_checkpoint(family)), str(root / name), precision, device, options)
+        for name, (family, precision, device, options) in GENAI.items()
+    ]
+    made = subprocess.run(
+        [sys.executable, "-c", BUILDER, json.dumps(jobs)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr[-2000:]
+    _add_embeddings(root / "qwen2_5_vl", zoo_checkpoint("qwen2_5_vl"))
+    return {name: root / name for name in GENAI}
+
+
+def _add_embeddings(folder: Path, checkpoint: Path) -> None:
+    """Complete a decoder to a whole model, as the scripts for vision models do."""
+    import torch
+    import transformers
+
+    auto = transformers.AutoModelForImageTextToText
+    model = auto.from_pretrained(checkpoint, dtype=torch.float32)
+    save_embeddings(
+        folder / "embedding.onnx",
+        model.get_input_embeddings().weight.detach().numpy(),
+        model.config.image_token_id,
+    )
+    stated = json.loads((folder / "genai_config.json").read_text())
+    stated["model"]["embedding"] = {
+        "filename": "embedding.onnx",
+        "inputs": {"input_ids": "input_ids", "image_features": "image_features"},
+        "outputs": {"inputs_embeds": "inputs_embeds"},
+    }
+    stated["model"]["image_token_id"] = model.config.image_token_id
+    (folder / "genai_config.json").write_text(json.dumps(stated))
+
+
+def save_embeddings(file: Path, table: Any, image_token: int) -> None:
+    """Write a graph that looks up tokens and puts image rows in their places."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    width = table.shape[1]
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
+        helper.make_node("Equal", ["input_ids", "image_token"], ["is_image"]),
+        helper.make_node("NonZero", ["is_image"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["indices"]),
+        helper.make_node("ScatterND", ["rows", "indices", "image_features"], ["inputs_embeds"]),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "embedding",
+        [
+            value("input_ids", TensorProto.INT64, ["batch", "tokens"]),
+            value("image_features", TensorProto.FLOAT, ["image_tokens", width]),
+        ],
+        [value("inputs_embeds", TensorProto.FLOAT, ["batch", "tokens", width])],
+        [
+            numpy_helper.from_array(table, "table"),
+            numpy_helper.from_array(np.array(image_token, np.int64), "image_token"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, file)
+
+
+class Ragged:
+    """Three requests of different lengths: prompts in chunks, then one token each, together."""
+
+    def __init__(self, decoder: Any, embed: Callable[[Any], Any] | None = None) -> None:
+        self.decoder = decoder
+        self.embed = embed  # from ids [n] to rows
+        rng = np.random.default_rng(1)
+        self.prompts = [rng.integers(0, 360, count).tolist() for count in PROMPTS]
+        for name in decoder.memory.states:  # what earlier sequences left behind
+            rows = decoder.memory.rows(name, 0, decoder.memory.num_slots)
+            rows[:] = rng.normal(0, 3, rows.shape)
+
+    def tokens(self, ids: list[list[int]], starts: list[int]) -> Tokens:
+        """Return new tokens of rows that hold ``starts`` tokens."""
+        array = np.array(ids, np.int64)
+        positions = np.array(starts)[:, None] + np.arange(array.shape[1])
+        axes = max(1, self.decoder.spec.num_position_axes)
+        return Tokens(
+            array,
+            None if self.embed is None else self.embed(array.ravel()).reshape(*array.shape, -1),
+            np.repeat(positions[None], axes, 0).astype(np.int64),
+        )
+
+    def prefill(self, slot: int, ids: list[int], chunk: int = CHUNK) -> Any:
+        """Compute a prompt; return its last logits."""
+        logits = None
+        for start in range(0, len(ids), chunk):
+            part = ids[start : start + chunk]
+            tokens = self.tokens([part], [start])
+            is_last = start + len(part) == len(ids)
+            logits = self.decoder.prefill(slot, start, tokens, wants_logits=is_last)
+            assert logits.shape == (int(is_last), self.decoder.spec.vocab_size)
+        return logits
+
+    def generate(self, num_tokens: int) -> list[list[int]]:
+        """Return the greedy answers."""
+        answers = [
+            [int(self.prefill(slot, ids)[0].argmax())] for slot, ids in enumerate(self.prompts)
+        ]
+        for step in range(num_tokens - 1):
+            starts = [len(ids) + step for ids in self.prompts]
+            tokens = self.tokens([[answer[-1]] for answer in answers], starts)
+            logits = self.decoder.decode(0, np.array(starts, np.int32), tokens)
+            for answer, row in zip(answers, logits, strict=True):
+                answer.append(int(row.argmax()))
+        return answers
+
+
+@pytest.fixture
+def ragged() -> type[Ragged]:
+    """Return what runs three requests over a decoder."""
+    return Ragged
+
+
+@pytest.fixture(scope="session")
+def reference(zoo_checkpoint: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
+    """Return a function that gives the greedy answers of transformers."""
+    import torch
+    import transformers
+
+    def answers(family: str, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        auto = (
+            transformers.AutoModelForImageTextToText
+            if "_vl" in family
+            else transformers.AutoModelForCausalLM
+        )
+        model = auto.from_pretrained(zoo_checkpoint(family), dtype=torch.float32).eval()
+        model.generation_config.eos_token_id = None
+        with torch.no_grad():
+            return [
+                model.generate(
+                    torch.tensor([ids]),
+                    attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                    max_new_tokens=num_tokens,
+                    do_sample=False,
+                    pad_token_id=0,
+                )[0, len(ids) :].tolist()
+                for ids in prompts
+            ]
+
+    return answers

@@ -1,0 +1,122 @@
+"""Decoders of GroupQueryAttention that onnxruntime-genai's builder made, against transformers."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit_onnx.genai import genai_layout
+from vlmkit_onnx.graph_embeddings import GraphEmbeddings
+from vlmkit_onnx.masked_decoder import MaskedDecoder
+
+pytestmark = pytest.mark.torch
+SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16
+
+
+@pytest.fixture
+def load(genai_folders, open_session):
+    made = []
+
+    def opened(name):
+        layout = genai_layout(Checkpoint(name, genai_folders[name]))
+        graph = layout.decoder
+        made.append(MaskedDecoder(graph, open_session(graph.file), SLOTS, SLOT_TOKENS))
+        return made[-1]
+
+    yield opened
+    for decoder in made:
+        decoder.close()
+
+
+@pytest.fixture
+def embed(genai_folders, open_session):
+    stated = genai_layout(Checkpoint("m", genai_folders["qwen2_5_vl"])).embeddings
+    made = GraphEmbeddings(open_session(stated.file), stated.names, stated.image_token)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_ragged_rows_over_dirty_slots_answer_as_transformers(family, load, ragged, reference):
+    run = ragged(load(family))
+    assert run.generate(NUM_TOKENS) == reference(family, run.prompts, NUM_TOKENS)
+
+
+def test_a_decoder_of_embeddings_and_three_axes_of_positions_answers_as_transformers(
+    load, ragged, reference, embed
+):
+    decoder = load("qwen2_5_vl")
+    assert (decoder.spec.hidden_size, decoder.spec.num_position_axes) == (64, 3)
+    run = ragged(decoder, embed)
+    assert run.generate(NUM_TOKENS) == reference("qwen2_5_vl", run.prompts, NUM_TOKENS)
+
+
+def test_positions_that_differ_by_axis_reach_the_graph(load, ragged, embed, zoo_checkpoint):
+    folder = zoo_checkpoint("qwen2_5_vl")
+    run = ragged(load("qwen2_5_vl"), embed)
+    positions = np.stack([np.arange(12), np.arange(12) // 3, np.arange(12) % 3])[:, None]
+    tokens = run.tokens([run.prompts[1][:12]], [0])
+    tokens.positions[:] = positions
+    ours = run.decoder.prefill(1, 0, tokens, wants_logits=True)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        hidden = model.model.language_model(
+            inputs_embeds=torch.from_numpy(tokens.embeddings),
+            position_ids=torch.from_numpy(positions),
+        ).last_hidden_state
+        theirs = model.lm_head(hidden)[:, -1].numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    tokens.positions[:] = np.arange(12)
+    assert np.abs(run.decoder.prefill(2, 0, tokens, wants_logits=True) - theirs).max() > 1e-3
+
+
+def test_a_graph_in_half_precision_is_near_transformers(load, ragged, zoo_checkpoint):
+    decoder = load("llama-fp16")
+    assert {state.dtype for state in decoder.memory.states.values()} == {np.dtype(np.float16)}
+    run = ragged(decoder)
+    ours = run.prefill(1, run.prompts[1])
+    assert ours.dtype == np.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        zoo_checkpoint("llama"), dtype=torch.float32
+    )
+    with torch.no_grad():
+        theirs = model(torch.tensor([run.prompts[1]])).logits[:, -1].numpy()
+    np.testing.assert_allclose(ours, theirs, atol=0.02)
+    assert [len(answer) for answer in run.generate(4)] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-int4"])
+def test_a_row_is_the_same_bit_for_bit_alone_and_in_a_batch(name, load, ragged, genai_folders):
+    assert genai_layout(Checkpoint(name, genai_folders[name])).is_batch_invariant
+    run = ragged(load(name))
+    for slot, ids in enumerate(run.prompts):
+        run.prefill(slot, ids)
+    starts = [len(ids) for ids in run.prompts]
+    next_ids = [[7], [8], [9]]
+    together = run.decoder.decode(0, np.array(starts, np.int32), run.tokens(next_ids, starts))
+    for row in (2, 1, 0):
+        alone = run.decoder.decode(
+            row,
+            np.array(starts[row : row + 1], np.int32),
+            run.tokens(next_ids[row : row + 1], starts[row : row + 1]),
+        )
+        assert np.array_equal(alone[0], together[row])
+
+
+def test_a_copied_prefix_continues_as_its_source(load, ragged):
+    run = ragged(load("llama"))
+    ids = run.prompts[1]
+    whole = run.prefill(0, ids)
+    run.decoder.memory.copy(0, 3, 20)
+    rest = run.tokens([ids[20:]], [20])
+    continued = run.decoder.prefill(3, 20, rest, wants_logits=True)
+    np.testing.assert_allclose(continued, whole, atol=1e-4)
+
+
+def test_logits_outlive_the_next_step(load, ragged):
+    run = ragged(load("llama"))
+    first = run.prefill(0, run.prompts[0])
+    kept = first.copy()
+    run.prefill(0, run.prompts[2])
+    assert np.array_equal(first, kept)
