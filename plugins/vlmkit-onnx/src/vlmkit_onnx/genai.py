@@ -26,7 +26,7 @@ from vlmkit_onnx.layout import DecoderGraph, Layout, TokenGraph, VisionGraph
 FILE = "genai_config.json"
 MAX_WIDTH = 2**20
 
-FileName = Annotated[str, Meta(max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*\.onnx$")]
+FileName = Annotated[str, Meta(max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*\.onnx\Z")]
 ValueName = Annotated[str, Meta(min_length=1, max_length=255)]
 Width = Annotated[int, Meta(ge=1, le=MAX_WIDTH)]
 Names = dict[str, Any]  # also holds groups of names for audio and others

@@ -1,0 +1,275 @@
+"""Decoder graphs that vlmkit cannot run are refused when they are loaded, with one clear error."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from vlmkit.errors import CheckpointError
+from vlmkit_onnx.concat_decoder import ConcatDecoder
+from vlmkit_onnx.decoder import Tokens
+from vlmkit_onnx.layout import DecoderGraph
+from vlmkit_onnx.masked_decoder import MaskedDecoder
+
+FLOAT, HALF, INT64, INT8, BOOL = (
+    TensorProto.FLOAT,
+    TensorProto.FLOAT16,
+    TensorProto.INT64,
+    TensorProto.INT8,
+    TensorProto.BOOL,
+)
+CACHE = (FLOAT, ["batch", 2, "past", 8])
+INPUTS = {
+    "inputs_embeds": (FLOAT, ["batch", "tokens", 24]),
+    "attention_mask": (INT64, ["batch", "all"]),
+    "position_ids": (INT64, ["batch", "tokens"]),
+    **{f"past_key_values.{i}.{part}": CACHE for i in range(3) for part in ("key", "value")},
+}
+LOGITS = (FLOAT, ["batch", "tokens", 32])
+
+
+@pytest.fixture
+def shell(tmp_path, open_session):
+    """Return what opens a graph of given inputs that computes nothing; None removes an input."""
+
+    def opened(changes=(), logits=LOGITS, lacks=(), kind=ConcatDecoder, **graph):
+        inputs = {k: v for k, v in {**INPUTS, **dict(changes)}.items() if v is not None}
+        outputs = {
+            name.replace("past_key_values", "present"): (name, stated)
+            for name, stated in inputs.items()
+            if name.startswith("past_key_values")
+        }
+        nodes = [helper.make_node("Identity", [name], [out]) for out, (name, _) in outputs.items()]
+        nodes += [  # of no rank that can be told beforehand
+            helper.make_node("RandomUniform", [], ["any"], shape=[9]),
+            helper.make_node("NonZero", ["any"], ["row"]),
+            helper.make_node("Squeeze", ["row", "zero"], ["sizes"]),
+            helper.make_node("Reshape", ["numbers", "sizes"], ["logits"]),
+        ]
+        value = helper.make_tensor_value_info
+        stated = {name: stated for name, (_, stated) in outputs.items()} | {"logits": logits}
+        made = helper.make_graph(
+            nodes,
+            "shell",
+            [value(name, *facts) for name, facts in inputs.items()],
+            [value(name, *facts) for name, facts in stated.items() if name not in lacks],
+            [
+                numpy_helper.from_array(np.array([0]), "zero"),
+                helper.make_tensor("numbers", logits[0], [0], []),
+            ],
+        )
+        opset = helper.make_opsetid("", 18)
+        model = helper.make_model(made, opset_imports=[opset], ir_version=10)
+        file = tmp_path / "model.onnx"
+        onnx.save(model, file)
+        return kind(DecoderGraph(file, "concat", **graph), open_session(file), 2, 16)
+
+    return opened
+
+
+def test_a_graph_of_known_inputs_is_taken(shell):
+    spec = shell().spec
+    assert (spec.num_layers, spec.vocab_size, spec.hidden_size) == (3, 32, 24)
+    assert spec.num_position_axes == 1
+    assert shell({"position_ids": (INT64, [3, "batch", "tokens"])}).spec.num_position_axes == 3
+    assert shell({"position_ids": None}).spec.num_position_axes == 0
+    ids = {"inputs_embeds": None, "input_ids": (INT64, ["batch", "tokens"])}
+    assert not shell(ids).spec.takes_embeddings
+    more = {"use_cache_branch": (BOOL, [1]), "num_logits_to_keep": (INT64, [])}
+    assert shell(more).spec == spec
+
+
+def test_other_names_are_followed(shell):
+    changes = {
+        "inputs_embeds": None,
+        "rows": INPUTS["inputs_embeds"],
+        "attention_mask": None,
+        "mask": INPUTS["attention_mask"],
+    }
+    names = {"inputs_embeds": "rows", "attention_mask": "mask"}
+    assert shell(changes, names=names).spec.hidden_size == 24
+
+
+WRONG = {
+    "an unknown input": (
+        {"past_conv.0": (FLOAT, ["batch", 8, 3])},
+        "'model.onnx' needs input 'past_conv.0', which vlmkit cannot give",
+    ),
+    "no mask": ({"attention_mask": None}, "'model.onnx' has no input 'attention_mask'"),
+    "neither ids nor embeddings": (
+        {"inputs_embeds": None},
+        "'model.onnx' takes neither or both of token ids and embeddings, expected one",
+    ),
+    "ids and embeddings": (
+        {"input_ids": (INT64, ["batch", "tokens"])},
+        "'model.onnx' takes neither or both of token ids and embeddings, expected one",
+    ),
+    "no cache": (
+        {name: None for name in INPUTS if name.startswith("past")},
+        "'model.onnx' has no input 'past_key_values.0.key'",
+    ),
+    "a key without values": (
+        {"past_key_values.1.value": None},
+        "'model.onnx' has no input 'past_key_values.1.value'",
+    ),
+    "a cache of small integers": (
+        {name: (INT8, CACHE[1]) for name in INPUTS if name.startswith("past")},
+        (
+            "input 'past_key_values.0.key' of 'model.onnx' is tensor(int8) ['batch', 2, "
+            "'past', 8], "
+            "expected floats [batch, heads, tokens, width] of any number of tokens"
+        ),
+    ),
+    "a cache of three axes": (
+        {"past_key_values.0.key": (FLOAT, ["batch", "past", 16])},
+        (
+            "input 'past_key_values.0.key' of 'model.onnx' is tensor(float) ['batch', 'past', 16], "
+            "expected floats [batch, heads, tokens, width] of any number of tokens"
+        ),
+    ),
+    "a cache of fixed length": (
+        {"past_key_values.2.value": (FLOAT, ["batch", 2, 4096, 8])},
+        (
+            "input 'past_key_values.2.value' of 'model.onnx' is tensor(float) ['batch', 2, "
+            "4096, 8], "
+            "expected floats [batch, heads, tokens, width] of any number of tokens"
+        ),
+    ),
+    "other heads in one layer": (
+        {"past_key_values.1.key": (FLOAT, ["batch", 4, "past", 8])},
+        (
+            "input 'past_key_values.1.key' of 'model.onnx' is tensor(float) ['batch', 4, "
+            "'past', 8], "
+            "and 'past_key_values.0.key' is tensor(float) ['batch', 2, 'past', 8]: expected "
+            "the same "
+            "heads in all layers"
+        ),
+    ),
+    "another width in one layer": (
+        {"past_key_values.1.value": (FLOAT, ["batch", 2, "past", 16])},
+        (
+            "input 'past_key_values.1.value' of 'model.onnx' is tensor(float) ['batch', 2, 'past', "
+            "16], and 'past_key_values.0.key' is tensor(float) ['batch', 2, 'past', 8]: "
+            "expected the "
+            "same heads in all layers"
+        ),
+    ),
+    "another precision in one layer": (
+        {"past_key_values.2.key": (HALF, CACHE[1])},
+        (
+            "input 'past_key_values.2.key' of 'model.onnx' is tensor(float16) ['batch', 2, 'past', "
+            "8], and 'past_key_values.0.key' is tensor(float) ['batch', 2, 'past', 8]: "
+            "expected the "
+            "same heads in all layers"
+        ),
+    ),
+    "no number of heads": (
+        {name: (FLOAT, ["batch", "heads", "past", 8]) for name in INPUTS if "past" in name},
+        (
+            "input 'past_key_values.0.key' of 'model.onnx' does not say how many heads "
+            "there are, or "
+            "how wide they are"
+        ),
+    ),
+    "two axes of positions": (
+        {"position_ids": (INT64, [2, "batch", "tokens"])},
+        "the positions of 'model.onnx' are [2, 'batch', 'tokens'], expected 3 axes of them or one",
+    ),
+    "positions that are no numbers": (
+        {"position_ids": (FLOAT, ["batch", "tokens"])},
+        (
+            "input 'position_ids' of 'model.onnx' is tensor(float) ['batch', 'tokens'], which no "
+            "'position_ids' is"
+        ),
+    ),
+    "a mask of four axes": (
+        {"attention_mask": (FLOAT, ["batch", 1, "tokens", "all"])},
+        (
+            "input 'attention_mask' of 'model.onnx' is tensor(float) ['batch', 1, 'tokens', "
+            "'all'], "
+            "which no 'attention_mask' is"
+        ),
+    ),
+    "embeddings of no width": (
+        {"inputs_embeds": (FLOAT, ["batch", "tokens", "hidden"])},
+        "'model.onnx' does not say how wide its embeddings are",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("kind", [ConcatDecoder, MaskedDecoder])
+def test_a_graph_of_other_inputs_is_refused(shell, changes, message, kind):
+    with pytest.raises(CheckpointError) as caught:
+        shell(changes, kind=kind)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [(FLOAT, ["batch", "tokens", "vocab"]), (FLOAT, ["batch", 32]), (INT64, LOGITS[1])],
+)
+def test_logits_of_no_vocabulary_are_refused(shell, logits):
+    with pytest.raises(CheckpointError, match=r"expected floats \[batch, tokens, vocabulary\]"):
+        shell(logits=logits)
+
+
+@pytest.mark.parametrize("name", ["logits", "present.1.value"])
+def test_a_missing_output_is_refused(shell, name):
+    with pytest.raises(CheckpointError) as caught:
+        shell(lacks=[name])
+    assert str(caught.value) == f"'model.onnx' has no output {name!r}"
+
+
+def test_a_width_that_the_graph_leaves_open_comes_from_the_layout(shell):
+    open_width = {name: (FLOAT, ["batch", 2, "past", "width"]) for name in INPUTS if "past" in name}
+    assert shell(open_width, head_dim=8).memory.token_bytes == 3 * 2 * 2 * 8 * 4
+    with pytest.raises(CheckpointError, match="does not say how many heads there are"):
+        shell(open_width)
+
+
+def test_a_cache_that_no_attention_writes_is_not_written_in_place(shell):
+    with pytest.raises(CheckpointError) as caught:
+        shell(kind=MaskedDecoder)
+    assert str(caught.value) == (
+        "input 'past_key_values.0.key' of 'model.onnx' is not the cache of one attention operator"
+    )
+
+
+def test_attention_that_knows_no_positions_is_refused(tmp_path, make_decoder, open_session):
+    file = make_decoder(tmp_path / "model.onnx", rotates=False)
+    with pytest.raises(CheckpointError) as caught:
+        MaskedDecoder(DecoderGraph(file, "masked", head_dim=16), open_session(file), 2, 16)
+    assert str(caught.value) == "'model.onnx' takes no positions, and its attention makes none"
+
+
+@pytest.fixture
+def decoder(tmp_path, make_decoder, open_session):
+    file = make_decoder(tmp_path / "model.onnx")
+    graph = DecoderGraph(file, "masked", head_dim=16)
+    made = MaskedDecoder(graph, open_session(file), 3, 40)
+    yield made
+    made.close()
+
+
+def tokens(*rows):
+    ids = np.array(rows, np.int64)
+    return Tokens(ids, None, np.zeros((1, *ids.shape), np.int64))
+
+
+def test_chunks_and_neighbours_change_nothing(decoder):
+    whole = decoder.prefill(0, 0, tokens([1, 2, 3, 4, 5, 6]), wants_logits=True)
+    assert decoder.prefill(1, 0, tokens([1, 2, 3]), wants_logits=False).shape == (0, 32)
+    decoder.prefill(1, 3, tokens([4, 5]), wants_logits=False)
+    decoder.prefill(2, 0, tokens([9]), wants_logits=False)
+    starts = np.array([5, 1], np.int32)
+    logits = decoder.decode(1, starts, tokens([6], [9]))
+    np.testing.assert_allclose(logits[0], whole[0], atol=1e-5)
+    again = decoder.decode(1, starts[:1], tokens([6]))
+    assert np.array_equal(again[0], logits[0])
+
+
+def test_a_slot_can_be_filled_to_its_end(decoder):
+    last = decoder.memory.slot_tokens - 1
+    decoder.prefill(0, 0, tokens([3] * last), wants_logits=False)
+    assert np.isfinite(decoder.decode(0, np.array([last], np.int32), tokens([1]))).all()
