@@ -23,8 +23,10 @@ def _has_no_tokenizer(checkpoint: Checkpoint) -> str | None:
 
 
 def _build_tokenizer(context: BuildContext) -> Tokenizer:
+    from vlmkit_hf.advice import import_transformers
     from vlmkit_hf.tokenizer import HfTokenizer
 
+    import_transformers()
     return HfTokenizer(context.files, context.settings)
 
 
