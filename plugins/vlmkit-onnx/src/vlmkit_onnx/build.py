@@ -9,6 +9,7 @@ from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
+from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.decoder import Decoder
 from vlmkit_onnx.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.engine import OnnxEngine
@@ -95,7 +96,10 @@ def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
 def _open_decoder(layout: Layout, settings: EngineSettings, slot_tokens: int) -> Decoder:
     graph = layout.decoder
     session = open_session(graph.file, settings)
-    return _driver(graph, session, settings.max_sequences, slot_tokens)
+    decoder = _driver(graph, session, settings.max_sequences, slot_tokens)
+    if graph.kind != "slots":  # our own graphs were tried when they were exported
+        refuse_discontinuous(decoder, graph.file.name)
+    return decoder
 
 
 def _driver(

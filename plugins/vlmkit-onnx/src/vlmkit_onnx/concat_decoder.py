@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
 from vlmkit_onnx.decoder import Floats, Tokens
-from vlmkit_onnx.foreign_decoder import ForeignDecoder
+from vlmkit_onnx.foreign_decoder import ForeignDecoder, part_of
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.slot_memory import SlotMemory
 
@@ -55,7 +55,7 @@ class ConcatDecoder:
         num_tokens = tokens.ids.shape[1]
         step = 1 if self._appends_one and start else num_tokens
         for first in range(0, num_tokens, step):
-            chunk = _columns(tokens, first, first + step)
+            chunk = part_of(tokens, columns=slice(first, first + step))
             logits = self._run(slot, np.array([start + first], np.int32), chunk)
         return logits if wants_logits else logits[:0]
 
@@ -65,7 +65,9 @@ class ConcatDecoder:
             return self._run(first_slot, starts, tokens)
         return np.concatenate(
             [
-                self._run(first_slot + row, starts[row : row + 1], _row(tokens, row))
+                self._run(
+                    first_slot + row, starts[row : row + 1], part_of(tokens, slice(row, row + 1))
+                )
                 for row in range(len(starts))
             ]
         )
@@ -107,23 +109,3 @@ class ConcatDecoder:
             )
         for row, start, longer in zip(rows, starts.tolist(), present, strict=True):
             row[:, start : start + num_new] = longer[:, num_past:]
-
-
-def _columns(tokens: Tokens, start: int, stop: int) -> Tokens:
-    """Return some of the tokens of each row."""
-    rows = tokens.embeddings
-    return Tokens(
-        tokens.ids[:, start:stop],
-        None if rows is None else rows[:, start:stop],
-        tokens.positions[:, :, start:stop],
-    )
-
-
-def _row(tokens: Tokens, row: int) -> Tokens:
-    """Return the tokens of one row."""
-    rows = tokens.embeddings
-    return Tokens(
-        tokens.ids[row : row + 1],
-        None if rows is None else rows[row : row + 1],
-        tokens.positions[:, row : row + 1],
-    )

@@ -204,3 +204,13 @@ class ForeignDecoder:
                 f"the positions of {self._file!r} are {shape}, expected 3 axes of them or one"
             )
         return 3 if len(shape) == 3 else 1
+
+
+def part_of(tokens: Tokens, rows: slice = slice(None), columns: slice = slice(None)) -> Tokens:
+    """Return some rows of some tokens, without extras."""
+    embeddings = tokens.embeddings
+    return Tokens(
+        tokens.ids[rows, columns],
+        None if embeddings is None else embeddings[rows, columns],
+        tokens.positions[:, rows, columns],
+    )

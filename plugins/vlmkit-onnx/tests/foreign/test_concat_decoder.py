@@ -16,8 +16,10 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError
 from vlmkit_onnx.community import community_layout
 from vlmkit_onnx.concat_decoder import ConcatDecoder
+from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.graph_embeddings import GraphEmbeddings
 
 pytestmark = pytest.mark.torch
@@ -217,6 +219,7 @@ def test_ragged_rows_over_dirty_slots_answer_as_transformers(
     variant, what, load, ragged, embed, reference
 ):
     decoder = load(variant)
+    refuse_discontinuous(decoder, variant)
     assert decoder.spec.num_position_axes == (what != "no positions")
     run = ragged(decoder, embed)
     assert run.generate(NUM_TOKENS) == reference("llama", run.prompts, NUM_TOKENS)
@@ -226,7 +229,13 @@ def test_a_graph_without_positions_would_answer_wrongly_if_rows_were_padded(
     load, ragged, embed, reference
 ):
     run = ragged(load("int8"), embed)
+    refuse_discontinuous(run.decoder, "model.onnx")
     run.decoder._pads_rows = True
+    with pytest.raises(CheckpointError) as caught:
+        refuse_discontinuous(run.decoder, "model.onnx")
+    assert str(caught.value) == (
+        "'model.onnx' gives other logits for tokens in a batch than for the whole sequence"
+    )
     answers = run.generate(NUM_TOKENS)
     expected = reference("llama", run.prompts, NUM_TOKENS)
     assert answers[1] == expected[1]  # the longest is never padded
@@ -276,8 +285,6 @@ def test_what_other_rows_hold_changes_a_row_by_rounding_only(load, ragged, embed
 
 
 def test_a_vocabulary_that_config_json_does_not_state_is_refused(folder, tmp_path):
-    from vlmkit.errors import CheckpointError
-
     other = tmp_path / "other"
     other.mkdir()
     (other / "onnx").symlink_to(folder / "onnx")

@@ -7,6 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.concat_decoder import ConcatDecoder
+from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.decoder import Tokens
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.masked_decoder import MaskedDecoder
@@ -241,6 +242,46 @@ def test_attention_that_knows_no_positions_is_refused(tmp_path, make_decoder, op
     with pytest.raises(CheckpointError) as caught:
         MaskedDecoder(DecoderGraph(file, "masked", head_dim=16), open_session(file), 2, 16)
     assert str(caught.value) == "'model.onnx' takes no positions, and its attention makes none"
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_a_width_that_is_not_the_graph_s_is_refused(
+    tmp_path, make_decoder, open_session, num_slots
+):
+    file = make_decoder(tmp_path / "model.onnx")
+    for width in (16, 8):
+        graph = DecoderGraph(file, "masked", head_dim=width)
+        decoder = MaskedDecoder(graph, open_session(file), num_slots, 16)
+        if width == 16:
+            refuse_discontinuous(decoder, file.name)
+            continue
+        with pytest.raises(CheckpointError) as caught:
+            refuse_discontinuous(decoder, file.name)
+    assert str(caught.value) == (
+        "'model.onnx' does not compute 6 tokens with the shapes that it states"
+    )
+
+
+@pytest.mark.parametrize("kind", [MaskedDecoder, ConcatDecoder])
+def test_a_graph_that_appends_in_another_way_is_refused(tmp_path, make_decoder, open_session, kind):
+    file = make_decoder(tmp_path / "model.onnx")
+    decoder = kind(DecoderGraph(file, "masked", head_dim=16), open_session(file), 2, 16)
+    refuse_discontinuous(decoder, file.name)
+    decoder._io.feeds = confused(decoder._io.feeds)
+    with pytest.raises(CheckpointError, match="than for the whole sequence"):
+        refuse_discontinuous(decoder, file.name)
+
+
+def confused(feeds):
+    """Return what gives all inputs, but another token for each one that follows a past."""
+
+    def given(tokens, mask, *, has_past):
+        made = feeds(tokens, mask, has_past=has_past)
+        if has_past:
+            made["input_ids"] = np.zeros_like(made["input_ids"])
+        return made
+
+    return given
 
 
 @pytest.fixture

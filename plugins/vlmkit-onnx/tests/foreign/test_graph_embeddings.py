@@ -19,6 +19,7 @@ def test_rows_are_those_of_the_table_even_beside_images(tmp_path, make_embedding
     rows = embed(ids)
     assert embed.hidden_size == 8
     assert rows.dtype == np.float32
+    assert rows.flags.writeable  # image rows are put in their places
     assert rows.shape == (5, 8)
     assert np.array_equal(rows[[0, 2, 4]], TABLE[[3, 5, 3]])
     assert np.array_equal(embed(np.array([1])), TABLE[[1]])

@@ -6,6 +6,7 @@ import torch
 import transformers
 
 from vlmkit.checkpoint import Checkpoint
+from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.genai import genai_layout
 from vlmkit_onnx.graph_embeddings import GraphEmbeddings
 from vlmkit_onnx.masked_decoder import MaskedDecoder
@@ -50,6 +51,11 @@ def test_a_decoder_of_embeddings_and_three_axes_of_positions_answers_as_transfor
     assert (decoder.spec.hidden_size, decoder.spec.num_position_axes) == (64, 3)
     run = ragged(decoder, embed)
     assert run.generate(NUM_TOKENS) == reference("qwen2_5_vl", run.prompts, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-int4", "llama-fp16", "gemma2", "qwen2_5_vl"])
+def test_a_right_graph_is_found_to_continue(name, load):
+    refuse_discontinuous(load(name), "model.onnx")
 
 
 def test_positions_that_differ_by_axis_reach_the_graph(load, ragged, embed, zoo_checkpoint):
