@@ -163,7 +163,7 @@ def load_engine(
     checkpoint = Checkpoint(name, folder)
     tiny = {"cache_tokens": 600, "block_tokens": 4, "max_chunk_tokens": 64, **settings}
     made = engine.build(BuildContext("", checkpoint, EngineSettings(**tiny), shared))
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = config_of(folder)
     if name in zoo.NAMES_TEXT:
         return made, None, config
     return made, encoder.build(BuildContext("", checkpoint, EncoderSettings(), shared)), config
@@ -179,11 +179,16 @@ def load_onnx_engine(
     checkpoint = Checkpoint(name, folder)
     tiny = {"cache_tokens": 600, "max_chunk_tokens": 64, "num_threads": 1, **settings}
     made = build.build_engine(BuildContext("", checkpoint, EngineSettings(**tiny)))
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = config_of(folder)
     if name in zoo.NAMES_TEXT:
         return made, None, config
     few = EncoderSettings(num_threads=1)
     return made, build.build_encoder(BuildContext("", checkpoint, few)), config
+
+
+def config_of(folder: Path) -> Any:
+    """Return a checkpoint's configuration, as transformers reads it."""
+    return transformers.AutoConfig.from_pretrained(folder)
 
 
 def prompts(name: str, config: Any) -> list[Prompt]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import transformers
 
 import zoo
 from parity import hybrid, runner
@@ -29,7 +28,7 @@ class OnFamily:
         self.checkpoint = Checkpoint(self.family, saved(self.family))
 
     def all_prompts(self) -> list[Prompt]:
-        config = transformers.AutoConfig.from_pretrained(self.checkpoint.path)
+        config = runner.config_of(self.checkpoint.path)
         return runner.prompts(self.family, config)
 
     def make_encoder(self) -> VisionEncoder:
@@ -56,7 +55,7 @@ class OnEngine(OnFamily, EngineContract):
     def twins(self) -> tuple[Prompt, Prompt] | None:
         if self.family in zoo.NAMES_TEXT:
             return None
-        config = transformers.AutoConfig.from_pretrained(self.checkpoint.path)
+        config = runner.config_of(self.checkpoint.path)
         asked = runner.requests(self.family)[0]
         other = runner.Request(asked.messages, [zoo.picture(99)])
         first, second = (
