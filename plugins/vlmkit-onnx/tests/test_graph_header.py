@@ -2,6 +2,7 @@
 
 import os
 import tracemalloc
+from pathlib import Path
 
 import onnx
 import pytest
@@ -57,6 +58,25 @@ def test_inputs_and_outputs_have_types_and_shapes(tmp_path):
     assert header.outputs == {"y": expected}
     assert header.op_types == {"Identity"}
     assert header.external == ()
+
+
+def test_the_header_of_real_files_is_what_onnx_itself_reads():
+    files = sorted(Path(onnx.__file__).parent.rglob("*.onnx"))
+    assert files, "the onnx package carries small models"
+    for file in files:
+        graph, header = onnx.load(file, load_external_data=False).graph, read_header(file)
+        brought = {tensor.name for tensor in graph.initializer}
+        assert list(header.inputs) == [i.name for i in graph.input if i.name not in brought]
+        assert list(header.outputs) == [output.name for output in graph.output]
+        assert header.op_types >= {node.op_type for node in graph.node}
+        for stated in graph.input:
+            tensor = stated.type.tensor_type
+            if stated.name in header.inputs and tensor.HasField("shape"):
+                axes = tuple(
+                    axis.dim_value if axis.HasField("dim_value") else axis.dim_param
+                    for axis in tensor.shape.dim
+                )
+                assert header.inputs[stated.name].shape == axes
 
 
 def test_a_value_that_the_file_brings_along_is_no_input(tmp_path):

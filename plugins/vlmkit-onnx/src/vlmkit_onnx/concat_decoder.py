@@ -39,7 +39,7 @@ class ConcatDecoder:
         num_slots: int,
         slot_tokens: int,
     ) -> None:
-        self._session: onnxruntime.InferenceSession | None = session
+        self._session = session
         self._io = ForeignDecoder(graph, session)
         self.spec = self._io.spec
         self.memory = SlotMemory(self._io.states, num_slots, slot_tokens)
@@ -74,11 +74,10 @@ class ConcatDecoder:
 
     def close(self) -> None:
         """Let go of the graph and of the cache."""
-        self._session = None
+        del self._session
         self.memory.close()
 
     def _run(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
-        assert self._session is not None, "the decoder is closed"
         num_past, num_new = int(starts.max()), tokens.ids.shape[1]
         has_past = np.arange(num_past) < starts[:, None]
         mask = np.concatenate([has_past, np.ones((len(starts), num_new), np.bool_)], 1)

@@ -35,7 +35,7 @@ class GraphEmbeddings:
         names: Mapping[str, str],
         image_token: int | None = None,
     ) -> None:
-        self._session: onnxruntime.InferenceSession | None = session
+        self._session = session
         self._image_token = image_token
         self._output = names.get("inputs_embeds", "inputs_embeds")
         outputs = {node.name: node for node in session.get_outputs()}
@@ -62,7 +62,6 @@ class GraphEmbeddings:
 
     def __call__(self, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return ``[n, hidden]`` for ids ``[n]``; for an image's placeholder, some row."""
-        assert self._session is not None, "the embeddings are closed"
         if self._image_token is not None:
             token_ids = np.where(token_ids == self._image_token, PLAIN_TOKEN, token_ids)
         feeds = {self._input: token_ids[None].astype(self._id_dtype), **self._no_rows}
@@ -71,7 +70,7 @@ class GraphEmbeddings:
 
     def close(self) -> None:
         """Let go of the graph."""
-        self._session = None
+        del self._session
 
 
 def _empty(shape: list[int | str | None], width: int) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ class MaskedDecoder:
         num_slots: int,
         slot_tokens: int,
     ) -> None:
-        self._session: onnxruntime.InferenceSession | None = session
+        self._session = session
         self._io = ForeignDecoder(graph, session)
         self.spec = self._io.spec
         _refuse_copies(graph, self._io)
@@ -58,11 +58,10 @@ class MaskedDecoder:
     def close(self) -> None:
         """Let go of the graph and of the cache."""
         self._bindings.clear()
-        self._session = None
+        del self._session
         self.memory.close()
 
     def _run(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
-        assert self._session is not None, "the decoder is closed"
         binding = self._binding(first_slot, len(starts))
         stops = starts + tokens.ids.shape[1]
         mask = np.arange(stops.max()) < stops[:, None]
@@ -75,7 +74,6 @@ class MaskedDecoder:
 
     def _binding(self, first_slot: int, num_rows: int) -> Any:
         """Return neighbouring slots' cache, bound as what is read and as what is written."""
-        assert self._session is not None, "the decoder is closed"
         binding = self._bindings.get((first_slot, num_rows))
         if binding is None:
             binding = self._session.io_binding()

@@ -1,10 +1,9 @@
 """Models in other exporters' layouts, made once, and a way to run them."""
 
-import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,35 +64,14 @@ def open_session() -> Callable[[Path], onnxruntime.InferenceSession]:
 
 
 @pytest.fixture(scope="session")
-def zoo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """Return a function that gives the checkpoint folder of a family of the zoo."""
-    import torch
-    import transformers
-
-    import zoo
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-
-    @functools.cache
-    def folder(name: str) -> Path:
-        return zoo.save(name, tmp_path_factory.mktemp(name))
-
-    yield folder
-    transformers.utils.logging.enable_progress_bar()
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
 def genai_folders(
-    zoo_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    saved: Callable[[str], Path], one_thread: None, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """Return folders that onnxruntime-genai's own builder wrote, by name."""
     pytest.importorskip("onnxruntime_genai")
     root = tmp_path_factory.mktemp("genai")
     jobs = [
-        (family, str(zoo_checkpoint(family)), str(root / name), precision, device, options)
+        (family, str(saved(family)), str(root / name), precision, device, options)
         for name, (family, precision, device, options) in GENAI.items()
     ]
     made = subprocess.run(
@@ -103,7 +81,7 @@ def genai_folders(
         check=False,
     )
     assert made.returncode == 0, made.stderr[-2000:]
-    _add_embeddings(root / "qwen2_5_vl", zoo_checkpoint("qwen2_5_vl"))
+    _add_embeddings(root / "qwen2_5_vl", saved("qwen2_5_vl"))
     return {name: root / name for name in GENAI}
 
 
@@ -215,7 +193,7 @@ def ragged() -> type[Ragged]:
 
 
 @pytest.fixture(scope="session")
-def reference(zoo_checkpoint: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
+def reference(saved: Callable[[str], Path], one_thread: None) -> Callable[..., list[list[int]]]:
     """Return a function that gives the greedy answers of transformers."""
     import torch
     import transformers
@@ -226,7 +204,7 @@ def reference(zoo_checkpoint: Callable[[str], Path]) -> Callable[..., list[list[
             if "_vl" in family
             else transformers.AutoModelForCausalLM
         )
-        model = auto.from_pretrained(zoo_checkpoint(family), dtype=torch.float32).eval()
+        model = auto.from_pretrained(saved(family), dtype=torch.float32).eval()
         model.generation_config.eos_token_id = None
         with torch.no_grad():
             return [

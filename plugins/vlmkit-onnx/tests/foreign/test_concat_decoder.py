@@ -17,10 +17,15 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
+from vlmkit.prompt import Prompt
+from vlmkit.registry import BuildContext
+from vlmkit.testing import EngineContract
+from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.community import community_layout
 from vlmkit_onnx.concat_decoder import ConcatDecoder
 from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.graph_embeddings import GraphEmbeddings
+from vlmkit_onnx.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16
@@ -112,9 +117,9 @@ def export(model: PreTrainedModel, file: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(zoo_checkpoint, tmp_path_factory):
+def folder(saved, one_thread, tmp_path_factory):
     """Return a llama in the layout of onnx-community, with several variants of its decoder."""
-    source = zoo_checkpoint("llama")
+    source = saved("llama")
     made = tmp_path_factory.mktemp("community")
     (made / "onnx").mkdir()
     (made / "config.json").write_bytes((source / "config.json").read_bytes())
@@ -296,3 +301,18 @@ def test_a_vocabulary_that_config_json_does_not_state_is_refused(folder, tmp_pat
         f"'decoder_model_merged.onnx' gives logits of {config['vocab_size']} tokens, and the "
         "vocabulary in 'config.json' has 17"
     )
+
+
+class TestConcatEngine(EngineContract):
+    @pytest.fixture(autouse=True)
+    def _checkpoint(self, folder):
+        self.checkpoint = Checkpoint("llama", folder)
+
+    def make(self):
+        settings = EngineSettings(
+            cache_tokens=400, max_chunk_tokens=16, max_sequences=6, num_threads=1
+        )
+        return build_engine(BuildContext("", self.checkpoint, settings))
+
+    def prompts(self):
+        return [Prompt(tuple(range(1, count)), ()) for count in (6, 40, 17)]

@@ -1,15 +1,23 @@
 """Decoders of GroupQueryAttention that onnxruntime-genai's builder made, against transformers."""
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
 
 from vlmkit.checkpoint import Checkpoint
+from vlmkit.prompt import Prompt
+from vlmkit.registry import BuildContext
+from vlmkit.testing import EngineContract
+from vlmkit_onnx import external_data
+from vlmkit_onnx.build import build_engine
+from vlmkit_onnx.community import community_layout
 from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.genai import genai_layout
 from vlmkit_onnx.graph_embeddings import GraphEmbeddings
 from vlmkit_onnx.masked_decoder import MaskedDecoder
+from vlmkit_onnx.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16
@@ -58,8 +66,8 @@ def test_a_right_graph_is_found_to_continue(name, load):
     refuse_discontinuous(load(name), "model.onnx")
 
 
-def test_positions_that_differ_by_axis_reach_the_graph(load, ragged, embed, zoo_checkpoint):
-    folder = zoo_checkpoint("qwen2_5_vl")
+def test_positions_that_differ_by_axis_reach_the_graph(load, ragged, embed, saved):
+    folder = saved("qwen2_5_vl")
     run = ragged(load("qwen2_5_vl"), embed)
     positions = np.stack([np.arange(12), np.arange(12) // 3, np.arange(12) % 3])[:, None]
     tokens = run.tokens([run.prompts[1][:12]], [0])
@@ -77,15 +85,13 @@ def test_positions_that_differ_by_axis_reach_the_graph(load, ragged, embed, zoo_
     assert np.abs(run.decoder.prefill(2, 0, tokens, wants_logits=True) - theirs).max() > 1e-3
 
 
-def test_a_graph_in_half_precision_is_near_transformers(load, ragged, zoo_checkpoint):
+def test_a_graph_in_half_precision_is_near_transformers(load, ragged, saved):
     decoder = load("llama-fp16")
     assert {state.dtype for state in decoder.memory.states.values()} == {np.dtype(np.float16)}
     run = ragged(decoder)
     ours = run.prefill(1, run.prompts[1])
     assert ours.dtype == np.float32
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        zoo_checkpoint("llama"), dtype=torch.float32
-    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(saved("llama"), dtype=torch.float32)
     with torch.no_grad():
         theirs = model(torch.tensor([run.prompts[1]])).logits[:, -1].numpy()
     np.testing.assert_allclose(ours, theirs, atol=0.02)
@@ -126,3 +132,57 @@ def test_logits_outlive_the_next_step(load, ragged):
     kept = first.copy()
     run.prefill(0, run.prompts[2])
     assert np.array_equal(first, kept)
+
+
+@pytest.fixture
+def community(genai_folders, saved, tmp_path):
+    """Return graphs of the same builder under the names of onnx-community."""
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "config.json").write_bytes((saved("llama") / "config.json").read_bytes())
+    for name, file in {"llama": "model", "llama-int4": "model_q4"}.items():
+        graph = onnx.load(genai_folders[name] / "model.onnx")
+        target = tmp_path / "onnx" / f"{file}.onnx"
+        onnx.save(graph, target, save_as_external_data=True, location=f"{file}.onnx_data")
+    return Checkpoint("llama", tmp_path)
+
+
+def test_the_same_graphs_under_the_names_of_onnx_community_answer_the_same(
+    community, load, ragged, reference, open_session
+):
+    for variant, name in (("fp32", "llama"), (None, "llama-int4")):
+        layout = community_layout(community, variant)
+        graph = layout.decoder
+        external_data.check(graph.file, community.path)
+        assert (layout.precision, graph.kind) == (variant or "q4", "masked")
+        decoder = MaskedDecoder(graph, open_session(graph.file), SLOTS, SLOT_TOKENS)
+        run = ragged(decoder)
+        answers = run.generate(NUM_TOKENS)
+        assert answers == ragged(load(name)).generate(NUM_TOKENS)
+        if variant == "fp32":
+            assert answers == reference("llama", run.prompts, NUM_TOKENS)
+        decoder.close()
+
+
+def test_a_builder_that_leaves_out_the_window_is_used_within_it(genai_folders):
+    layout = genai_layout(Checkpoint("mistral", genai_folders["mistral"]))
+    assert layout.max_sequence_tokens == 8
+
+
+def test_large_blocks_are_not_called_invariant(genai_folders):
+    layout = genai_layout(Checkpoint("qwen3", genai_folders["qwen3-int4-b128"]))
+    assert (layout.precision, layout.is_batch_invariant) == ("int4", False)
+
+
+class TestGenaiEngine(EngineContract):
+    @pytest.fixture(autouse=True)
+    def _checkpoint(self, genai_folders):
+        self.checkpoint = Checkpoint("llama", genai_folders["llama"])
+
+    def make(self):
+        settings = EngineSettings(
+            cache_tokens=400, max_chunk_tokens=16, max_sequences=6, num_threads=1
+        )
+        return build_engine(BuildContext("", self.checkpoint, settings))
+
+    def prompts(self):
+        return [Prompt(tuple(range(1, count)), ()) for count in (6, 40, 17)]

@@ -1,0 +1,40 @@
+"""The engine keeps its contract on a graph that is told by a mask how long its rows are."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.prompt import Prompt
+from vlmkit.protocols import Engine
+from vlmkit.registry import BuildContext
+from vlmkit.testing import EngineContract
+from vlmkit_onnx.build import build_engine
+from vlmkit_onnx.settings import EngineSettings
+
+CONFIG = {"hidden_size": 16, "num_attention_heads": 1, "max_position_embeddings": 60}
+
+
+class TestMaskedEngine(EngineContract):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path, make_decoder: Callable[..., Path]) -> None:
+        make_decoder(tmp_path / "onnx" / "model.onnx")
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+        self.checkpoint = Checkpoint("tiny", tmp_path)
+
+    def make(self) -> Engine:
+        settings = EngineSettings(
+            cache_tokens=400, max_chunk_tokens=16, max_sequences=6, num_threads=1
+        )
+        return build_engine(BuildContext("", self.checkpoint, settings))
+
+    def prompts(self) -> list[Prompt]:
+        return [Prompt(tuple(range(1, count)), ()) for count in (6, 30, 17)]
+
+    def test_the_engine_runs_the_foreign_graph(self, engine: Engine) -> None:
+        assert engine.limits.vocab_size == 32
+        assert engine.limits.max_sequence_tokens == 60
+        assert engine.limits.prefix_block_tokens == 1
+        assert engine.limits.is_batch_invariant
