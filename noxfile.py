@@ -47,14 +47,14 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run every test that needs no GPU."""
-    install(session, *ALL, groups=("test",))
+    install(session, *ALL, groups=("test", "onnx"))
     session.run("pytest", "-m", "not gpu", *session.posargs)
 
 
 @nox.session
 def contract(session: nox.Session) -> None:
     """Run the contract classes on every component of this workspace."""
-    install(session, *ALL, groups=("test",))
+    install(session, *ALL, groups=("test", "onnx"))
     session.run("pytest", "-k", "contract", *session.posargs)
 
 
