@@ -77,8 +77,7 @@ def refuse_without_exporter() -> None:
     """
     if missing := missing_packages():
         raise PluginUnavailable(
-            f"exporting a model to ONNX needs {', '.join(missing)}, which is not installed",
-            hint=INSTALL_HINT,
+            f"to export a model to ONNX, {', '.join(missing)} must be installed", hint=INSTALL_HINT
         )
 
 

@@ -1,7 +1,6 @@
 """What a decoder takes and keeps, found by looking at it and by running two tokens through it.
 
-Refuses here, before anything costly, what cannot be exported. Knows no family by name but those
-whose masks the host must make.
+Refuses here, before anything costly, what cannot be exported. Knows no family by name.
 """
 
 from dataclasses import dataclass
@@ -12,9 +11,6 @@ import torch
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export.attention import LayerShape, Measure
 from vlmkit_onnx.export.views import Parts, attention
-
-# Families in which tokens of an image, or of a whole prompt, see each other both ways.
-HOST_MASKED = frozenset({"gemma3", "paligemma"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,8 @@ class Anatomy:
         return next((layer.window for layer in self.layers if layer.window), None)
 
 
-def examine(parts: Parts) -> Anatomy:
-    """Return a decoder's anatomy.
+def examine(parts: Parts, *, takes_bias: bool) -> Anatomy:
+    """Return a decoder's anatomy; whether the host makes its masks is for the caller to know.
 
     Raises:
         CheckpointError: it works in a way that cannot be exported.
@@ -57,7 +53,7 @@ def examine(parts: Parts) -> Anatomy:
         hidden_size=int(config.hidden_size),
         num_position_axes=axes,
         num_deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
-        takes_bias=parts.config.model_type in HOST_MASKED,
+        takes_bias=takes_bias,
         max_sequence_tokens=_max_tokens(config),
     )
 

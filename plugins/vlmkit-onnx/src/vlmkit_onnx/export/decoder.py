@@ -23,6 +23,7 @@ from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
 from vlmkit_onnx.export.tidy import tidy
+from vlmkit_onnx.export.token_linear import write_out
 from vlmkit_onnx.export.views import Parts, attention
 
 # Kinds of RoPE whose frequencies change once a text is longer than the model was trained for.
@@ -74,14 +75,18 @@ class SlotDecoder(nn.Module):
         return logits, [tensor for index in sorted(present) for tensor in present[index]]
 
 
-def export_decoder(parts: Parts, anatomy: Anatomy, path: Path) -> None:
+def export_decoder(parts: Parts, anatomy: Anatomy, path: Path) -> bool:
     """Write ``path`` and, beside it, its weights.
+
+    Returns:
+        Whether the graph chooses among experts.
 
     Raises:
         CheckpointError: the family's code cannot be traced.
     """
     model = trace(parts, anatomy)
     onnx_ir.save(model, path, external_data=f"{path.name}.data")
+    return any(node.op_type == "TopK" for node in model.graph.all_nodes())
 
 
 def trace(parts: Parts, anatomy: Anatomy) -> onnx_ir.Model:
@@ -103,6 +108,7 @@ def trace(parts: Parts, anatomy: Anatomy) -> onnx_ir.Model:
             f"the decoder of model type {parts.text_config.model_type!r} cannot be traced",
             hint="`vlmkit --debug ...` shows where; please report the model type",
         ) from error
+    write_out(graph)
     tidy(graph)
     return graph
 

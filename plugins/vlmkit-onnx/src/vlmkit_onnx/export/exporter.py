@@ -25,6 +25,7 @@ from vlmkit_onnx.export.loading import load
 from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.export.vision import export_vision
+from vlmkit_onnx.families import family_of
 from vlmkit_onnx.manifest import Manifest, Precision
 
 OnStage = Callable[[str], None]
@@ -80,17 +81,18 @@ def _write(
     checkpoint: Checkpoint, place: Path, precision: Precision, on_stage: OnStage
 ) -> Manifest:
     on_stage("reading weights")
+    takes_bias = family_of(checkpoint.config).visibility != "causal"
     model = load(checkpoint)
-    anatomy = examine(Parts(model))
+    anatomy = examine(Parts(model), takes_bias=takes_bias)
     table = write_table(Parts(model), place)
     _bring_towers_to_float32(model, Parts(model))
     vision = export_vision(model, place, on_stage)
     parts = Parts(model)
     del model  # towers are done with
-    sample = _export_decoder(parts, anatomy, place / DECODER, precision, on_stage)
+    sample, chooses = _export_decoder(parts, anatomy, place / DECODER, precision, on_stage)
     del parts  # the session that checks needs the room
     on_stage("checking")
-    difference = check(place / DECODER, sample, precision)
+    difference = check(place / DECODER, sample, precision, chooses=chooses)
     log.info("decoder of %r differs by %.2g of its largest logit", checkpoint.name, difference)
     return Manifest(
         model_type=checkpoint.model_type,
@@ -107,15 +109,15 @@ def _write(
 
 def _export_decoder(
     parts: Parts, anatomy: Anatomy, path: Path, precision: Precision, on_stage: OnStage
-) -> Sample:
+) -> tuple[Sample, bool]:
+    """Write the graph; return what it is checked with, and whether it chooses among experts."""
     embeddings = embeddings_of(parts)
     parts.drop_embedding()
     on_stage("converting layers")
     quantize.convert(parts, precision, lambda done, of: on_stage(f"converting layers {done}/{of}"))
     sample = make_sample(parts, anatomy, embeddings)
     on_stage("tracing the decoder")
-    export_decoder(parts, anatomy, path)
-    return sample
+    return sample, export_decoder(parts, anatomy, path)
 
 
 def _bring_towers_to_float32(model: Any, parts: Parts) -> None:

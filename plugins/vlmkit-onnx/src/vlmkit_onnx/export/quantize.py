@@ -5,7 +5,9 @@ form is made: the model is never held twice. Every converted layer has a forward
 arithmetic in torch, so that the exported graph can be compared with the modules it was made from.
 
 w8a8   per-token activations of 8 bits, weights of 8 bits for each output, MatMulInteger: a row
-       depends on nothing but itself, so results do not depend on the batch
+       depends on nothing but itself, so results do not depend on the batch. Activations are
+       unsigned and weights signed, the fast way with VNNI; an x86 CPU without it adds such
+       products with saturation, and there the check after the export refuses the result
 int8   weights of 8 bits in blocks of 32, MatMulNBits, activations of 8 bits by block
 int4   the same with weights of 4 bits
 
@@ -20,14 +22,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from vlmkit_onnx.export.token_linear import DOMAIN, MIDDLE, OPERATOR, TINY
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.manifest import Precision
 
 BLOCK = 32
 SLICE_ROWS = 4096  # output rows that are held as floats at a time
 ACCURACY_LEVEL = 4  # MatMulNBits rounds activations to 8 bits, block by block
-MIDDLE = 128  # the code that stands for zero in 8 bits
-TINY = 1e-9  # keeps an all-zero row from dividing by zero
 OnLayer = Callable[[int, int], None]
 
 
@@ -36,37 +37,39 @@ class TokenLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        codes = torch.empty(linear.in_features, linear.out_features, dtype=torch.uint8)
+        codes = torch.empty(linear.in_features, linear.out_features, dtype=torch.int8)
         scale = torch.empty(linear.out_features)
         for rows in _row_slices(linear.out_features):
             weight = linear.weight[rows].float()
             scale[rows] = (weight.abs().amax(1) / 127).clamp_min(TINY)
-            codes[:, rows] = ((weight / scale[rows, None]).round() + MIDDLE).to(torch.uint8).t()
+            codes[:, rows] = (weight / scale[rows, None]).round().to(torch.int8).t()
         self.bias = _bias_of(linear)
         self.codes = nn.Buffer(codes)
         self.scale = nn.Buffer(scale)
-        self.middle = nn.Buffer(torch.tensor(MIDDLE, dtype=torch.uint8))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return ``[..., out]`` of ``[..., in]``."""
+        if torch.compiler.is_exporting():
+            return self._symbolic(inputs)
         scale = inputs.abs().amax(-1, keepdim=True) * (1 / 127) + TINY
         codes = (torch.round(inputs / scale) + MIDDLE).to(torch.uint8)
-        sums = self._sums(codes).to(torch.float32)
-        out = sums * self.scale * scale
+        out = self._sums(codes).float() * self.scale * scale
         return out if self.bias is None else out + self.bias
 
+    def _symbolic(self, inputs: torch.Tensor) -> torch.Tensor:
+        bias = () if self.bias is None else (self.bias,)
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{OPERATOR}",
+            (inputs, self.codes, self.scale, *bias),
+            dtype=inputs.dtype,
+            shape=(*inputs.shape[:-1], self.codes.shape[1]),
+            version=1,
+        )
+
     def _sums(self, codes: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_exporting():
-            return torch.onnx.ops.symbolic(
-                "MatMulInteger",
-                (codes, self.codes, self.middle, self.middle),
-                dtype=torch.int32,
-                shape=(*codes.shape[:-1], self.codes.shape[1]),
-            )
         left = codes.double() - MIDDLE  # sums of products are exact in float64
         parts = [
-            left @ (self.codes[:, columns].double() - MIDDLE)
-            for columns in _row_slices(self.codes.shape[1])
+            left @ self.codes[:, columns].double() for columns in _row_slices(self.codes.shape[1])
         ]
         return torch.cat(parts, -1).to(torch.int32)
 

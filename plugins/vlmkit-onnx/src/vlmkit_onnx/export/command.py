@@ -1,0 +1,82 @@
+"""``vlmkit export``: a model as a folder of ONNX graphs, for machines without torch."""
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, get_args
+
+import click
+
+from vlmkit_onnx.manifest import Precision
+
+PRECISIONS = get_args(Precision)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="w8a8",
+    show_default=True,
+    help="How the decoder's linear layers are stored and computed.",
+)
+def export(*, model: str, folder: Path, precision: Precision) -> None:
+    """Write MODEL as ONNX into DIR, which must be absent or empty.
+
+    The result is compared with the model before it gets its name. Serve it by naming DIR.
+    """
+    from vlmkit.assembly import resolve
+    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit_onnx.export_cache import refuse_without_exporter
+
+    refuse_without_exporter()
+    layered, plugins = read_with_plugins(None, ())
+    checkpoint = resolve(model, plugins, layered.config.revision)
+    with Progress() as progress:
+        progress("loading the exporter")
+        from vlmkit_onnx.export.exporter import export as export_model
+
+        export_model(checkpoint, folder, precision, progress)
+    click.echo(str(folder))
+
+
+class Progress:
+    """Shows on standard error what is being done: one line that changes, or a line for each stage.
+
+    Where there is no terminal, a stage that counts (``converting layers 3/24``) is one line.
+    """
+
+    def __init__(self) -> None:
+        self._status: Any = None
+        self._shown = ""
+
+    def __call__(self, stage: str) -> None:
+        """Show what begins now."""
+        if self._status is not None:
+            self._status.update(stage)
+            return
+        name = stage.rstrip("0123456789/ ")
+        if name != self._shown:
+            click.echo(name, err=True)
+            self._shown = name
+
+    def __enter__(self) -> Self:
+        """Take the terminal's line, if there is a terminal."""
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give the line back."""
+        if self._status is not None:
+            self._status.stop()

@@ -1,0 +1,78 @@
+"""Writes per-token 8-bit linear layers out into ONNX's own operators.
+
+While a decoder is traced each of its w8a8 layers is one node of our own, so that tracing and
+fusing handle one node in place of a dozen. Here each becomes what ONNX Runtime runs; layers that
+read the same activations share their rounding.
+"""
+
+import numpy as np
+import onnx_ir
+from numpy.typing import NDArray
+from onnx_ir import Node, Value, convenience
+from onnx_ir.tape import Tape
+
+DOMAIN = "vlmkit"
+OPERATOR = "TokenLinear"
+MIDDLE = 128  # the code that stands for zero
+TINY = 1e-9  # keeps an all-zero row from dividing by zero
+
+
+def write_out(model: onnx_ir.Model) -> None:
+    """Replace every layer node of a graph, in place."""
+    writer = _Writer(model.graph)
+    for node in [node for node in model.graph if node.domain == DOMAIN]:
+        writer.write(node)
+    model.graph.opset_imports.pop(DOMAIN, None)
+
+
+class _Writer:
+    """Writes one graph's layers."""
+
+    def __init__(self, graph: onnx_ir.Graph) -> None:
+        self.graph = graph
+        self.rounded: dict[Value, tuple[Value, Value]] = {}
+        self.last_axis = self._constant("last_axis", np.array([-1], np.int64))
+        self.step = self._constant("step", np.array(1 / 127, np.float32))
+        self.tiny = self._constant("tiny", np.array(TINY, np.float32))
+        self.shift = self._constant("shift", np.array(MIDDLE, np.float32))
+        self.middle = self._constant("middle", np.array(MIDDLE, np.uint8))
+
+    def write(self, node: Node) -> None:
+        """Put ``(codes @ weights) * scale of the output * scale of the row + bias``."""
+        inputs, weights, scale, *bias = node.inputs
+        if inputs is None:
+            raise ValueError("a linear layer of the graph reads nothing")
+        if inputs not in self.rounded:
+            self.rounded[inputs] = self._rounded(node, inputs)
+        codes, row_scale = self.rounded[inputs]
+        tape = Tape()
+        sums = tape.op("MatMulInteger", [codes, weights, self.middle])
+        floats = tape.op("Cast", [sums], {"to": onnx_ir.DataType.FLOAT.value})
+        out = tape.op("Mul", [tape.op("Mul", [floats, scale]), row_scale])
+        if bias:
+            out = tape.op("Add", [out, bias[0]])
+        old = node.outputs[0]
+        out.shape, out.type = old.shape, old.type
+        self.graph.insert_before(node, tape.nodes)
+        convenience.replace_all_uses_with(old, out, replace_graph_outputs=True)
+        self.graph.remove(node, safe=True)
+        out.name = old.name
+
+    def _rounded(self, node: Node, inputs: Value) -> tuple[Value, Value]:
+        """Return the codes of activations, and the scale of each row."""
+        tape = Tape()
+        largest = tape.op("ReduceMax", [tape.op("Abs", [inputs]), self.last_axis], {"keepdims": 1})
+        scale = tape.op("Add", [tape.op("Mul", [largest, self.step]), self.tiny])
+        steps = tape.op("Round", [tape.op("Div", [inputs, scale])])
+        shifted = tape.op("Add", [steps, self.shift])
+        codes = tape.op("Cast", [shifted], {"to": onnx_ir.DataType.UINT8.value})
+        self.graph.insert_before(node, tape.nodes)
+        return codes, scale
+
+    def _constant(self, name: str, array: NDArray[np.generic]) -> Value:
+        name = f"token_linear_{name}"
+        value = Value(name=name, const_value=onnx_ir.tensor(array, name=name))
+        value.shape = onnx_ir.Shape(array.shape)
+        value.dtype = onnx_ir.DataType.from_numpy(array.dtype)
+        self.graph.register_initializer(value)
+        return value
