@@ -39,8 +39,8 @@ def install(session: nox.Session, *distributions: str, groups: tuple[str, ...] =
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Answer a question about a picture with the packaged model."""
-    install(session, CORE, HF, TORCH, DEMO)
+    """Answer a question about a picture with the packaged model, without torch."""
+    install(session, CORE, HF, ONNX_CPU, DEMO)
     session.run("vlmkit", "ask", "demo", "What is in this picture?", "--image", PICTURE)
 
 
@@ -75,6 +75,15 @@ def text_alone(session: nox.Session) -> None:
     install(session, CORE, HF, groups=("test",))
     session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
     session.run("pytest", f"{HF}/tests", "-m", "not torch", *session.posargs)
+
+
+@nox.session
+def onnx_alone(session: nox.Session) -> None:
+    """Install the ONNX engine without torch, run its tests and serve the packaged model."""
+    install(session, CORE, HF, ONNX_CPU, DEMO, groups=("test",))
+    session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
+    tests = [f"{ONNX}/tests", f"{DEMO}/tests", "tests/test_end_to_end.py"]
+    session.run("pytest", *tests, "-m", "not torch", *session.posargs)
 
 
 @nox.session

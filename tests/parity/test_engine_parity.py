@@ -1,6 +1,7 @@
 """The torch engine answers as ``generate`` does: same tokens, logits equal up to rounding."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 import zoo
 from parity import runner
+from vlmkit.prompt import ImageSlot
+from vlmkit.protocols import ImageFeatures
 from vlmkit_torch import packing
 
 pytestmark = pytest.mark.torch
@@ -87,3 +90,48 @@ def test_images_encoded_together_have_the_rows_that_they_have_alone(
         assert (together.embeddings - single.embeddings).abs().max() < 1e-4
         for level, rows in single.extra.items():
             assert (together.extra[level] - rows).abs().max() < 1e-4
+
+
+class Replay:
+    """An encoder that hands out what another one computed before."""
+
+    identity = "replay"
+
+    def __init__(self, slots: Seq[ImageSlot], features: Seq[ImageFeatures]) -> None:
+        self._known = {slot.digest: made for slot, made in zip(slots, features, strict=True)}
+
+    def encode(self, slots: Seq[ImageSlot]) -> list[ImageFeatures]:
+        return [self._known[slot.digest] for slot in slots]
+
+    def close(self) -> None:
+        self._known.clear()
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+def test_an_encoder_at_work_beside_the_engine_changes_neither(
+    name: str, saved: Saved, answered: Answered
+) -> None:
+    engine, encoder, config = runner.load_engine(name, saved(name))
+    prompts = runner.prompts(name, config)
+    slots = [slot for prompt in prompts for slot in prompt.images]
+    before = encoder.encode(slots)
+    is_over, beside = threading.Event(), []
+
+    def encode() -> None:
+        while not is_over.is_set():
+            beside.append(encoder.encode(slots))
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    banned = runner.banned_ids(config)
+    answers = runner.run(engine, Replay(slots, before), prompts, banned)
+    is_over.set()
+    thread.join()
+    outcome = runner.compare(answers, answered(name))
+
+    assert outcome.is_parity, outcome
+    assert beside
+    for features in beside:
+        for made, wanted in zip(features, before, strict=True):
+            assert (made.embeddings - wanted.embeddings).abs().max() < 1e-5
+            assert set(made.extra) == set(wanted.extra)

@@ -38,12 +38,14 @@ def conversation(request: runner.Request) -> list[vlmkit.Message]:
     return messages
 
 
-def load(folder: Path) -> vlmkit.Pipeline:
-    return vlmkit.load(
-        folder,
-        engine={"use": "torch", "cache_tokens": 1200, "block_tokens": 4, "max_chunk_tokens": 64},
-        scheduler={"max_step_tokens": 13},
-    )
+ENGINES = {
+    "torch": {"use": "torch", "cache_tokens": 1200, "block_tokens": 4, "max_chunk_tokens": 64},
+    "onnx": {"use": "onnx", "cache_tokens": 1200, "max_chunk_tokens": 64, "num_threads": 1},
+}
+
+
+def load(folder: Path, engine: str = "torch") -> vlmkit.Pipeline:
+    return vlmkit.load(folder, engine=ENGINES[engine], scheduler={"max_step_tokens": 13})
 
 
 def stream_all(model: vlmkit.Pipeline, asked: list[runner.Request]) -> list[tuple[str, Any]]:
@@ -62,9 +64,12 @@ def stream_all(model: vlmkit.Pipeline, asked: list[runner.Request]) -> list[tupl
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_messages_in_and_streamed_text_out_as_by_generate(name: str, saved: Saved) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_messages_in_and_streamed_text_out_as_by_generate(
+    engine: str, name: str, saved: Saved, exported: Saved
+) -> None:
     asked = runner.requests(name)
-    with load(saved(name)) as model:
+    with load(exported(name) if engine == "onnx" else saved(name), engine) as model:
         tokenizer, banned = model.tokenizer, sorted(model.tokenizer.banned_ids)
         answers = stream_all(model, asked)
     wanted = runner.expected(name, saved(name), asked, banned)

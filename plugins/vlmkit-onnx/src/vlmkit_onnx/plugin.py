@@ -22,6 +22,12 @@ def _build_encoder(context: BuildContext) -> Any:
     return build_encoder(context)
 
 
+def _build_export(_: BuildContext) -> Any:
+    from vlmkit_onnx.export.command import export
+
+    return export
+
+
 @hookimpl
 def vlmkit_register_engines(registry: Registry[Any]) -> None:
     """Offer ``engine.use = "onnx"``."""
@@ -47,4 +53,12 @@ def vlmkit_register_vision_encoders(registry: Registry[Any]) -> None:
         settings=EncoderSettings,
         priority=refusal.priority,
         description="the image tower and projector as one ONNX graph",
+    )
+
+
+@hookimpl
+def vlmkit_register_commands(registry: Registry[Any]) -> None:
+    """Offer ``vlmkit export``."""
+    registry.add(
+        "export", _build_export, description="Write a model as ONNX graphs, for vlmkit-onnx."
     )
