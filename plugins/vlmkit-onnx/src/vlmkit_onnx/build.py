@@ -72,7 +72,6 @@ def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
     return OnnxVisionEncoder(
         layout,
         session,
-        checkpoint.config,
         _fingerprint(layout.vision.file.parent, checkpoint),
         settings.max_batch_images,
     )

@@ -7,7 +7,7 @@ of other sizes and in other batches than the traced ones.
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from vlmkit.prompt import ImageSlot
 from vlmkit_onnx.export.towers.table import tower_of
 from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
 from vlmkit_onnx.export.vision_attention import vision_attention
-from vlmkit_onnx.export.vision_check import check_vision, written_config
+from vlmkit_onnx.export.vision_check import check_vision
 from vlmkit_onnx.vision.feeding import AnyArray
-from vlmkit_onnx.vision.own import feeding_of
+from vlmkit_onnx.vision.own import written
 
 FILE = "vision.onnx"
 MAX_INLINE_BYTES = 256 * 2**20  # protobuf ends at 2 GiB and is slow long before
@@ -51,12 +51,12 @@ def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> st
     base: Any = model.base_model
     if not hasattr(base, "get_image_features"):
         return None
-    tower = tower_of(model.config.model_type, base)
+    tower = tower_of(base)
     samples = tower.samples(np.random.default_rng(SEED))
     on_stage("tracing the vision tower")
-    graph = trace(tower, _example(written_config(model), samples))
+    graph = trace(tower, example(tower, samples))
+    graph.metadata_props.update(written(tower.feeding))
     with tempfile.TemporaryDirectory(dir=folder) as made:
-        on_stage("writing the vision tower")
         _save(graph, Path(made))
         on_stage("checking the vision tower")
         check_vision(model, Path(made) / FILE, samples)
@@ -65,18 +65,15 @@ def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> st
     return FILE
 
 
-def _example(config: Mapping[str, Any], samples: list[ImageInputs]) -> dict[str, AnyArray]:
+def example(tower: Tower, samples: Sequence[ImageInputs]) -> dict[str, AnyArray]:
     """Return the graph's inputs for two images of one size, as the encoder will make them."""
-    feeding = feeding_of(config)
-    first, second = (feeding.pictures(_unplaced(sample)) for sample in samples[:2])
-    return feeding.inputs(np.concatenate([first.pixels, second.pixels]), first.group)
+    first, second = (
+        tower.feeding.pictures(ImageSlot(0, 0, b"", sample, 0)) for sample in samples[:2]
+    )
+    return tower.feeding.inputs(np.concatenate([first.pixels, second.pixels]), first.group)
 
 
-def _unplaced(sample: ImageInputs) -> ImageSlot:
-    return ImageSlot(0, 0, b"", sample, 0)
-
-
-def trace(tower: Tower, example: Mapping[str, AnyArray]) -> onnx_ir.Model:
+def trace(tower: Tower, inputs: Mapping[str, AnyArray]) -> onnx_ir.Model:
     """Return the graph, fused, its weights still those of the modules.
 
     Raises:
@@ -84,7 +81,7 @@ def trace(tower: Tower, example: Mapping[str, AnyArray]) -> onnx_ir.Model:
     """
     try:
         with _quiet(), torch.no_grad(), vision_attention(tower.module):
-            graph = _trace(tower, example)
+            graph = _trace(tower, inputs)
             fuse_for_onnxruntime(graph, "cpu")
     except VlmkitError:
         raise
@@ -96,11 +93,12 @@ def trace(tower: Tower, example: Mapping[str, AnyArray]) -> onnx_ir.Model:
     return graph
 
 
-def _trace(tower: Tower, example: Mapping[str, AnyArray]) -> onnx_ir.Model:
-    inputs = {name: torch.from_numpy(array) for name, array in example.items()}
+def _trace(tower: Tower, arrays: Mapping[str, AnyArray]) -> onnx_ir.Model:
+    inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     axes = {name: dict.fromkeys(tower.dynamic[name], torch.export.Dim.DYNAMIC) for name in inputs}
     module = tower.module.eval()
     program = torch.export.export(module, (), inputs, dynamic_shapes=axes, strict=False)
+    program._guards_code = []  # noqa: SLF001 - else re-proven at length in every pass
     made: Any = torch.onnx.export(
         program,
         (),

@@ -1,12 +1,13 @@
 """The attention of vision towers as ONNX Runtime's own operator.
 
-transformers lets attention be replaced by name; what is registered here can be traced only. Each
-picture attends to itself, so that no mask is needed and the operator never writes the table of
-scores out.
+transformers lets attention be replaced by name; what is registered here can be traced only. No
+token sees beyond its own picture or window, so that the operator needs no mask over all of them
+and never writes the table of scores out.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,36 @@ from transformers import AttentionInterface
 
 from vlmkit.errors import CheckpointError
 
-IMPLEMENTATION = "vlmkit_onnx_vision"
+# Families that pack pictures into one row show their borders to names like this only.
+IMPLEMENTATION = "flash_attention_vlmkit_onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Parts of one long row of tokens that see only themselves.
+
+    Tokens are moved by index alone: a tracer reasons long about shapes that are products.
+
+    Attributes:
+        gather: ``[segments, tokens]`` which token stands where.
+        visible: ``[segments, tokens]`` int32, 0 where shorter segments are filled up; None if
+            there is no filling.
+        scatter: ``[row]`` where each token of the row stands, counted over all segments; None if
+            they stand there in order.
+    """
+
+    gather: torch.Tensor
+    visible: torch.Tensor | None = None
+    scatter: torch.Tensor | None = None
+
+    def split(self, row: torch.Tensor) -> torch.Tensor:
+        """Turn ``[1, row, width]`` into ``[segments, tokens, width]``."""
+        return nn.functional.embedding(self.gather, row[0])
+
+    def join(self, segments: torch.Tensor) -> torch.Tensor:
+        """Undo :meth:`split`."""
+        row = segments.flatten(0, 1)
+        return (row if self.scatter is None else row.index_select(0, self.scatter))[None]
 
 
 def attend(
@@ -25,9 +55,10 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    cu_seq_lens_q: Segments | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Let each token of a picture see all its tokens.
+    """Let each token see all tokens of its picture or window.
 
     Args:
         module: whose attention this is.
@@ -36,6 +67,7 @@ def attend(
         value: see ``query``.
         attention_mask: must be None.
         scaling: of the scores; one over the root of the width if None.
+        cu_seq_lens_q: where a family packs pictures into one row, its segments.
 
     Returns:
         ``[pictures, tokens, heads, width]``, and None for the weights.
@@ -47,11 +79,17 @@ def attend(
         raise CheckpointError("the vision tower masks its attention, which cannot be exported")
     pictures, num_heads, tokens, width = query.shape
     flat = [x.transpose(1, 2).reshape(pictures, tokens, -1) for x in (query, key, value)]
-    mixed = multi_head_attention(flat, num_heads, width**-0.5 if scaling is None else scaling)
+    scaling = width**-0.5 if scaling is None else scaling
+    if cu_seq_lens_q is None:
+        mixed = _multi_head_attention(flat, num_heads, scaling)
+    else:
+        split = [cu_seq_lens_q.split(states) for states in flat]
+        visible = cu_seq_lens_q.visible
+        mixed = cu_seq_lens_q.join(_multi_head_attention(split, num_heads, scaling, visible))
     return mixed.reshape(pictures, tokens, num_heads, width), None
 
 
-def multi_head_attention(
+def _multi_head_attention(
     states: list[torch.Tensor],
     num_heads: int,
     scaling: float,
@@ -78,14 +116,14 @@ def multi_head_attention(
 
 
 @contextmanager
-def vision_attention(part: nn.Module, implementation: str = IMPLEMENTATION) -> Iterator[None]:
+def vision_attention(part: nn.Module) -> Iterator[None]:
     """Route the attention of a tower through this module while the block runs."""
     AttentionInterface.register(IMPLEMENTATION, attend)
     configs = {id(m.config): m.config for m in part.modules() if hasattr(m, "config")}
     before = {key: config._attn_implementation for key, config in configs.items()}  # noqa: SLF001
     try:
         for config in configs.values():
-            config._attn_implementation = implementation  # noqa: SLF001
+            config._attn_implementation = IMPLEMENTATION  # noqa: SLF001
         yield
     finally:
         for key, config in configs.items():

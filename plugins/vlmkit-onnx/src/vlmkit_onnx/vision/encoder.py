@@ -1,12 +1,10 @@
-"""The vision encoder: image features by one ONNX graph, pictures of one shape together.
+"""The vision encoder: image features by one ONNX graph.
 
-How a graph wants its images is a :class:`vlmkit_onnx.vision.feeding.Feeding`; what the rows mean
-to the decoder is the engine's business.
+How images become the graph's inputs is a :class:`vlmkit_onnx.vision.feeding.Computation`; what the
+rows mean to the decoder is the engine's business.
 """
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnxruntime
@@ -14,12 +12,20 @@ import onnxruntime
 from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
-from vlmkit_onnx.layout import Layout
-from vlmkit_onnx.vision.feeding import AnyArray, Feeding, Floats, Pictures
+from vlmkit_onnx.layout import Layout, VisionGraph
+from vlmkit_onnx.vision.batches import Batches
+from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
+from vlmkit_onnx.vision.foreign import ForeignGraph
 from vlmkit_onnx.vision.names import FEATURES
-from vlmkit_onnx.vision.own import feeding_of
+from vlmkit_onnx.vision.own import own_feeding
 
-FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(bool)": np.bool_,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+}
 
 
 class OnnxVisionEncoder:
@@ -28,28 +34,25 @@ class OnnxVisionEncoder:
     Args:
         layout: of the model; it has a vision graph.
         session: that graph, open.
-        config: the content of the model's ``config.json``.
         fingerprint: of the model's files.
-        max_batch_images: most pictures in one call of the graph; a tile is a picture.
+        max_batch_images: most pictures in one call of our own graphs; a tile is a picture.
 
     Raises:
-        CheckpointError: the family is not known, or sees no images.
+        CheckpointError: the model has no vision graph, or one that cannot be fed.
     """
 
     def __init__(
         self,
         layout: Layout,
         session: onnxruntime.InferenceSession,
-        config: Mapping[str, Any],
         fingerprint: str,
         max_batch_images: int,
     ) -> None:
         if layout.vision is None:
             raise CheckpointError("the model has no vision tower")
         self._session: onnxruntime.InferenceSession | None = session
-        self._feeding: Feeding = feeding_of(config)
-        self._max_batch_images = max_batch_images
-        self._dtypes = {node.name: FLOATS.get(node.type) for node in session.get_inputs()}
+        self._computation = _computation(layout.vision, session, max_batch_images)
+        self._dtypes = {node.name: DTYPES.get(node.type) for node in session.get_inputs()}
         self._outputs = [node.name for node in session.get_outputs()]
         self._identity = (
             f"onnx:{fingerprint}:{layout.vision.file.name}:{session.get_providers()[0]}:"
@@ -68,35 +71,12 @@ class OnnxVisionEncoder:
             EngineError: an image's arrays do not fit the graph, or its rows are not as many as the
                 prompt has places for.
         """
-        pictures = [self._feeding.pictures(slot) for slot in slots]
-        groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for index, image in enumerate(pictures):
-            groups[image.group].append(index)
-        features: dict[int, ImageFeatures] = {}
-        for indices in groups.values():
-            outputs = self._compute([pictures[i] for i in indices])
-            for index, own in zip(indices, outputs, strict=True):
-                features[index] = _features(slots[index], self._feeding.rows(slots[index], own))
-        return [features[index] for index in range(len(slots))]
+        rows = self._computation.compute(slots, self._run)
+        return [_features(slot, own) for slot, own in zip(slots, rows, strict=True)]
 
     def close(self) -> None:
         """Let go of the graph."""
         self._session = None
-
-    def _compute(self, images: Sequence[Pictures]) -> Iterator[dict[str, Floats]]:
-        """Compute images of one group, a bounded number of pictures at a time."""
-        pixels = np.concatenate([image.pixels for image in images])
-        most = self._max_batch_images
-        calls = [
-            self._run(self._feeding.inputs(pixels[start : start + most], images[0].group))
-            for start in range(0, len(pixels), most)
-        ]
-        outputs = {name: np.concatenate([call[name] for call in calls]) for name in calls[0]}
-        start = 0
-        for image in images:
-            stop = start + len(image.pixels)
-            yield {name: array[start:stop] for name, array in outputs.items()}
-            start = stop
 
     def _run(self, inputs: Mapping[str, AnyArray]) -> dict[str, Floats]:
         if self._session is None:
@@ -114,6 +94,17 @@ class OnnxVisionEncoder:
     def _cast(self, name: str, array: AnyArray) -> AnyArray:
         dtype = self._dtypes.get(name)
         return np.ascontiguousarray(array if dtype is None else array.astype(dtype, copy=False))
+
+
+def _computation(
+    graph: VisionGraph, session: onnxruntime.InferenceSession, max_batch_images: int
+) -> Computation:
+    if graph.is_own:
+        feeding = own_feeding(session.get_modelmeta().custom_metadata_map)
+        return Batches(feeding, max_batch_images)
+    num_axes = {node.name: len(node.shape) for node in session.get_inputs()}
+    outputs = [node.name for node in session.get_outputs()]
+    return ForeignGraph(num_axes, outputs, graph.names)
 
 
 def _features(slot: ImageSlot, rows: Mapping[str, Floats]) -> ImageFeatures:

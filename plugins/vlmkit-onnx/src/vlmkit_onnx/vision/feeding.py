@@ -4,17 +4,36 @@ A *picture* is what a tower looks at in one piece: a whole image, or one tile of
 independent of each other, so that any that have the same shape share a call.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmkit.prompt import Array, ImageSlot
+from vlmkit.errors import EngineError
+from vlmkit.prompt import ImageSlot
 
-AnyArray = NDArray[Any]
-Floats = NDArray[np.float32]
+AnyArray: TypeAlias = NDArray[Any]
+Floats: TypeAlias = NDArray[np.float32]
+Group: TypeAlias = tuple[int, ...]
+"""What pictures of one call have in common; of equal groups are the shapes and helper inputs."""
+
+
+Run: TypeAlias = Callable[[Mapping[str, AnyArray]], dict[str, Floats]]
+"""Runs a graph: from its inputs to its outputs, by name."""
+
+
+class Computation(Protocol):
+    """From images to rows, with one graph."""
+
+    def compute(self, slots: Sequence[ImageSlot], run: Run) -> list[dict[str, Floats]]:
+        """Return each image's rows ``[rows, hidden]``, by our own names.
+
+        Raises:
+            EngineError: an image's arrays do not fit the graph.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +42,15 @@ class Pictures:
 
     Attributes:
         pixels: ``[pictures, ...]`` float.
-        group: pictures of equal groups have the same shape and the same helper inputs.
+        group: of them all.
     """
 
     pixels: AnyArray
-    group: Hashable
+    group: Group
 
 
 class Feeding(Protocol):
-    """One way in which graphs are fed."""
+    """One way in which graphs of our own exporter are fed."""
 
     def pictures(self, slot: ImageSlot) -> Pictures:
         """Take an image apart.
@@ -41,7 +60,7 @@ class Feeding(Protocol):
         """
         ...
 
-    def inputs(self, pixels: AnyArray, group: Hashable) -> dict[str, AnyArray]:
+    def inputs(self, pixels: AnyArray, group: Group) -> dict[str, AnyArray]:
         """Return the graph's inputs for pictures of one group, stacked."""
         ...
 
@@ -50,11 +69,18 @@ class Feeding(Protocol):
 
         Args:
             slot: the image.
-            outputs: by the graph's own names; ``[pictures, rows, hidden]`` those that have rows.
+            outputs: by the graph's own names, ``[pictures, ...]``.
         """
         ...
 
 
-def to_numpy(array: Array) -> AnyArray:
-    """Return any array of a slot as numpy's."""
+def array_of(slot: ImageSlot, name: str) -> AnyArray:
+    """Return one of an image's arrays as numpy's.
+
+    Raises:
+        EngineError: the image has no such array.
+    """
+    if name not in slot.inputs:
+        raise EngineError(f"an image of this model needs {name!r} among its arrays")
+    array = slot.inputs[name]
     return array if isinstance(array, np.ndarray) else np.from_dlpack(array)

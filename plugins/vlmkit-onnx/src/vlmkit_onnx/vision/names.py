@@ -6,6 +6,7 @@ from vlmkit_onnx.vision.feeding import Floats
 
 FEATURES = "image_features"
 DEEPSTACK = "deepstack."  # rows of the n-th level, for layers inside the decoder
+NEWLINE = "image_newline"  # ends a line of rows
 
 
 def rows_of(outputs: Mapping[str, Floats]) -> dict[str, Floats]:

@@ -1,34 +1,36 @@
-"""The way in which each family's graph of our own exporter is fed."""
+"""The ways in which our own exporter's graphs are fed; each graph says which is its own."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.vision.feeding import Feeding
+from vlmkit_onnx.vision.anyres import AnyresFeeding
+from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding
 from vlmkit_onnx.vision.tiles import TileFeeding
 
-Config = Mapping[str, Any]
+KEY = "vlmkit_feeding"  # among the metadata of a graph
+
+OwnFeeding: TypeAlias = TileFeeding | AnyresFeeding | GridFeeding | CropFeeding
 
 
-def feeding_of(config: Config) -> Feeding:
-    """Return how the graph of a family is fed.
+def written(feeding: OwnFeeding) -> dict[str, str]:
+    """Return what is written into a graph about its feeding."""
+    return {KEY: msgspec.json.encode(feeding).decode()}
 
-    Args:
-        config: the content of the model's ``config.json``.
+
+def own_feeding(metadata: Mapping[str, str]) -> OwnFeeding:
+    """Return how a graph is fed, by what is written in it.
 
     Raises:
-        CheckpointError: the family is not known.
+        CheckpointError: it is not one of our exporter's, or of another version of it.
     """
-    name = str(config.get("model_type", ""))
-    if name not in _FAMILIES:
-        raise CheckpointError(f"model type {name!r} has no vision tower that vlmkit-onnx knows")
-    return _FAMILIES[name](config)
-
-
-def _tiles(_config: Config) -> Feeding:
-    return TileFeeding()
-
-
-_FAMILIES: Mapping[str, Callable[[Config], Feeding]] = {
-    "llava": _tiles,
-}
+    try:
+        feeding: OwnFeeding = msgspec.json.decode(metadata.get(KEY, ""), type=OwnFeeding)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(
+            "the vision graph does not say how it is fed",
+            hint="export the model again: vlmkit export MODEL DIR",
+        ) from error
+    return feeding

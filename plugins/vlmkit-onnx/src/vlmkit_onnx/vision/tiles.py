@@ -1,41 +1,29 @@
-"""Feeding towers of pictures ``[channels, height, width]``: whole images or tiles, all alike."""
+"""Feeding towers of pictures ``[channels, height, width]`` of one size: whole images or tiles."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
 
 from vlmkit.errors import EngineError
 from vlmkit.prompt import ImageSlot
-from vlmkit_onnx.vision.feeding import AnyArray, Floats, Pictures, to_numpy
+from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_of
 from vlmkit_onnx.vision.names import rows_of
 
-Helpers = Callable[[int, int], dict[str, AnyArray]]
-"""From a picture's height and width in pixels to the graph's further inputs."""
+PIXEL_MASK = "pixel_attention_mask"
 
 
-def _nothing(_height: int, _width: int) -> dict[str, AnyArray]:
-    return {}
-
-
-class TileFeeding:
-    """An image's rows are those of its tiles, one tile after the other.
-
-    Args:
-        helpers: makes further inputs that all pictures of a size share.
-    """
-
-    def __init__(self, helpers: Helpers = _nothing) -> None:
-        self._helpers = helpers
+class TileFeeding(msgspec.Struct, frozen=True, tag="tiles", tag_field="kind"):
+    """An image's rows are those of its tiles, one tile after the other."""
 
     def pictures(self, slot: ImageSlot) -> Pictures:
         """Return ``[tiles, channels, height, width]``."""
-        pixels = to_numpy(slot.inputs["pixel_values"])
-        if pixels.ndim not in (4, 5):
-            raise EngineError(f"pixel_values of an image have {pixels.ndim} axes, expected 4 or 5")
-        tiles = pixels.reshape(-1, *pixels.shape[-3:])
+        tiles = tiles_of(slot)
         return Pictures(tiles, tiles.shape[1:])
 
-    def inputs(self, pixels: AnyArray, group: Hashable) -> dict[str, AnyArray]:  # noqa: ARG002
-        """Return the tiles and what helps with their size."""
-        return {"pixel_values": pixels, **self._helpers(pixels.shape[-2], pixels.shape[-1])}
+    def inputs(self, pixels: AnyArray, group: Group) -> dict[str, AnyArray]:  # noqa: ARG002
+        """Return the tiles."""
+        return {"pixel_values": pixels}
 
     def rows(
         self,
@@ -44,3 +32,22 @@ class TileFeeding:
     ) -> dict[str, Floats]:
         """Return the tiles' rows in order."""
         return rows_of(outputs)
+
+
+def tiles_of(slot: ImageSlot) -> AnyArray:
+    """Return an image's tiles ``[tiles, channels, height, width]``, without empty ones.
+
+    Raises:
+        EngineError: there are none, or one is padded, which a tower of one size cannot know.
+    """
+    pixels = array_of(slot, "pixel_values")
+    if pixels.ndim not in (4, 5):
+        raise EngineError(f"pixel_values of an image have {pixels.ndim} axes, expected 4 or 5")
+    tiles = pixels.reshape(-1, *pixels.shape[-3:])
+    if PIXEL_MASK not in slot.inputs:
+        return tiles
+    mask = array_of(slot, PIXEL_MASK).astype(bool).reshape(len(tiles), -1)
+    is_tile = mask.any(axis=1)
+    if not np.array_equal(mask.all(axis=1), is_tile):
+        raise EngineError("a tile of an image is padded, which this vision tower does not take")
+    return tiles[is_tile]

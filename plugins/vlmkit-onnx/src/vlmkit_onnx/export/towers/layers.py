@@ -1,4 +1,4 @@
-"""Towers whose projector reads chosen hidden layers, of pictures of one fixed size: LLaVA's."""
+"""LLaVA's towers: the projector reads chosen hidden layers of pictures of one size."""
 
 from typing import Any
 
@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
-from vlmkit_onnx.vision.names import FEATURES
+from vlmkit_onnx.export.towers.tower import ImageInputs, Tower, noise
+from vlmkit_onnx.vision.anyres import AnyresFeeding, best_resolution
+from vlmkit_onnx.vision.names import FEATURES, NEWLINE
+from vlmkit_onnx.vision.tiles import TileFeeding
 
 
 class LayerTower(nn.Module):
@@ -34,17 +36,63 @@ class LayerTower(nn.Module):
         return projected
 
 
+class NewlineTower(nn.Module):
+    """The same, with the learned row that ends a line of rows."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.rows = LayerTower(base)
+        self.newline = base.image_newline
+
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows, and ``[pictures, hidden]`` for the ends of lines."""
+        newline = self.newline[None].expand(pixel_values.shape[0], -1)
+        return self.rows(pixel_values), newline
+
+
 def llava(base: Any) -> Tower:
     """Return the tower of LLaVA 1.5: one picture for an image."""
     size = base.config.vision_config.image_size
 
     def samples(random: np.random.Generator) -> list[ImageInputs]:
-        return [{"pixel_values": pixels(random, 1, size)} for _ in range(3)]
+        return [{"pixel_values": noise(random, 1, 3, size, size)} for _ in range(3)]
 
-    return Tower(LayerTower(base), (FEATURES,), {"pixel_values": [0]}, samples)
+    return Tower(LayerTower(base), TileFeeding(), {"pixel_values": [0]}, samples)
 
 
-def pixels(random: np.random.Generator, count: int, height: int, width: int = 0) -> Any:
-    """Return ``[count, 3, height, width]`` as after normalisation; square if no width is given."""
-    shape = (count, 3, height, width or height)
-    return random.uniform(-1.8, 2.2, shape).astype(np.float32)
+def llava_next(base: Any) -> Tower:
+    """Return the tower of LLaVA-NeXT: a small picture and tiles."""
+    return _anyres(base, None)
+
+
+def llava_onevision(base: Any) -> Tower:
+    """Return the tower of LLaVA-OneVision: the same, with a bound to the number of tiles."""
+    bound = base.config.vision_aspect_ratio
+    return _anyres(base, int(bound.removeprefix("anyres_max_")))
+
+
+def _anyres(base: Any, max_tiles: int | None) -> Tower:
+    config = base.config
+    size = config.vision_config.image_size
+    resolutions = [(int(height), int(width)) for height, width in config.image_grid_pinpoints]
+    feeding = AnyresFeeding(
+        resolutions=resolutions,
+        tile_size=size,
+        tile_rows=size // config.vision_config.patch_size,
+        max_tiles=max_tiles,
+    )
+
+    def sample(random: np.random.Generator, height: int, width: int) -> ImageInputs:
+        fitted = best_resolution(height, width, resolutions)
+        tiles = 1 + (fitted[0] // size) * (fitted[1] // size)
+        return {
+            "pixel_values": noise(random, 1, tiles, 3, size, size),
+            "image_sizes": np.array([[height, width]]),
+        }
+
+    def samples(random: np.random.Generator) -> list[ImageInputs]:
+        sizes = [(size, size), (size, size), (size, 3 * size), (2 * size + 3, size)]
+        return [sample(random, height, width) for height, width in sizes]
+
+    outputs = (FEATURES, NEWLINE)
+    return Tower(NewlineTower(base), feeding, {"pixel_values": [0]}, samples, outputs)

@@ -4,24 +4,45 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.export.towers import layers
+from vlmkit_onnx.export.towers import idefics, layers, pixtral, qwen, whole
 from vlmkit_onnx.export.towers.tower import Tower
 
-TOWERS: Mapping[str, Callable[[Any], Tower]] = {
-    "llava": layers.llava,
-}
 
-
-def tower_of(model_type: str, base: Any) -> Tower:
+def tower_of(base: Any) -> Tower:
     """Return the tower of a model.
 
     Args:
-        model_type: the family.
         base: the model without its head.
 
     Raises:
         CheckpointError: the family is not known.
     """
-    if model_type not in TOWERS:
-        raise CheckpointError(f"vlmkit-onnx cannot export the vision tower of {model_type!r}")
-    return TOWERS[model_type](base)
+    name = base.config.model_type
+    if name not in _TOWERS:
+        raise CheckpointError(
+            f"the vision tower of model type {name!r} cannot be exported",
+            hint=f"those of {', '.join(_TOWERS)} can",
+        )
+    return _TOWERS[name](base)
+
+
+def _llava(base: Any) -> Tower:
+    sees_patches = base.config.vision_config.model_type == "pixtral"
+    return pixtral.llava(base) if sees_patches else layers.llava(base)
+
+
+_TOWERS: Mapping[str, Callable[[Any], Tower]] = {
+    "gemma3": whole.picture,
+    "idefics3": idefics.square,
+    "internvl": whole.tiles,
+    "llava": _llava,
+    "llava_next": layers.llava_next,
+    "llava_onevision": layers.llava_onevision,
+    "mistral3": pixtral.mistral3,
+    "paligemma": whole.picture,
+    "qwen2_5_vl": qwen.qwen,
+    "qwen2_vl": qwen.qwen,
+    "qwen3_vl": qwen.qwen,
+    "qwen3_vl_moe": qwen.qwen,
+    "smolvlm": idefics.square,
+}

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-ImageInputs = Mapping[str, NDArray[Any]]
+from vlmkit_onnx.vision.names import FEATURES
+from vlmkit_onnx.vision.own import OwnFeeding
+
+ImageInputs: TypeAlias = Mapping[str, NDArray[Any]]
 """A processor's arrays for one image."""
 
 
@@ -18,13 +21,20 @@ class Tower:
 
     Attributes:
         module: takes the graph's inputs by name, returns the graph's outputs in order.
-        outputs: their names.
+        feeding: how its graph will be fed.
         dynamic: by input, the axes whose sizes differ from call to call.
-        samples: makes arrays as the family's processor would, for images of several sizes; those
-            of the first size come first and are at least two.
+        samples: makes arrays as the family's processor would, for images of several sizes; the
+            first two are alike.
+        outputs: names of the graph's outputs.
     """
 
     module: nn.Module
-    outputs: tuple[str, ...]
+    feeding: OwnFeeding
     dynamic: Mapping[str, Sequence[int]]
     samples: Callable[[np.random.Generator], list[ImageInputs]]
+    outputs: tuple[str, ...] = (FEATURES,)
+
+
+def noise(random: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    """Return values as pixels have after normalisation."""
+    return random.uniform(-1.8, 2.2, shape).astype(np.float32)

@@ -1,0 +1,88 @@
+"""Arithmetic over an image's grid of patches, as the Qwen-VL and Pixtral towers do it.
+
+``merge`` x ``merge`` patches make one cell, and a cell one row for the decoder. Patches stand in
+block order: cell by cell, row by row, and inside a cell row by row. Numpy's own versions of what
+transformers computes in ``transformers.vision_utils``.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+class Windows(NamedTuple):
+    """Square windows over the cells; those at the right and lower edges are smaller.
+
+    Attributes:
+        order: ``[cells]`` the cells window by window.
+        gather: ``[windows, patches]`` the patches of each window, once they stand in that order;
+            zeros fill up the smaller ones.
+        visible: ``[windows, patches]`` int32, 1 for patches and 0 for filling.
+        scatter: ``[patches]`` where each patch went in ``gather``, flattened.
+    """
+
+    order: Integers
+    gather: Integers
+    visible: NDArray[np.int32]
+    scatter: Integers
+
+
+def block_order(height: int, width: int, merge: int) -> Integers:
+    """Return the numbers, row by row, of the patches in block order."""
+    numbers = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
+    return numbers.transpose(0, 2, 1, 3).reshape(-1)
+
+
+def positions(height: int, width: int, merge: int) -> Integers:
+    """Return each patch's row and column, ``[patches, 2]``."""
+    order = block_order(height, width, merge)
+    return np.stack([order // width, order % width], axis=-1)
+
+
+def windows(height: int, width: int, merge: int, side: int) -> Windows:
+    """Cut a grid of patches into windows of ``side`` x ``side`` cells."""
+    rows, columns = height // merge, width // merge
+    cells = np.arange(rows * columns).reshape(rows, columns)
+    parts = [
+        cells[top : top + side, left : left + side].reshape(-1)
+        for top in range(0, rows, side)
+        for left in range(0, columns, side)
+    ]
+    lengths = np.array([len(part) for part in parts]) * merge * merge
+    column = np.arange(lengths.max())[None]
+    is_patch = column < lengths[:, None]
+    starts = np.cumsum(lengths) - lengths
+    return Windows(
+        order=np.concatenate(parts),
+        gather=np.where(is_patch, starts[:, None] + column, 0),
+        visible=is_patch.astype(np.int32),
+        scatter=np.flatnonzero(is_patch),
+    )
+
+
+def interpolation(
+    height: int, width: int, merge: int, side: int
+) -> tuple[Integers, NDArray[np.float32]]:
+    """Resample a learned ``side`` x ``side`` table to a grid, bilinear with aligned corners.
+
+    Returns:
+        ``[patches, 4]`` entries of the table, and their weights.
+    """
+    order = block_order(height, width, merge)
+    rows, row_weights = _taps(order // width, height, side)
+    columns, column_weights = _taps(order % width, width, side)
+    entries = rows[:, :, None] * side + columns[:, None, :]
+    weights = row_weights[:, :, None] * column_weights[:, None, :]
+    return entries.reshape(-1, 4), weights.reshape(-1, 4)
+
+
+def _taps(index: Integers, size: int, side: int) -> tuple[Integers, NDArray[np.float32]]:
+    """Return the two neighbours of places on one axis, and their weights, ``[places, 2]``."""
+    place = index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    below = np.floor(place)
+    taps = np.clip(below.astype(np.int64)[:, None] + np.arange(2), 0, side - 1)
+    distance = np.abs((place - below)[:, None] - np.arange(2, dtype=np.float32))
+    return taps, np.clip(1 - distance, 0, None).astype(np.float32)
