@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import onnxruntime
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, helper
 
 from vlmkit.errors import CheckpointError
@@ -131,6 +132,24 @@ def test_a_location_that_is_no_plain_path_is_refused(folder, location):
     file = write(folder, graph(location))
     with pytest.raises(CheckpointError, match=r"^'model.onnx' reads .* is not a plain path"):
         external_data.check(file, folder)
+
+
+@given(location=st.text(alphabet="./\\ablink*:~ %\0", max_size=14))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_what_is_taken_lies_in_the_folder_whatever_it_is_called(folder, tmp_path, location):
+    (folder / "a").mkdir(exist_ok=True)
+    for place in (folder / "b", folder / "a" / "b"):
+        NUMBERS.tofile(place)
+    if not (folder / "link").is_symlink():
+        (folder / "link").symlink_to(tmp_path)
+        (folder / "a" / "link").symlink_to("../b")
+        NUMBERS.tofile(tmp_path / "b")
+    try:
+        external_data.check(write(folder, graph(location)), folder)
+    except CheckpointError:
+        return
+    assert (folder / location).resolve() in (folder / "b", folder / "a" / "b")
+    assert runs(folder / "model.onnx")
 
 
 def test_an_absolute_path_is_refused_even_into_the_folder(folder):

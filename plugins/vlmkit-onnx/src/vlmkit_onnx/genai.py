@@ -72,11 +72,6 @@ class GenaiConfig(msgspec.Struct, frozen=True):
     model: Model
 
 
-def is_genai(checkpoint: Checkpoint) -> bool:
-    """Tell whether a model's folder is of this layout."""
-    return (checkpoint.path / FILE).is_file()
-
-
 def genai_layout(checkpoint: Checkpoint) -> Layout:
     """Read a folder.
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit_onnx import export_cache, manifest
+from vlmkit_onnx.community import is_community
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 NEEDED = (1, 31)
@@ -37,7 +38,7 @@ def kind_of(checkpoint: Checkpoint) -> Kind | None:
         return "vlmkit"
     if checkpoint.has("genai_config.json"):
         return "genai"
-    if checkpoint.has("onnx/*.onnx"):
+    if is_community(checkpoint):
         return "community"
     return "safetensors" if checkpoint.has("*.safetensors") else None
 
