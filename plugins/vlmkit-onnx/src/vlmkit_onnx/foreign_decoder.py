@@ -47,6 +47,7 @@ class ForeignDecoder:
         states: what a slot keeps, by the names of the cache inputs.
         present: the outputs that hold the new cache, by the names of the inputs.
         logits: the name of the output with the logits.
+        logits_dtype: of its numbers.
 
     Raises:
         CheckpointError: an input is unknown or missing, or an array has not the expected shape.
@@ -62,6 +63,7 @@ class ForeignDecoder:
         self.logits = self._names.get("logits", "logits")
         self._refuse_unknown()
         self.spec = self._spec()
+        self.logits_dtype = FLOATS[self._outputs[self.logits].type]
 
     def takes(self, word: str) -> bool:
         """Tell whether the graph has an input, in our word."""

@@ -68,9 +68,15 @@ class MaskedDecoder:
         has_past = bool(starts.any())
         for name, array in self._io.feeds(tokens, mask, has_past=has_past).items():
             binding.bind_cpu_input(name, array)
-        binding.bind_output(self._io.logits, "cpu")  # anew: its shape differs from the last one
+        if tokens.ids.shape[1] > 1:  # graphs differ in how many of the rows they give
+            binding.bind_output(self._io.logits, "cpu")
+            self._session.run_with_iobinding(binding)
+            return self._io.last_row(binding.get_outputs()[-1].numpy())
+        logits = np.empty((len(starts), 1, self.spec.vocab_size), self._io.logits_dtype)
+        place = ("cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+        binding.bind_output(self._io.logits, *place)
         self._session.run_with_iobinding(binding)
-        return self._io.last_row(binding.get_outputs()[-1].numpy())
+        return logits[:, 0].astype(np.float32, copy=False)
 
     def _binding(self, first_slot: int, num_rows: int) -> Any:
         """Return neighbouring slots' cache, bound as what is read and as what is written."""
