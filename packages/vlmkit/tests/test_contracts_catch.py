@@ -259,6 +259,13 @@ class ForgetsToEncode(ContinuousScheduler):
         return dataclasses.replace(super().plan(cache), encodes=())
 
 
+class WaitsForImages(ContinuousScheduler):
+    def plan(self, cache: Cache) -> Step:
+        if any(sequence.encoding for sequence in self._running):
+            return Step((), ())
+        return super().plan(cache)
+
+
 class NeverHolds(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         for sequence in self._running:
@@ -287,6 +294,7 @@ class OnScheduler(SchedulerContract):
         (KeepsThePlace, "a_full_cache_delays_but_loses_nobody"),
         (ServesOneAtATime, "several_sequences_run_together"),
         (ServesOneAtATime, "a_newcomer_does_not_wait_for_the_others_to_finish"),
+        (WaitsForImages, "an_image_that_is_being_encoded_keeps_nobody_waiting"),
         (NeverHolds, "a_held_sequence_rests_until_it_is_let_go"),
         (ReadsAgain, "a_cached_prefix_is_not_computed_again"),
     ],

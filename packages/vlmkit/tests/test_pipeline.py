@@ -415,8 +415,11 @@ ACTIONS = st.lists(
     step=st.sampled_from([3, 16, 64]),
     mixes=st.booleans(),
     atomic=st.booleans(),
+    encoder_s=st.sampled_from([0.0, 0.002]),
 )
-def test_whatever_is_asked_and_cancelled_nothing_is_left(actions, capacity, step, mixes, atomic):
+def test_whatever_is_asked_and_cancelled_nothing_is_left(
+    actions, capacity, step, mixes, atomic, encoder_s
+):
     engine = {
         "capacity_tokens": capacity,
         "max_sequence_tokens": 160,
@@ -424,7 +427,8 @@ def test_whatever_is_asked_and_cancelled_nothing_is_left(actions, capacity, step
         "mixes_prefill_and_decode": mixes,
         "images_are_atomic": atomic,
     }
-    with pipeline(engine=engine, scheduler={"max_step_tokens": step}, encoder=Counting()) as model:
+    encoder = Counting(MockEncoderSettings(latency_s=encoder_s))
+    with pipeline(engine=engine, scheduler={"max_step_tokens": step}, encoder=encoder) as model:
         streams = []
         for tokens, n, num_images, priority, fate in actions:
             fail = tokens // 2 if fate == "fail" else None
@@ -447,6 +451,7 @@ def test_whatever_is_asked_and_cancelled_nothing_is_left(actions, capacity, step
                 done = stream.result()
                 assert {c.text for c in done.choices} == {("ab" * 20)[:tokens]}
         assert_empty(model)
+        assert not model._loop._encodings._thread._queue
         counters = model.stats().counters
         ended = sum(counters[f"num_{how}"] for how in ("finished", "aborted", "failed"))
         assert ended == sum(action[1] for action in actions)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.block_pool import BlockPool
+from vlmkit.encodings import waits
 from vlmkit.errors import QueueFull
 from vlmkit.prompt import ImageSlot, Prompt, Span
 from vlmkit.protocols import EngineLimits
@@ -47,9 +48,9 @@ def slot(start, stop):
 class World:
     """Runs a scheduler as the loop does, with tokens out of thin air, and checks every step."""
 
-    def __init__(self, scheduler, cache):
-        self.scheduler, self.cache = scheduler, cache
-        self.live, self.steps = set(), []
+    def __init__(self, scheduler, cache, encoder_steps=0):
+        self.scheduler, self.cache, self.encoder_steps = scheduler, cache, encoder_steps
+        self.live, self.steps, self.encoding = set(), [], {}
 
     def add(self, seq):
         self.scheduler.add(seq)
@@ -58,10 +59,10 @@ class World:
     def step(self):
         step = self.scheduler.plan(self.cache)
         self.check(step)
-        for item in step.encodes:
-            item.sequence.features[item.image] = object()
-        self.scheduler.commit(step)
-        for item in step.items:
+        self.encode(step)
+        items = tuple(item for item in step.items if not waits(item))
+        self.scheduler.commit(replace(step, items=items))
+        for item in items:
             self.cache.pool.commit(item.sequence, item.stop)
             if item.wants_logits:
                 item.sequence.output_ids.append(1)
@@ -71,8 +72,28 @@ class World:
         self.steps.append(step)
         return step
 
+    def encode(self, step):
+        """Have every image encoded ``encoder_steps`` after the step that names it."""
+        for item in step.encodes:
+            assert item not in self.encoding, "an image that is being encoded is asked for again"
+            item.sequence.encoding.add(item.image)
+            self.encoding[item] = self.encoder_steps
+        for seq in step.preempted:
+            self.forget(seq)
+        for item, left in list(self.encoding.items()):
+            self.encoding[item] -= 1
+            if left == 0:
+                del self.encoding[item]
+                item.sequence.encoding.discard(item.image)
+                item.sequence.features[item.image] = object()
+
+    def forget(self, seq):
+        seq.encoding.clear()
+        self.encoding = {i: left for i, left in self.encoding.items() if i.sequence is not seq}
+
     def end(self, seq):
         self.scheduler.remove(seq, self.cache)
+        self.forget(seq)
         self.live.discard(seq)
 
     def check(self, step):
@@ -105,14 +126,16 @@ class World:
         for _ in range(most):
             if not self.live:
                 return
+            is_encoding = bool(self.encoding)
             step = self.step()
-            assert step.items or step.preempted, "nothing runs although something is alive"
+            moves = step.items or step.preempted or is_encoding
+            assert moves, "nothing runs although something is alive"
         raise AssertionError(f"{len(self.live)} sequences did not finish")
 
 
-def world(limits=LIMITS, cache_options=None, **options):
+def world(limits=LIMITS, cache_options=None, encoder_steps=0, **options):
     scheduler = ContinuousScheduler(SchedulerSettings(**options))
-    return World(scheduler, PoolCache(limits, **(cache_options or {})))
+    return World(scheduler, PoolCache(limits, **(cache_options or {})), encoder_steps)
 
 
 def test_decodes_come_before_prefill_chunks_in_one_step():
@@ -169,6 +192,45 @@ def test_an_image_is_encoded_only_when_its_tokens_enter_the_plan():
     assert not w.step().encodes
     assert [e.image for e in w.step().encodes] == [0]
     assert not w.step().encodes
+
+
+def test_a_chunk_waits_while_its_image_is_being_encoded_and_others_run():
+    w = world(max_step_tokens=8, encoder_steps=3)
+    shows, other = sequence(12, 1, images=[slot(2, 6)]), sequence(8, 9)
+    w.add(shows)
+    w.add(other)
+    first = w.step()
+    assert [e.sequence for e in first.encodes] == [i.sequence for i in first.items] == [shows]
+    for _ in range(3):
+        assert [i.sequence for i in w.step().items] == [other]
+    assert [(i.sequence, i.num_tokens) for i in w.step().items] == [(other, 1), (shows, 7)]
+
+
+def test_an_image_behind_a_chunk_does_not_keep_it_waiting():
+    w = world(max_step_tokens=8, encoder_steps=9)
+    seq = sequence(12, 1, images=[slot(6, 10)])
+    w.add(seq)
+    w.step()
+    w.scheduler.settings = SchedulerSettings(max_step_tokens=4)
+    assert [(i.start, i.num_tokens) for i in w.step().items] == [(0, 4)]
+    assert not w.step().items
+
+
+def test_what_is_being_encoded_counts_against_the_encoder_budget():
+    w = world(encoder_budget_tokens=6, encoder_steps=2)
+    seqs = [sequence(5, 1, images=[ImageSlot(0, 4, bytes([n]) * 32, {}, 4)]) for n in range(3)]
+    for seq in seqs:
+        w.add(seq)
+    named = [[seqs.index(e.sequence) for e in w.step().encodes] for _ in range(7)]
+    assert named == [[0], [], [], [1], [], [], [2]]
+
+
+def test_an_image_over_the_encoder_budget_goes_when_the_encoder_is_idle():
+    w = world(encoder_budget_tokens=2, encoder_steps=1)
+    for n in range(2):
+        w.add(sequence(5, 1, images=[ImageSlot(0, 4, bytes([n]) * 32, {}, 4)]))
+    assert [len(w.step().encodes) for _ in range(4)] == [1, 0, 1, 0]
+    w.run()
 
 
 def test_the_last_comer_gives_up_its_room_when_the_cache_is_full():
@@ -312,15 +374,17 @@ def prompts(draw):
     capacity=st.sampled_from([40, 64, 128]),
     mixes=st.booleans(),
     shares=st.booleans(),
+    encoder_steps=st.sampled_from([0, 0, 1, 7]),
     aborts=st.sets(st.integers(0, 40), max_size=6),
 )
 def test_whatever_comes_and_goes_everything_ends_and_the_cache_is_empty(
-    requests, budget, encoder_budget, capacity, mixes, shares, aborts
+    requests, budget, encoder_budget, capacity, mixes, shares, encoder_steps, aborts
 ):
     limits = replace(LIMITS, capacity_tokens=capacity, mixes_prefill_and_decode=mixes)
     w = world(
         limits,
         {"shares_prefixes": shares},
+        encoder_steps,
         max_step_tokens=budget,
         encoder_budget_tokens=encoder_budget,
     )
@@ -333,8 +397,9 @@ def test_whatever_comes_and_goes_everything_ends_and_the_cache_is_empty(
             w.end(min(w.live, key=len))
         if not w.live and not pending:
             break
+        is_encoding = bool(w.encoding)
         step = w.step()
-        assert step.items or step.preempted or not w.live
+        assert step.items or step.preempted or is_encoding or not w.live
     assert not w.live
     assert w.scheduler.num_running == w.scheduler.num_waiting == 0
     assert w.cache.pool.num_free_blocks == capacity // 4

@@ -1,8 +1,9 @@
 """The engine loop: plan, encode, forward, sample, commit, in a thread of its own.
 
-Everything that touches the scheduler, the encoder, the engine or the sampler happens here, so none
-of them needs a lock. Every request ends in exactly one of finished, aborted and failed; whatever
-the way, its room, its features and its place are gone afterwards.
+Everything that touches the scheduler, the engine or the sampler happens here, so none of them needs
+a lock; images are encoded beside it, and who needs one sits out until it is there. Every request
+ends in exactly one of finished, aborted and failed; whatever the way, its room, its features and
+its place are gone afterwards.
 """
 
 import logging
@@ -14,9 +15,11 @@ from typing import TypeVar
 
 from vlmkit.channel import Channel
 from vlmkit.completion import Chunk
+from vlmkit.encodings import Encodings, waits
 from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
-from vlmkit.executor import Executor, engine_error
+from vlmkit.executor import Executor
 from vlmkit.feature_cache import FeatureCache
+from vlmkit.isolation import engine_error
 from vlmkit.job import Job
 from vlmkit.protocols import Engine, Sample, Sampler, Scheduler, VisionEncoder
 from vlmkit.sequence import Sequence
@@ -74,11 +77,13 @@ class Loop:
         features: FeatureCache,
     ) -> None:
         self._engine = engine
-        self._executor = Executor(engine, encoder, sampler, features)
+        self._executor = Executor(engine, sampler)
+        self._encodings = Encodings(encoder, features, self.wake)
         self._scheduler = scheduler
         self._jobs: dict[Sequence, Job] = {}
         self._held: set[Sequence] = set()
         self._is_stuck = False  # nothing can run until a reader or a newcomer changes something
+        self._has_passed = False  # all of the last step waits for images
         self._wakeups = Wakeups()
         self._inbox = _Inbox()
         self._bell = threading.Condition()
@@ -146,7 +151,7 @@ class Loop:
             self._ring()
 
     def wake(self) -> None:
-        """Look again at sequences that were held for a slow reader."""
+        """Look again: a slow reader has caught up, or an image was encoded."""
         with self._bell:
             self._ring()
 
@@ -164,6 +169,7 @@ class Loop:
             self._ring()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._encodings.join()
 
     def _ring(self) -> None:
         self._inbox.is_changed = True
@@ -184,6 +190,8 @@ class Loop:
             with self._bell:
                 self._failure = error
             self._end_all(error)
+        finally:
+            self._encodings.stop()
 
     def _step(self) -> None:  # a frame of its own, so that an idle loop holds nobody's images
         step = self._scheduler.plan(self._engine)
@@ -212,6 +220,7 @@ class Loop:
         for sequence in [s for s in self._held if not self._jobs[s].channel.is_behind]:
             sequence.is_held = False
             self._held.discard(sequence)
+        self._take_features()
         self._wakeups.flush()  # who was taken or refused must not wait for the step to learn it
         return True
 
@@ -232,16 +241,26 @@ class Loop:
         else:
             job.channel.accept(self._wakeups)
 
-    def _encode(self, step: Step) -> tuple[WorkItem, ...]:
-        """Encode the step's images; return the items that can run."""
-        self.stats.num_preemptions += len(step.preempted)
-        if not step.items:
-            self._is_stuck = not step.preempted and not self._break_deadlock()
-            return ()
-        for sequence, error in self._executor.encode(step).items():
+    def _take_features(self) -> None:
+        """Hand out what the encoder has finished."""
+        for sequence, error in self._encodings.take().items():
             self._fail_sequence(sequence, error)
-        self.stats.num_images_encoded = self._executor.num_images_encoded
-        return tuple(item for item in step.items if item.sequence in self._jobs)
+        self.stats.num_images_encoded = self._encodings.num_encoded
+
+    def _encode(self, step: Step) -> tuple[WorkItem, ...]:
+        """Have the step's images encoded; return the items that need not wait for one."""
+        self.stats.num_preemptions += len(step.preempted)
+        has_news = self._encodings.start(step.encodes)
+        for sequence in step.preempted:
+            self._encodings.forget(sequence)
+        items = tuple(item for item in step.items if not waits(item))
+        if items or has_news or step.preempted:
+            self._has_passed = False
+        elif step.items and not self._has_passed:
+            self._has_passed = True  # who takes turns may have others to run in the next step
+        else:
+            self._is_stuck = self._encodings.is_busy or not self._break_deadlock()
+        return items
 
     def _forward(self, items: tuple[WorkItem, ...]) -> list[tuple[WorkItem, Sample | None]]:
         """Compute the items; return those that went well, with the token chosen where wanted."""
@@ -321,6 +340,7 @@ class Loop:
     def _remove(self, job: Job) -> None:
         """Free everything that a sequence has."""
         self._scheduler.remove(job.sequence, self._engine)
+        self._encodings.forget(job.sequence)
         job.sequence.features.clear()
         self._held.discard(job.sequence)
         del self._jobs[job.sequence]

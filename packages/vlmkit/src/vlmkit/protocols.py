@@ -4,8 +4,9 @@ Axes: ``seq`` tokens of one sequence; ``rows`` sequences that get logits in a st
 ids; ``hidden`` the width of an embedding. Ranges are half-open. Arrays cross these borders by
 DLPack, so that an encoder in one library can feed an engine in another.
 
-Every method but those of the tokenizer runs in the pipeline's loop thread, and ``close`` after its
-end in the thread that closes; a tokenizer is called from several worker threads at once.
+Methods run in the pipeline's loop thread, and ``close`` after its end in the thread that closes,
+with two exceptions: a tokenizer is called from several worker threads at once, and a vision encoder
+from a thread of its own, at the same time as the engine.
 """
 
 from collections.abc import Mapping, Sequence as Seq
@@ -107,7 +108,11 @@ class VisionEncoder(Protocol):
         ...
 
     def encode(self, slots: Seq[ImageSlot]) -> list[ImageFeatures]:
-        """Return the features of each image, in order; batched where that is faster."""
+        """Return the features of each image, in order; batched where that is faster.
+
+        ``encode`` runs in a thread of its own, at the same time as the engine's methods, and never
+        twice at once. What it shares with the engine, such as weights, must stand that.
+        """
         ...
 
     def close(self) -> None:
@@ -211,6 +216,10 @@ class Scheduler(Protocol):
     It keeps the books of its sequences: ``num_computed_tokens`` at admission, commit and
     preemption, ``num_cached_tokens`` at the first admission, and empty ``features`` after a
     preemption. It leaves a sequence alone that ``is_held``, or whose ``leader`` still prefills.
+
+    Images are encoded beside the loop. A step may name an image and hold the item that needs it:
+    the item runs at once if the features are kept, and is otherwise left out of the commit. While
+    ``sequence.encoding`` names an image, a step has better use for the room of what touches it.
     """
 
     def add(self, sequence: Sequence) -> None:
@@ -226,7 +235,10 @@ class Scheduler(Protocol):
         ...
 
     def commit(self, step: Step) -> None:
-        """Note that a step was computed. New tokens are appended after this, by the loop."""
+        """Note that a step was computed. New tokens are appended after this, by the loop.
+
+        Its items are those that ran: one that failed or waits for an image is not among them.
+        """
         ...
 
     def remove(self, sequence: Sequence, cache: Cache) -> None:

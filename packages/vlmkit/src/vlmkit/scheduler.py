@@ -29,7 +29,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             long prompt is read, larger reads prompts faster.
         max_running: sequences with room in the cache at once; the engine may allow fewer.
         max_waiting: sequences in the queue before a request is refused.
-        encoder_budget_tokens: image tokens encoded in one step, but always at least one image.
+        encoder_budget_tokens: image tokens that are being encoded at once, but always at least one
+            image.
     """
 
     max_step_tokens: Positive = 1024
@@ -40,10 +41,17 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 @dataclass(slots=True)
 class _Draft:
-    """A step in the making, and what is left of its budgets."""
+    """A step in the making, and what is left of its budgets.
+
+    Attributes:
+        num_tokens_left: tokens that it may yet compute.
+        num_encoder_tokens_left: image tokens that it may yet have encoded.
+        is_encoder_idle: whether nothing is being encoded before this step.
+    """
 
     num_tokens_left: int
     num_encoder_tokens_left: int
+    is_encoder_idle: bool
     items: list[WorkItem] = field(default_factory=list)
     encodes: list[EncodeItem] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -96,7 +104,7 @@ class ContinuousScheduler:
     def plan(self, cache: Cache) -> Step:
         """Choose the next step: decodes, then prefills under way, then newcomers."""
         limits = cache.limits
-        draft = _Draft(self.settings.max_step_tokens, self.settings.encoder_budget_tokens)
+        draft = self._new_draft()
         self._unpark()
         mixes = limits.mixes_prefill_and_decode
         self._admit_urgent(draft, cache)
@@ -130,6 +138,16 @@ class ContinuousScheduler:
         elif not self._unfollow(sequence):
             self._num_removed += 1
             self._compact()
+
+    def _new_draft(self) -> _Draft:
+        """Return an empty step, with the encoder's budget less what it is busy with."""
+        busy = {
+            (sequence.tenant, slot.digest): slot.num_features
+            for sequence in self._running
+            for slot in map(sequence.prompt.images.__getitem__, sequence.encoding)
+        }
+        num_left = self.settings.encoder_budget_tokens - sum(busy.values())
+        return _Draft(self.settings.max_step_tokens, num_left, is_encoder_idle=not busy)
 
     def _plan_decodes(self, draft: _Draft, cache: Cache) -> None:
         for sequence in list(self._running):
@@ -184,6 +202,8 @@ class ContinuousScheduler:
         start = sequence.num_computed_tokens
         longest = min(draft.num_tokens_left, limits.max_chunk_tokens)
         stop = _uncut(sequence, start, min(len(sequence), start + longest))
+        if _is_encoding(sequence, start, stop):
+            return
         stop = self._within_encoder_budget(sequence, start, stop, draft)
         if stop == start or (stop - start > draft.num_tokens_left and draft.num_prefills):
             return
@@ -200,13 +220,14 @@ class ContinuousScheduler:
     ) -> int:
         """Shorten a chunk so that it stops before the first image that is over the budget."""
         left = draft.num_encoder_tokens_left
-        is_first = not draft.encodes
+        is_first = draft.is_encoder_idle and not draft.encodes
         for image in _images_to_encode(sequence, start, stop):
             slot = sequence.prompt.images[image]
             left -= slot.num_features
             if left < 0 and not is_first:
                 cut = _uncut(sequence, start, max(start, slot.start), may_grow=False)
-                return cut if cut > start or draft.num_prefills else stop
+                must_go = draft.is_encoder_idle and not draft.num_prefills
+                return stop if cut == start and must_go else cut
             is_first = False
         return stop
 
@@ -289,3 +310,9 @@ def _images_to_encode(sequence: Sequence, start: int, stop: int) -> list[int]:
         for index, slot in enumerate(sequence.prompt.images)
         if slot.start < stop and slot.stop > start and index not in sequence.features
     ]
+
+
+def _is_encoding(sequence: Sequence, start: int, stop: int) -> bool:
+    """Tell whether a chunk touches an image that is being encoded."""
+    slots = (sequence.prompt.images[image] for image in sequence.encoding)
+    return any(slot.start < stop and slot.stop > start for slot in slots)

@@ -35,6 +35,7 @@ class Sequence:
         num_computed_tokens: how many of its tokens the engine's cache holds.
         num_cached_tokens: how many of those were found in the cache when it was first admitted.
         features: encoder results by image, while the engine still needs them.
+        encoding: images that are being encoded; what touches them waits for it.
         is_held: its reader is behind, so it does not run, and gives its place to whoever needs it.
         sampler_state: whatever the sampler keeps between its steps.
     """
@@ -54,6 +55,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None
     features: "dict[int, ImageFeatures]" = field(default_factory=dict)
+    encoding: set[int] = field(default_factory=set)
     is_held: bool = False
     sampler_state: Any = None
 

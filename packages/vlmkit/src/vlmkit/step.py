@@ -25,7 +25,7 @@ class WorkItem:
 
 
 class EncodeItem(NamedTuple):
-    """One image whose features the engine needs in this step."""
+    """One image whose features the engine will need."""
 
     sequence: Sequence
     image: int
@@ -33,11 +33,13 @@ class EncodeItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What runs now: images to encode, then tokens to compute.
+    """What runs now: tokens to compute, and images to encode for what comes next.
 
     Attributes:
-        encodes: images whose tokens enter the cache in this step for the first time.
-        items: at most one for each sequence.
+        encodes: images whose tokens are about to enter the cache for the first time. They are
+            encoded beside the loop; those whose features are kept are there at once.
+        items: at most one for each sequence. One that touches an image which is still being encoded
+            does not run in this step: it is left out of the commit, and planned again.
         preempted: sequences whose cache was given up to make room; they wait again.
     """
 

@@ -1,7 +1,9 @@
 """The vision encoder: a family's own image tower and projector, run ahead of the language model.
 
 Gives one set of rows for each image, so that images can be cached and recombined one by one. What
-the rows mean to the decoder is the engine's business.
+the rows mean to the decoder is the engine's business. Runs in another thread than the engine, at
+the same time: the two share weights, which neither changes, and no module keeps notes for both (the
+Prepare view keeps its own, and is never given pixels).
 """
 
 import inspect

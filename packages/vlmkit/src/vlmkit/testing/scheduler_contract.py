@@ -98,9 +98,9 @@ class SchedulerContract:
         """Return a fresh scheduler whose queue holds at least 16."""
         raise NotImplementedError
 
-    def simulation(self, limits: EngineLimits = LIMITS) -> Simulation:
+    def simulation(self, limits: EngineLimits = LIMITS, *, encoder_steps: int = 0) -> Simulation:
         """Return a loop around a fresh scheduler."""
-        return Simulation(self.make(), limits)
+        return Simulation(self.make(), limits, encoder_steps=encoder_steps)
 
     def test_an_idle_scheduler_plans_nothing(self) -> None:
         """An empty step, not an error."""
@@ -121,13 +121,16 @@ class SchedulerContract:
 
     @examples
     @given(
-        work=st.lists(jobs(), min_size=1, max_size=8), limits=engine_limits(), atomic=st.booleans()
+        work=st.lists(jobs(), min_size=1, max_size=8),
+        limits=engine_limits(),
+        atomic=st.booleans(),
+        encoder_steps=st.sampled_from([0, 0, 1, 5]),
     )
     def test_every_sequence_finishes(
-        self, work: list[Job], limits: EngineLimits, atomic: bool
+        self, work: list[Job], limits: EngineLimits, atomic: bool, encoder_steps: int
     ) -> None:
         """The simulation checks every rule in every step; nobody starves and nothing is left."""
-        simulation = self.simulation(limits)
+        simulation = self.simulation(limits, encoder_steps=encoder_steps)
         sequences = [job.make(atomic=atomic) for job in work]
         for sequence in sequences:
             simulation.add(sequence)
@@ -160,12 +163,13 @@ class SchedulerContract:
     @given(
         work=st.lists(st.tuples(jobs(), st.integers(0, 8)), min_size=1, max_size=8),
         limits=engine_limits(),
+        encoder_steps=st.sampled_from([0, 3]),
     )
     def test_whoever_is_taken_out_leaves_nothing_behind(
-        self, work: list[tuple[Job, int]], limits: EngineLimits
+        self, work: list[tuple[Job, int]], limits: EngineLimits, encoder_steps: int
     ) -> None:
         """At any moment: waiting, reading, or in the middle of an answer."""
-        simulation = self.simulation(limits)
+        simulation = self.simulation(limits, encoder_steps=encoder_steps)
         sequences = [job.make(atomic=True) for job, _ in work]
         for sequence in sequences:
             simulation.add(sequence)
@@ -208,6 +212,29 @@ class SchedulerContract:
             simulation.step()
         assert later.output_ids
         assert len(first.output_ids) > 5
+
+    def test_an_image_that_is_being_encoded_keeps_nobody_waiting(self) -> None:
+        """Who shows it waits; who came before and who comes later goes on."""
+        for mixes in (True, False):
+            limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
+            simulation = self.simulation(limits, encoder_steps=40)
+            slot = ImageSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
+            before, later = (new_sequence(range(5), max_tokens=60) for _ in range(2))
+            shows = new_sequence(Prompt(tuple(range(9)), (slot,)), max_tokens=3)
+            simulation.add(before)
+            simulation.step()
+            simulation.add(shows)
+            for _ in range(10):
+                simulation.step()
+            simulation.add(later)
+            for _ in range(25):
+                simulation.step()
+            assert not shows.output_ids
+            assert len(before.output_ids) > 15, "an answer stopped while an image was encoded"
+            assert later.output_ids, "a newcomer waited until an image of another was encoded"
+            simulation.run()
+            assert len(shows.output_ids) == 3
+            simulation.check_empty()
 
     def test_a_held_sequence_rests_until_it_is_let_go(self) -> None:
         """Its reader is behind; others go on."""

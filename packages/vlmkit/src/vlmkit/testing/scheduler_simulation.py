@@ -5,9 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from vlmkit.block_pool import BlockPool
+from vlmkit.encodings import waits
 from vlmkit.protocols import EngineLimits, ImageFeatures, Scheduler
 from vlmkit.sequence import Sequence
-from vlmkit.step import Step, WorkItem
+from vlmkit.step import EncodeItem, Step, WorkItem
 
 
 class StrictCache:
@@ -69,18 +70,23 @@ class Simulation:
     Args:
         scheduler: what is tested.
         limits: of the engine that is played.
+        encoder_steps: how many more steps run before an image that a step names is encoded.
 
     Attributes:
         trace: every step so far, as ``(index of sequence, start, stop)`` of its items.
         unfinished: sequences that were added and have not ended.
     """
 
-    def __init__(self, scheduler: Scheduler, limits: EngineLimits) -> None:
+    def __init__(
+        self, scheduler: Scheduler, limits: EngineLimits, *, encoder_steps: int = 0
+    ) -> None:
         self.scheduler = scheduler
         self.cache = StrictCache(limits)
         self.unfinished: list[Sequence] = []
         self.trace: list[list[tuple[int, int, int]]] = []
+        self.encoder_steps = encoder_steps
         self._numbers: dict[Sequence, int] = {}
+        self._encoding: dict[EncodeItem, int] = {}  # the steps that are left for each image
 
     def add(self, sequence: Sequence) -> None:
         """Hand a sequence to the scheduler."""
@@ -92,37 +98,65 @@ class Simulation:
         """Take a sequence out, finished or not."""
         self.unfinished.remove(sequence)
         self.scheduler.remove(sequence, self.cache)
+        self._forget(sequence)
         assert sequence not in self.cache.reserved, "a sequence that ended keeps its room"
 
     def step(self) -> Step:
         """Plan one step, check it, play it, and end who is done."""
         step = self.scheduler.plan(self.cache)
         self._check(step)
-        for encode in step.encodes:
-            slot = encode.sequence.prompt.images[encode.image]
-            features = ImageFeatures(slot.num_features, np.zeros((slot.num_features, 1)))
-            encode.sequence.features[encode.image] = features
-        for item in step.items:
+        self._encode(step)
+        items = tuple(item for item in step.items if not waits(item))
+        for item in items:
             check_features(item)
             self.cache.compute(item)
-        self.scheduler.commit(step)
-        for item in step.items:
+        self.scheduler.commit(Step(step.encodes, items, step.preempted))
+        for item in items:
             assert item.sequence.num_computed_tokens == item.stop, "commit moved to another place"
             if item.wants_logits:
                 self._answer(item.sequence)
         self.cache.pool.check_integrity()
-        self.trace.append([(self._numbers[i.sequence], i.start, i.stop) for i in step.items])
+        self.trace.append([(self._numbers[i.sequence], i.start, i.stop) for i in items])
         return step
 
     def run(self) -> None:
         """Step until every sequence has ended; fail if nothing moves."""
         while self.unfinished:
-            assert self.step().items, f"nothing runs, but {len(self.unfinished)} are unfinished"
+            is_encoding = bool(self._encoding)
+            moves = self.step().items or is_encoding
+            assert moves, f"nothing runs, but {len(self.unfinished)} are unfinished"
 
     def check_empty(self) -> None:
         """Fail unless nothing is left of anyone."""
         assert self.scheduler.num_waiting == self.scheduler.num_running == 0
         assert self.cache.pool.num_free_blocks == self.cache.pool.num_blocks
+
+    def _encode(self, step: Step) -> None:
+        """Let the encoder go on, and let it begin with the step's images."""
+        for encode in step.encodes:
+            sequence, image = encode
+            if image not in sequence.features:
+                sequence.encoding.add(image)
+                self._encoding.setdefault(encode, self.encoder_steps)
+        for sequence in step.preempted:
+            self._forget(sequence)
+        for encode, num_steps in list(self._encoding.items()):
+            self._encoding[encode] = num_steps - 1
+            if num_steps == 0:
+                self._finish(encode)
+
+    def _finish(self, encode: EncodeItem) -> None:
+        sequence, image = encode
+        slot = sequence.prompt.images[image]
+        rows = np.zeros((slot.num_features, 1))
+        sequence.features[image] = ImageFeatures(slot.num_features, rows)
+        sequence.encoding.discard(image)
+        del self._encoding[encode]
+
+    def _forget(self, sequence: Sequence) -> None:
+        for image in sequence.encoding:
+            del self._encoding[EncodeItem(sequence, image)]
+        sequence.encoding.clear()
 
     def _answer(self, sequence: Sequence) -> None:
         sequence.output_ids.append(100 + len(sequence.output_ids))

@@ -1,0 +1,380 @@
+"""Images are encoded beside the loop: who needs one waits for it, and nobody else does."""
+
+import dataclasses
+import gc
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import PIL.Image
+import pytest
+
+from vlmkit.errors import EngineError
+from vlmkit.image import Image
+from vlmkit.message import Message
+from vlmkit.pipeline import Pipeline, PipelineSettings
+from vlmkit.prompt import ImageSlot
+from vlmkit.protocols import ImageFeatures
+from vlmkit.request import Request
+from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
+from vlmkit.sequence import Sequence
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+
+class Gated(MockVisionEncoder):
+    """Encodes when it is let; notes who calls and how many images each call has."""
+
+    def __init__(self, **settings):
+        super().__init__(MockEncoderSettings(**settings))
+        self.gate, self.threads, self.calls = threading.Event(), set(), []
+        self.num_inside = 0
+
+    def encode(self, slots):
+        self.calls.append(len(slots))
+        self.threads.add(threading.get_ident())
+        self.num_inside += 1
+        assert self.num_inside == 1, "two calls at once"
+        assert not self._is_closed
+        self.gate.wait(10)
+        self.num_inside -= 1
+        return super().encode(slots)
+
+
+@contextmanager
+def running(encoder, *, engine=None, scheduler=None, settings=None, **options):
+    model = Pipeline(
+        tokenizer=MockTokenizer(),
+        engine=engine or MockEngine(MockEngineSettings(**options)),
+        vision_encoder=encoder,
+        scheduler=scheduler or ContinuousScheduler(),
+        settings=PipelineSettings(**(settings or {})),
+    )
+    try:
+        yield model
+    finally:
+        if isinstance(encoder, Gated):
+            encoder.gate.set()
+        model.close()
+
+
+def script(**fields):
+    return json.dumps({"mock": fields})
+
+
+def picture(width=8, height=6):
+    return PIL.Image.new("RGB", (width, height), "red")
+
+
+def wait_until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def shows(model, *pictures, tenant="", text="what?", **params):
+    """Submit a question about pictures."""
+    message = Message.of("user", text, [Image.open(p) for p in pictures])
+    params = model.params(**params)
+    return model.submit(Request(messages=[message], tenant=tenant, params=params))
+
+
+def assert_empty(model):
+    wait_until(lambda: model._loop.num_jobs == model._loop.num_running == 0)
+    assert model._engine.num_free_tokens == model.limits.capacity_tokens
+    assert not model._loop._encodings._thread._queue
+
+
+class Unaware(ContinuousScheduler):
+    """Plans what touches an image again and again, without a look at what is being encoded."""
+
+    def plan(self, cache):
+        hidden = {sequence: sequence.encoding for sequence in self._running}
+        for sequence in hidden:
+            sequence.encoding = set()
+        step = super().plan(cache)
+        for sequence, encoding in hidden.items():
+            sequence.encoding = encoding
+        return step
+
+
+class EncodesFirst(ContinuousScheduler):
+    """Names images in one step and plans what needs them in the next."""
+
+    def plan(self, cache):
+        step = super().plan(cache)
+        named = {encode.sequence for encode in step.encodes}
+        return dataclasses.replace(
+            step, items=tuple(item for item in step.items if item.sequence not in named)
+        )
+
+
+SCHEDULERS = [ContinuousScheduler, Unaware, EncodesFirst]
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("mixes", [True, False])
+def test_answers_go_on_while_an_image_is_encoded(scheduler, mixes):
+    encoder = Gated()
+    with running(encoder, scheduler=scheduler(), mixes_prefill_and_decode=mixes) as model:
+        stream = iter(model.submit(model.request(script(text="on", tokens=4000))))
+        next(stream)
+        seen = shows(model, picture())
+        wait_until(lambda: encoder.calls)
+        for _ in range(50):
+            next(stream)
+        assert model.generate(script(text="newcomer")).text == "newcomer"
+        assert encoder.num_inside == 1
+        assert not seen._channel._chunks
+        encoder.gate.set()
+        assert "8x6" in seen.result().text
+        stream.close()
+        assert_empty(model)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_waiting_loop_does_not_spin(scheduler):
+    encoder = Gated()
+    plans = []
+    made = scheduler()
+    plan = made.plan
+    made.plan = lambda cache: (plans.append(1), plan(cache))[1]
+    with running(encoder, scheduler=made) as model:
+        seen = shows(model, picture())
+        wait_until(lambda: encoder.calls)
+        time.sleep(0.05)
+        assert len(plans) < 10
+        encoder.gate.set()
+        assert "8x6" in seen.result().text
+
+
+def test_the_encoder_has_a_thread_of_its_own_and_is_never_called_twice_at_once():
+    encoder = Gated()
+    encoder.gate.set()
+    with running(encoder) as model:
+        streams = [shows(model, picture(5 + i)) for i in range(20)]
+        for stream in streams:
+            stream.result()
+        assert len(encoder.threads) == 1
+        assert encoder.threads.isdisjoint({model._loop._thread.ident, threading.get_ident()})
+
+
+def test_a_pipeline_that_sees_no_picture_starts_no_encoder_thread():
+    with running(MockVisionEncoder()) as model:
+        model.generate("hello")
+        assert model._loop._encodings._thread._thread is None
+
+
+def test_images_of_one_step_are_one_batch():
+    encoder = Gated()
+    encoder.gate.set()
+    with running(encoder) as model:
+        shows(model, picture(5), picture(6), picture(7)).result()
+        assert encoder.calls == [3]
+
+
+def test_images_that_came_while_the_encoder_was_busy_are_one_batch():
+    encoder = Gated()
+    with running(encoder) as model:
+        streams = [shows(model, picture())]
+        wait_until(lambda: encoder.calls)
+        streams += [shows(model, picture(10 + i)) for i in range(4)]
+        wait_until(lambda: len(model._loop._encodings._thread._queue) == 4)
+        encoder.gate.set()
+        for stream in streams:
+            stream.result()
+        assert encoder.calls == [1, 4]
+
+
+def test_what_is_encoded_at_once_is_bounded():
+    encoder = Gated()
+    scheduler = ContinuousScheduler(SchedulerSettings(encoder_budget_tokens=12))  # three images
+    with running(encoder, scheduler=scheduler) as model:
+        streams = [shows(model, picture(5 + i)) for i in range(10)]
+        wait_until(lambda: model._loop.num_running == 10)
+        encoder.gate.set()
+        for stream in streams:
+            stream.result()
+        assert max(encoder.calls) <= 3
+        assert sum(encoder.calls) == 10
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_an_image_that_is_in_the_encoder_is_not_encoded_again(cache_bytes):
+    encoder = Gated()
+    with running(encoder, settings={"feature_cache_bytes": cache_bytes}) as model:
+        streams = [shows(model, picture(), text=f"question {i}") for i in range(5)]
+        wait_until(lambda: model._loop.num_running == 5)
+        other = shows(model, picture(), tenant="other")
+        wait_until(lambda: model._loop.num_running == 6)
+        encoder.gate.set()
+        for stream in [*streams, other]:
+            assert "8x6" in stream.result().text
+        assert sum(encoder.calls) == 2
+        assert model.stats().counters["num_images_encoded"] == 2
+
+
+def test_an_image_that_nobody_waits_for_any_more_is_not_begun():
+    encoder = Gated()
+    with running(encoder) as model:
+        streams = [shows(model, picture())]
+        wait_until(lambda: encoder.calls)
+        streams += [shows(model, picture(10 + i)) for i in range(2)]
+        wait_until(lambda: len(model._loop._encodings._thread._queue) == 2)
+        for stream in streams:
+            stream.abort()
+        wait_until(lambda: not model._loop._encodings._thread._queue)
+        encoder.gate.set()
+        assert model.generate("still here").text == "still here"
+        assert_empty(model)
+        assert encoder.calls == [1]
+
+
+def test_who_comes_after_a_cancelled_request_gets_the_image_that_is_being_encoded():
+    encoder = Gated()
+    with running(encoder, settings={"feature_cache_bytes": 0}) as model:
+        first = shows(model, picture())
+        wait_until(lambda: encoder.calls)
+        first.abort()
+        wait_until(lambda: model._loop.num_jobs == 0)
+        second = shows(model, picture())
+        wait_until(lambda: model._loop.num_running == 1)
+        encoder.gate.set()
+        assert "8x6" in second.result().text
+        assert encoder.calls == [1]
+        assert_empty(model)
+
+
+def count_objects():
+    gc.collect()
+    kinds = (Sequence, ImageSlot, ImageFeatures)
+    return sum(type(thing) in kinds for thing in gc.get_objects())
+
+
+def test_a_request_that_is_cancelled_in_the_encoder_leaves_no_object_behind():
+    encoder = Gated()
+    with running(encoder, settings={"feature_cache_bytes": 0}) as model:
+        before = count_objects()
+        streams = [shows(model, picture(5 + i), n=2) for i in range(6)]
+        wait_until(lambda: encoder.calls)
+        for stream in streams:
+            stream.abort()
+        del streams, stream
+        wait_until(lambda: model._loop.num_jobs == 0)
+        encoder.gate.set()
+        wait_until(lambda: count_objects() == before)
+        assert not model._loop._encodings.is_busy
+        assert_empty(model)
+
+
+def test_a_picture_that_breaks_the_encoder_harms_no_other_in_its_batch():
+    encoder = Gated(fail_size=(6, 8))
+    with running(encoder) as model:
+        first = shows(model, picture(5))
+        wait_until(lambda: encoder.calls)
+        bad, twin = (shows(model, picture(7), picture(8, 6), text=t) for t in ("a", "b"))
+        good = [shows(model, picture(9 + i)) for i in range(2)]
+        wait_until(lambda: model._loop.num_running == 5)
+        encoder.gate.set()
+        for stream in (bad, twin):
+            with pytest.raises(EngineError, match="told to fail on size"):
+                stream.result()
+        for stream in (first, *good):
+            assert "x6" in stream.result().text
+        assert encoder.calls[0] == 1
+        assert encoder.calls[1] == 4
+        assert_empty(model)
+
+
+def test_a_sequence_that_lost_its_room_waits_for_its_image_anew():
+    encoder = Gated()
+    engine = {"capacity_tokens": 160, "max_sequence_tokens": 160, "block_tokens": 4}
+    with running(encoder, settings={"feature_cache_bytes": 0}, **engine) as model:
+        long = model.submit(model.request(script(text="x", tokens=100), max_tokens=100))
+        seen = shows(model, picture(), text="c" * 30)
+        wait_until(lambda: model.stats().counters["num_preemptions"] > 0)
+        encoder.gate.set()
+        assert long.result().text == "x" * 100
+        assert "8x6" in seen.result().text
+        assert_empty(model)
+
+
+def test_closing_waits_for_the_encoder_and_ends_who_waits_for_it():
+    encoder = Gated()
+    model = Pipeline(tokenizer=MockTokenizer(), engine=MockEngine(), vision_encoder=encoder)
+    streams = [shows(model, picture(5 + i)) for i in range(3)]
+    wait_until(lambda: encoder.calls)
+    closer = threading.Thread(target=model.close)
+    closer.start()
+    assert all(s.result().choices[0].finish_reason == "abort" for s in streams)
+    begun = list(encoder.calls)
+    assert closer.is_alive()
+    assert not encoder._is_closed
+    encoder.gate.set()
+    closer.join(5)
+    assert not closer.is_alive()
+    assert encoder._is_closed
+    assert encoder.calls == begun
+
+
+def test_draining_waits_for_images_that_are_being_encoded():
+    encoder = Gated()
+    with running(encoder) as model:
+        stream = shows(model, picture())
+        wait_until(lambda: encoder.calls)
+        assert not model.drain(0.05)
+        threading.Timer(0.05, encoder.gate.set).start()
+        assert model.drain(5.0)
+        assert "8x6" in stream.result().text
+
+
+class Panic(BaseException):
+    """What a library of another language may raise."""
+
+
+class Panicking(MockVisionEncoder):
+    def encode(self, slots):
+        raise Panic("the words of a library")
+
+
+def test_a_panic_of_the_encoder_ends_every_request_and_readiness():
+    with running(Panicking()) as model:
+        other = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
+        with pytest.raises(EngineError, match="the engine failed") as caught:
+            shows(model, picture()).result()
+        assert "words of a library" not in str(caught.value)
+        with pytest.raises(EngineError):
+            other.result()
+        wait_until(lambda: not model.is_ready)
+
+
+def test_an_engine_that_fails_for_good_stops_the_encoder_too():
+    encoder = Gated()
+    with running(encoder) as model:
+        seen = shows(model, picture())
+        wait_until(lambda: encoder.calls)
+        with pytest.raises(EngineError):
+            model.generate(script(text="abc", crash_at_token=1))
+        with pytest.raises(EngineError):
+            seen.result()
+        encoder.gate.set()
+        thread = model._loop._encodings._thread._thread
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_whatever_the_scheduler_answers_are_the_same(scheduler):
+    with running(MockVisionEncoder(MockEncoderSettings(latency_s=0.003))) as model:
+        questions = [(picture(5 + i % 3), picture(9, 5 + i)) for i in range(8)]
+        wanted = [shows(model, *shown).result().text for shown in questions]
+    encoder = MockVisionEncoder(MockEncoderSettings(latency_s=0.003))
+    made = scheduler(SchedulerSettings(max_step_tokens=16, encoder_budget_tokens=10))
+    with running(encoder, scheduler=made, capacity_tokens=512, max_sequence_tokens=256) as model:
+        streams = [shows(model, *shown) for shown in questions]
+        assert [stream.result().text for stream in streams] == wanted
+        assert_empty(model)
