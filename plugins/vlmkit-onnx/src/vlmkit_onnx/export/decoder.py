@@ -6,6 +6,7 @@ Only attention is ours. Quantization has happened before, in the modules themsel
 
 # ruff: noqa: SLF001 - the one private table of transformers that the tracing of experts needs
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -252,6 +253,12 @@ def _steady(rope_type: str | dict[str, str]) -> str | dict[str, str]:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Keep the exporters' own warnings from users, who can do nothing about them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,116 @@
+"""Exports that are kept: found again without torch, made once, never used half-written."""
+
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import PluginUnavailable
+from vlmkit_onnx import export_cache, manifest
+from vlmkit_onnx.export_cache import cached_export, cached_folder
+from vlmkit_onnx.manifest import Manifest
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return Checkpoint("tiny", folder)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def test_the_folder_is_in_the_users_cache_and_its_name_says_all_that_matters(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = cached_folder(checkpoint, "w8a8")
+    assert folder.parent == tmp_path / "cache" / "vlmkit" / "onnx"
+    assert folder == cached_folder(Checkpoint("other name", checkpoint.path), "w8a8")
+    assert folder != cached_folder(checkpoint, "int4")
+    (checkpoint.path / "model.safetensors").write_bytes(b"new weights")
+    assert folder != cached_folder(Checkpoint("tiny", checkpoint.path), "w8a8")
+
+
+def test_a_relative_cache_home_is_ignored(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
+    assert cached_folder(checkpoint, "w8a8").is_relative_to("/home/someone/.cache/vlmkit/onnx")
+
+
+def test_an_export_is_found_again_without_torch(checkpoint: Checkpoint) -> None:
+    folder = cached_folder(checkpoint, "w8a8")
+    folder.mkdir(parents=True)
+    manifest.write(folder, _manifest())
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from vlmkit.checkpoint import Checkpoint\n"
+        "from vlmkit_onnx.export_cache import cached_export\n"
+        "print(cached_export(Checkpoint('tiny', Path(sys.argv[1])), 'w8a8', print))\n"
+        "assert not {'torch', 'transformers', 'onnxruntime'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(checkpoint.path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(folder)
+
+
+def test_a_folder_without_a_manifest_is_no_export(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached_folder(checkpoint, "w8a8").mkdir(parents=True)
+    monkeypatch.setattr(export_cache, "missing_packages", lambda: ["torch"])
+    with pytest.raises(PluginUnavailable, match="torch must be installed") as refused:
+        cached_export(checkpoint, "w8a8", _silent)
+    assert refused.value.hint == "pip install vlmkit-onnx[export]"
+
+
+def test_of_many_who_ask_at_once_one_exports(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    started, go_on = threading.Event(), threading.Event()
+
+    def export(_: Checkpoint, folder: Path, *__: Any) -> None:
+        made.append(folder)
+        started.set()
+        assert go_on.wait(30)
+        folder.mkdir(parents=True)
+        manifest.write(folder, _manifest())
+
+    module = types.ModuleType("vlmkit_onnx.export.exporter")
+    module.export = export  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vlmkit_onnx.export.exporter", module)
+    monkeypatch.setattr(export_cache, "missing_packages", list)
+    stages: list[str] = []
+
+    def tell(stage: str) -> None:
+        stages.append(stage)
+        go_on.set()
+
+    first = threading.Thread(target=cached_export, args=(checkpoint, "w8a8", _silent))
+    first.start()
+    assert started.wait(30)
+    folder = cached_export(checkpoint, "w8a8", tell)
+    first.join(30)
+    assert made == [folder]
+    assert stages == ["waiting for another export"]
+
+
+def _manifest() -> Manifest:
+    return Manifest(
+        model_type="llama", precision="w8a8", max_sequence_tokens=64, is_batch_invariant=True
+    )

@@ -1,0 +1,310 @@
+"""The exporter: what it writes computes what the model computes, or it writes nothing."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit_onnx import manifest
+
+pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.torch
+
+import onnx_ir  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+import zoo  # noqa: E402
+from vlmkit_onnx.export import loading, sample  # noqa: E402
+from vlmkit_onnx.export.anatomy import examine  # noqa: E402
+from vlmkit_onnx.export.check import check  # noqa: E402
+from vlmkit_onnx.export.decoder import export_decoder  # noqa: E402
+from vlmkit_onnx.export.exporter import export  # noqa: E402
+from vlmkit_onnx.export.views import Parts  # noqa: E402
+from vlmkit_onnx.families import family_of  # noqa: E402
+
+QUICK = ("llama", "mistral")
+SLOW_TEXT = tuple(name for name in zoo.NAMES_TEXT if name not in QUICK)
+FURTHER = {
+    "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+    "olmo2": {},
+    "cohere2": {"sliding_window": 12},
+    "smollm3": {"no_rope_layers": [1, 0]},
+}
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    yield
+    transformers.utils.logging.set_verbosity_warning()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Checkpoint]:
+    @functools.cache
+    def saved(name: str, dtype: str = "float32") -> Checkpoint:
+        return Checkpoint(name, zoo.save(name, tmp_path_factory.mktemp(name), dtype=dtype))
+
+    return saved
+
+
+def _from_config(model_type: str, folder: Path, **values: Any) -> Checkpoint:
+    config = transformers.AutoConfig.for_model(model_type, **{**SIZES, **values})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return Checkpoint(model_type, folder)
+
+
+class Exported(NamedTuple):
+    path: Path
+    sample: sample.Sample
+    difference: float
+
+
+def _decoder(checkpoint: Checkpoint, folder: Path) -> Exported:
+    """Export a decoder alone, and return how far its graph is from the model."""
+    parts = Parts(loading.load(checkpoint))
+    takes_bias = family_of(checkpoint.config).visibility != "causal"
+    anatomy = examine(parts, takes_bias=takes_bias)
+    taken = sample.make_sample(parts, anatomy, sample.embeddings_of(parts))
+    path = folder / "decoder.onnx"
+    export_decoder(parts, anatomy, path)
+    return Exported(path, taken, check(path, taken, "fp32"))
+
+
+@pytest.fixture(scope="module")
+def mistral(
+    checkpoint: Callable[..., Checkpoint], tmp_path_factory: pytest.TempPathFactory
+) -> Exported:
+    return _decoder(checkpoint("mistral"), tmp_path_factory.mktemp("mistral-onnx"))
+
+
+def test_a_decoder_with_a_window_agrees_with_its_model(mistral: Exported) -> None:
+    assert mistral.difference < 1e-5
+
+
+def test_the_check_sees_a_window_that_is_one_too_wide(mistral: Exported, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"differs from the model by \d"):
+        check(_changed(mistral.path, tmp_path, "local_window_size", 9), mistral.sample, "fp32")
+
+
+def test_the_check_sees_a_wrong_window_even_where_rounding_is_allowed_for(
+    mistral: Exported, tmp_path: Path
+) -> None:
+    path = _changed(mistral.path, tmp_path, "local_window_size", 4)
+    with pytest.raises(CheckpointError, match="cannot be exported"):
+        check(path, mistral.sample, "w8a8", chooses=True)
+
+
+def test_the_check_sees_halves_that_are_rotated_the_wrong_way(
+    mistral: Exported, tmp_path: Path
+) -> None:
+    path = _changed(mistral.path, tmp_path, "rotary_interleaved", 1)
+    with pytest.raises(CheckpointError, match="cannot be exported"):
+        check(path, mistral.sample, "fp32")
+
+
+def test_a_graph_that_does_not_run_is_refused(mistral: Exported, tmp_path: Path) -> None:
+    path = tmp_path / "decoder.onnx"
+    path.write_bytes(b"not a graph")
+    with pytest.raises(CheckpointError, match="does not run"):
+        check(path, mistral.sample, "fp32")
+
+
+def test_rotation_and_projection_are_inside_the_attention_operator(mistral: Exported) -> None:
+    nodes = onnx_ir.load(mistral.path).graph
+    attention = [node for node in nodes if node.op_type == "GroupQueryAttention"]
+    assert len(attention) == 3
+    assert all(node.attributes["do_rotary"].as_int() == 1 for node in attention)
+    assert all(node.inputs[1] is None for node in attention)
+    assert not [node for node in nodes if node.op_type == "RotaryEmbedding"]
+
+
+def test_a_graph_says_nothing_of_the_machine_that_made_it(mistral: Exported) -> None:
+    assert b"site-packages" not in mistral.path.read_bytes()
+    assert b".py" not in mistral.path.read_bytes()
+
+
+def _changed(path: Path, folder: Path, attribute: str, value: int) -> Path:
+    model = onnx_ir.load(path)
+    for node in model.graph:
+        if attribute in node.attributes:
+            node.attributes[attribute] = onnx_ir.AttrInt64(attribute, value)
+    onnx_ir.external_data.load_to_model(model)
+    onnx_ir.save(model, folder / "decoder.onnx")
+    return folder / "decoder.onnx"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW_TEXT)
+def test_every_text_family_exports(
+    name: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    assert _decoder(checkpoint(name), tmp_path).difference < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+def test_the_decoder_of_every_vision_family_exports(
+    name: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    try:
+        family_of(checkpoint(name).config)
+    except CheckpointError:
+        pytest.skip("not a family that can be served")
+    assert _decoder(checkpoint(name), tmp_path).difference < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", FURTHER)
+def test_families_that_nobody_thought_of_export(model_type: str, tmp_path: Path) -> None:
+    made = _from_config(model_type, tmp_path / "model", **FURTHER[model_type])
+    assert _decoder(made, tmp_path).difference < 1e-5
+
+
+def test_an_export_is_a_folder_that_tells_all(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    stages: list[str] = []
+    made = export(checkpoint("llama", "bfloat16"), tmp_path / "out", "w8a8", stages.append)
+    folder = tmp_path / "out"
+    assert manifest.read(folder) == made
+    assert made.precision == "w8a8"
+    assert made.is_batch_invariant
+    assert made.vision is None
+    assert {"config.json", "tokenizer.json", "generation_config.json"} <= _names(folder)
+    assert {"decoder.onnx", "decoder.onnx.data", "embeddings.safetensors"} <= _names(folder)
+    assert not [name for name in _names(folder) if name.startswith("model")]
+    assert "converting layers 22/22" in stages
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["int4", "int8", "fp16"])
+def test_every_precision_agrees_with_the_same_modules_in_torch(
+    precision: manifest.Precision, checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    made = export(checkpoint("llama"), tmp_path / "out", precision, lambda _: None)
+    assert made.is_batch_invariant == (precision != "fp16")
+    types = {
+        item.name: item.dtype for item in onnx_ir.load(tmp_path / "out/decoder.onnx").graph.inputs
+    }
+    half = onnx_ir.DataType.FLOAT16
+    assert types["inputs_embeds"] == onnx_ir.DataType.FLOAT
+    assert (types["past_key_values.0.key"] == half) == (precision == "fp16")
+
+
+def test_the_table_times_its_scale_is_what_the_model_embeds(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    from safetensors.numpy import load_file
+
+    from vlmkit_onnx.export.embedding import write_table
+
+    model = loading.load(checkpoint("gemma3_text"))
+    stated = write_table(Parts(model), tmp_path)
+    assert stated.scale == 8.0
+    table = load_file(tmp_path / stated.file)[stated.tensor]
+    wanted = model.get_input_embeddings()(torch.arange(30)).numpy()
+    np.testing.assert_allclose(table[:30] * stated.scale, wanted, rtol=1e-6)
+
+
+def test_an_interrupted_export_leaves_nothing(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    def interrupt(stage: str) -> None:
+        if stage.startswith("tracing"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(checkpoint("llama"), tmp_path / "out", "fp32", interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_something_in_it_is_left_alone(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(ConfigError, match="is not empty"):
+        export(checkpoint("llama"), tmp_path, "fp32", lambda _: None)
+    assert _names(tmp_path) == {"mine"}
+
+
+def test_a_model_that_lacks_a_weight_is_refused(
+    checkpoint: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(checkpoint("llama").path, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights, such as 'model.norm.weight'"):
+        export(Checkpoint("broken", folder), tmp_path / "out", "fp32", lambda _: None)
+    assert _names(tmp_path) == {"model"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "reason"),
+    [
+        ("mamba", {"state_size": 4}, "recurrent layers"),
+        ("qwen3_next", {"num_experts": 4}, "layers of type 'linear_attention'"),
+        (
+            "gemma3n_text",
+            {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8},
+            "embeddings for each layer",
+        ),
+        (
+            "deepseek_v3",
+            {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+            | {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8}
+            | {"qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2},
+            "keys are 16 wide and its values 8",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_before_anything_costly(
+    model_type: str, values: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    made = _from_config(model_type, tmp_path / "model", **values)
+    stages: list[str] = []
+    with pytest.raises(CheckpointError, match=reason):
+        export(made, tmp_path / "out", "fp32", stages.append)
+    assert stages == ["reading weights"]
+    assert _names(tmp_path) == {"model"}
+
+
+def test_an_export_leaves_torch_and_transformers_as_they_were(mistral: Exported) -> None:
+    names = list(transformers.AttentionInterface())
+    assert not [name for name in names if name.startswith("vlmkit_export")]
+    assert torch.split.__module__ == "torch.functional"
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

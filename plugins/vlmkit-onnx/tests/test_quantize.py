@@ -1,0 +1,97 @@
+"""Linear layers of few bits: what rounding may change, and what it may not."""
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+pytest.importorskip("torch")
+pytest.importorskip("onnx_ir")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+from vlmkit_onnx.export.quantize import BlockLinear, TokenLinear  # noqa: E402
+
+SIZES = st.tuples(st.integers(1, 80), st.integers(1, 9), st.booleans(), st.integers(0, 2**31))
+FEW = settings(max_examples=40, deadline=None)
+
+
+def _linear(size: tuple[int, int, bool, int]) -> tuple[nn.Linear, torch.Generator]:
+    width, outputs, has_bias, seed = size
+    random = torch.Generator().manual_seed(seed)
+    linear = nn.Linear(width, outputs, bias=has_bias).requires_grad_(requires_grad=False)
+    linear.weight.copy_(torch.randn(outputs, width, generator=random))
+    return linear, random
+
+
+@FEW
+@given(SIZES)
+def test_a_token_layer_is_off_by_half_a_step_of_each_factor_at_most(
+    size: tuple[int, int, bool, int],
+) -> None:
+    linear, random = _linear(size)
+    inputs = torch.randn(3, linear.in_features, generator=random)
+    left, right = inputs.abs(), linear.weight.abs()
+    steps = (left.amax(1)[:, None] / 254 + 1e-6, right.amax(1)[:, None] / 254 + 1e-6)
+    bound = steps[0] * right.sum(1) + (left + steps[0]).sum(1)[:, None] * steps[1].t()
+    off = (TokenLinear(linear)(inputs) - linear(inputs)).abs()
+    assert (off <= bound * 1.001 + 1e-5).all()
+
+
+@FEW
+@given(SIZES, st.integers(1, 6))
+def test_a_row_of_a_token_layer_depends_on_nothing_else_in_the_batch(
+    size: tuple[int, int, bool, int], rows: int
+) -> None:
+    linear, random = _linear(size)
+    layer = TokenLinear(linear)
+    inputs = torch.randn(rows, linear.in_features, generator=random)
+    inputs[1:] *= 1000
+    assert torch.equal(layer(inputs)[:1], layer(inputs[:1]))
+
+
+@FEW
+@given(SIZES, st.sampled_from([4, 8]))
+def test_block_weights_are_off_by_a_step_at_most(
+    size: tuple[int, int, bool, int], bits: int
+) -> None:
+    linear, _ = _linear(size)
+    layer = BlockLinear(linear, bits)
+    weight = layer._weight(slice(None))
+    assert weight.shape == linear.weight.shape
+    largest = linear.weight.abs().max()
+    # Half a step; a whole one for a number opposite to the farthest, whose code does not exist.
+    assert (weight - linear.weight).abs().max() <= largest / (1 << (bits - 1)) * 1.001
+
+
+@FEW
+@given(SIZES, st.sampled_from([4, 8]))
+def test_block_weights_that_are_whole_steps_are_kept_exactly(
+    size: tuple[int, int, bool, int], bits: int
+) -> None:
+    linear, random = _linear(size)
+    middle = 1 << (bits - 1)
+    steps = torch.randint(-middle + 1, middle, linear.weight.shape, generator=random)
+    steps[:, ::32] = -middle
+    linear.weight.copy_(steps / 64)
+    assert torch.equal(BlockLinear(linear, bits)._weight(slice(None)), linear.weight)
+
+
+def test_layers_of_zeros_give_their_bias() -> None:
+    linear = nn.Linear(40, 3).requires_grad_(requires_grad=False)
+    linear.weight.zero_()
+    for layer in (TokenLinear(linear), BlockLinear(linear, 4), BlockLinear(linear, 8)):
+        for inputs in (torch.zeros(2, 40), torch.ones(2, 40)):
+            assert torch.equal(layer(inputs), linear.bias.expand(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_are_made_of_short_floats_too(dtype: torch.dtype) -> None:
+    linear = nn.Linear(64, 5000).to(dtype).requires_grad_(requires_grad=False)
+    whole = nn.Linear(64, 5000).requires_grad_(requires_grad=False)
+    whole.weight.copy_(linear.weight)
+    whole.bias.copy_(linear.bias)
+    inputs = torch.ones(1, 64)
+    assert torch.equal(TokenLinear(linear)(inputs), TokenLinear(whole)(inputs))
+    assert torch.equal(BlockLinear(linear, 4)(inputs), BlockLinear(whole, 4)(inputs))
