@@ -1,0 +1,189 @@
+"""Vision graphs give what the families' own code gives, image by image, whatever the batch."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import zoo
+from vlmkit.errors import CheckpointError
+from vlmkit.prompt import ImageSlot
+from vlmkit.protocols import ImageFeatures
+from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
+from vlmkit_onnx.vision.names import FEATURES
+
+pytestmark = pytest.mark.torch
+
+FAMILIES = ("idefics3", "internvl", "llava", "llava_next", "gemma3", "mistral3", "paligemma")
+FAMILIES += ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
+SLOW = {"qwen2_5_vl": [pytest.mark.slow]}
+SIZES = ((60, 60), (84, 40), (50, 100), (60, 60), (200, 120))
+TOLERANCE = 1e-4
+
+
+class Seeing(NamedTuple):
+    """A family's model, its graph, and an encoder on that."""
+
+    model: Any
+    file: Path
+    encoder: OnnxVisionEncoder
+
+
+@pytest.fixture(scope="session")
+def seeing(
+    one_thread: None,
+    encoders: Any,
+    saved: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Seeing]:
+    """Return a function that gives a family's model and encoder."""
+    import transformers
+
+    @functools.cache
+    def made(name: str) -> Seeing:
+        auto = transformers.AutoModelForImageTextToText
+        model = auto.from_pretrained(saved(name)).eval()
+        folder = tmp_path_factory.mktemp(name)
+        return Seeing(model, folder / "vision.onnx", encoders.export(model, folder))
+
+    return made
+
+
+def slot_of(name: str, model: Any, number: int) -> ImageSlot:
+    """One picture, as the family's processor prepares it."""
+    message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}
+    made = zoo.reference(name, [message], [zoo.picture(number, *SIZES[number])])
+    count = int((made["input_ids"] == model.config.image_token_id).sum())
+    arrays = {key: np.asarray(made[key]) for key in made if key not in ("input_ids", "labels")}
+    return ImageSlot(0, count, b"", arrays, count)
+
+
+def difference(features: ImageFeatures, expected: dict[str, Any]) -> float:
+    rows = {FEATURES: features.embeddings, **features.extra}
+    assert rows.keys() == expected.keys()
+    return max(float(np.abs(np.asarray(rows[name]) - expected[name]).max()) for name in rows)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in FAMILIES])
+def test_features_are_those_of_the_family_alone_and_in_a_batch(
+    name: str, seeing: Callable[[str], Seeing]
+) -> None:
+    from vlmkit_onnx.export.vision_check import reference
+
+    model, _, encoder = seeing(name)
+    slots = [slot_of(name, model, number) for number in range(len(SIZES))]
+    expected = [reference(model, slot.inputs) for slot in slots]
+    size = max(float(np.abs(rows[FEATURES]).max()) for rows in expected)
+
+    together = encoder.encode(slots)
+    alone = [encoder.encode([slot])[0] for slot in slots]
+
+    worst = max(map(difference, [*together, *alone], [*expected, *expected]))
+    assert worst < TOLERANCE * max(size, 1)
+
+
+def test_deepstack_rows_are_extras_and_count_as_memory(seeing: Callable[[str], Seeing]) -> None:
+    model, _, encoder = seeing("qwen3_vl")
+    (features,) = encoder.encode([slot_of("qwen3_vl", model, 1)])
+
+    assert sorted(features.extra) == ["deepstack.0", "deepstack.1", "deepstack.2"]
+    assert {array.shape for array in features.extra.values()} == {features.embeddings.shape}
+    assert features.num_bytes == 4 * 4 * features.num_tokens * features.embeddings.shape[1]
+
+
+def test_a_tiled_graph_of_another_exporter_is_fed_by_its_own_names(
+    seeing: Callable[[str], Seeing], encoders: Any
+) -> None:
+    model, file, own = seeing("smolvlm")
+    slots = [slot_of("smolvlm", model, number) for number in (0, 2)]
+    foreign = encoders.open(file, is_own=False)
+
+    for one, other in zip(foreign.encode(slots), own.encode(slots), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(one.embeddings), np.asarray(other.embeddings), atol=1e-5
+        )
+
+
+def test_a_graph_that_does_not_compute_what_the_model_does_is_not_kept(
+    seeing: Callable[[str], Seeing],
+    encoders: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import copy
+
+    from vlmkit_onnx.export import vision
+    from vlmkit_onnx.export.towers.table import tower_of
+
+    def wrong(base: Any) -> Any:
+        other = copy.copy(base)
+        other._modules = {**base._modules}
+        other._modules["connector"] = copy.deepcopy(base.connector)
+        for weight in other.connector.parameters():
+            weight.data = weight.data * 1.001
+        return tower_of(other)
+
+    monkeypatch.setattr(vision, "tower_of", wrong)
+    with pytest.raises(CheckpointError, match="does not compute what the model computes"):
+        encoders.export(seeing("smolvlm").model, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exporter_that_assumes_equal_windows_is_caught(
+    seeing: Callable[[str], Seeing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vlmkit_onnx.export.vision_check import check_vision
+    from vlmkit_onnx.vision import grid
+
+    model, file, _ = seeing("qwen2_5_vl")
+    right = grid.windows
+
+    def equal(height: int, width: int, merge: int, side: int) -> grid.Windows:
+        cut = right(height, width, merge, side)
+        return cut._replace(visible=np.ones_like(cut.visible))
+
+    sample = slot_of("qwen2_5_vl", model, 1).inputs
+    assert check_vision(model, file, [sample]) < TOLERANCE
+    monkeypatch.setattr(grid, "windows", equal)
+    with pytest.raises(CheckpointError, match="does not compute what the model computes"):
+        check_vision(model, file, [sample])
+
+
+def test_a_large_tower_keeps_its_weights_in_a_file_beside_it(
+    seeing: Callable[[str], Seeing],
+    encoders: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vlmkit_onnx.export import vision
+
+    model, _, small = seeing("smolvlm")
+    monkeypatch.setattr(vision, "MAX_INLINE_BYTES", 0)
+    large = encoders.export(model, tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["vision.onnx", "vision.onnx.data"]
+    slot = slot_of("smolvlm", model, 1)
+    one, other = (encoder.encode([slot])[0].embeddings for encoder in (large, small))
+    np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_a_tower_that_is_not_known_is_refused(
+    saved: Callable[[str], Path], encoders: Any, tmp_path: Path
+) -> None:
+    import transformers
+
+    model = transformers.AutoModelForImageTextToText.from_pretrained(saved("glm4v"))
+    with pytest.raises(CheckpointError, match="'glm4v' cannot be exported"):
+        encoders.export(model, tmp_path)
+
+
+def test_a_text_model_has_no_vision_graph(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    import transformers
+
+    from vlmkit_onnx.export.vision import export_vision
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(saved("llama"))
+    assert export_vision(model, tmp_path, lambda _: None) is None

@@ -1,0 +1,225 @@
+"""How images become a graph's inputs: arithmetic equal to transformers', errors in one sentence."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from vlmkit.errors import CheckpointError, EngineError
+from vlmkit.prompt import ImageSlot
+from vlmkit_onnx.vision import anyres, grid, own
+from vlmkit_onnx.vision.anyres import AnyresFeeding
+from vlmkit_onnx.vision.batches import Batches
+from vlmkit_onnx.vision.feeding import AnyArray, Floats
+from vlmkit_onnx.vision.foreign import ForeignGraph
+from vlmkit_onnx.vision.names import FEATURES
+from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding
+from vlmkit_onnx.vision.tiles import TileFeeding
+
+cells = st.integers(1, 12)
+merges = st.integers(1, 3)
+
+
+def slot_of(num_features: int = 1, **arrays: Any) -> ImageSlot:
+    made = {name: np.asarray(array) for name, array in arrays.items()}
+    return ImageSlot(0, num_features, b"", made, num_features)
+
+
+class Recorder:
+    """Runs nothing: notes its inputs and gives each picture its sum, as one row."""
+
+    def __init__(self, name: str = FEATURES) -> None:
+        self.name = name
+        self.calls: list[dict[str, AnyArray]] = []
+
+    def __call__(self, inputs: Any) -> dict[str, Floats]:
+        self.calls.append(dict(inputs))
+        pixels = inputs["pixel_values"]
+        sums = pixels.reshape(len(pixels), -1).sum(axis=1)
+        return {self.name: sums.reshape(-1, 1, 1).astype(np.float32)}
+
+
+@pytest.mark.torch
+@settings(deadline=None, max_examples=60)
+@given(rows=cells, columns=cells, merge=merges, side=st.integers(1, 5))
+def test_places_and_windows_of_any_grid_are_those_of_transformers(
+    rows: int, columns: int, merge: int, side: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    utils = pytest.importorskip("transformers.vision_utils")
+    height, width = rows * merge, columns * merge
+    thw = torch.tensor([[1, height, width]])
+    order, lengths = utils.get_vision_window_index(thw, merge, side * merge, 1)
+    places = utils.get_vision_position_ids(thw, merge)
+
+    cut = grid.windows(height, width, merge, side)
+
+    np.testing.assert_array_equal(grid.positions(height, width, merge), places.numpy())
+    np.testing.assert_array_equal(cut.order, order.numpy())
+    np.testing.assert_array_equal(cut.visible.sum(axis=1), np.diff(lengths.numpy()))
+    inside = cut.gather[cut.visible.astype(bool)]
+    np.testing.assert_array_equal(inside, np.arange(height * width))
+    np.testing.assert_array_equal(cut.gather.reshape(-1)[cut.scatter], np.arange(height * width))
+
+
+@pytest.mark.torch
+@settings(deadline=None, max_examples=60)
+@given(rows=cells, columns=cells, merge=merges, side=st.integers(1, 20))
+def test_a_table_is_resampled_as_by_transformers(
+    rows: int, columns: int, merge: int, side: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    utils = pytest.importorskip("transformers.vision_utils")
+    height, width = rows * merge, columns * merge
+    entries, weights = utils.get_vision_interpolation_indices_and_weights(
+        torch.tensor([[1, height, width]]), side, "bilinear", True, merge
+    )
+    found = grid.interpolation(height, width, merge, side)
+
+    np.testing.assert_array_equal(found[0], entries.numpy())
+    np.testing.assert_allclose(found[1], weights.numpy(), atol=1e-6)
+
+
+@pytest.mark.torch
+@settings(deadline=None, max_examples=100)
+@given(
+    height=st.integers(1, 3000),
+    width=st.integers(1, 3000),
+    grids=st.lists(st.tuples(cells, cells), min_size=1, max_size=12),
+)
+def test_the_best_resolution_and_what_is_unpadded_are_those_of_transformers(
+    height: int, width: int, grids: list[tuple[int, int]]
+) -> None:
+    torch = pytest.importorskip("torch")
+    processing = pytest.importorskip("transformers.image_processing_utils")
+    modeling = pytest.importorskip("transformers.models.llava_next.modeling_llava_next")
+    resolutions = [(rows * 336, columns * 336) for rows, columns in grids]
+
+    found = anyres.best_resolution(height, width, resolutions)
+
+    assert found == processing.select_best_resolution((height, width), resolutions)
+    numbers = np.arange(found[0] // 14 * (found[1] // 14), dtype=np.float32)
+    laid = numbers.reshape(found[0] // 14, found[1] // 14, 1)
+    theirs = modeling.unpad_image(torch.from_numpy(laid).permute(2, 0, 1), (height, width))
+    np.testing.assert_array_equal(anyres.unpad(laid, height, width)[..., 0], theirs[0].numpy())
+
+
+@pytest.mark.torch
+@given(length=st.integers(1, 40), size=st.integers(1, 40))
+@settings(deadline=None, max_examples=60)
+def test_an_axis_is_resampled_as_by_torch(length: int, size: int) -> None:
+    torch = pytest.importorskip("torch")
+    line = np.random.default_rng(length).normal(size=(length, 3)).astype(np.float32)
+    theirs = torch.nn.functional.interpolate(torch.from_numpy(line.T[None]), [size], mode="linear")
+    np.testing.assert_allclose(anyres.resample(line, size), theirs[0].numpy().T, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "feeding",
+    [
+        TileFeeding(),
+        GridFeeding(merge=2, window_cells=4, table_side=16),
+        GridFeeding(merge=2),
+        CropFeeding(merge=2, patch_size=14),
+        AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=2, max_tiles=9),
+    ],
+)
+def test_what_is_written_into_a_graph_is_read_back(feeding: own.OwnFeeding) -> None:
+    assert own.own_feeding(own.written(feeding)) == feeding
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"kind":"tea"}', '{"kind":"grid"}', "tiles"])
+def test_a_graph_that_does_not_say_how_it_is_fed_is_refused(text: str) -> None:
+    with pytest.raises(CheckpointError, match="does not say how it is fed") as caught:
+        own.own_feeding({own.KEY: text} if text else {})
+    assert "vlmkit export" in caught.value.hint
+
+
+def test_pictures_of_one_shape_share_calls_and_no_call_is_over_the_bound() -> None:
+    random = np.random.default_rng(0)
+    tiles = [random.normal(size=(1, count, 3, 4, side)) for count, side in [(3, 4), (1, 8), (4, 4)]]
+    run = Recorder()
+
+    rows = Batches(TileFeeding(), 5).compute([slot_of(pixel_values=t) for t in tiles], run)
+
+    assert [call["pixel_values"].shape[0] for call in run.calls] == [5, 2, 1]
+    for tile, own_rows in zip(tiles, rows, strict=True):
+        expected = tile[0].reshape(tile.shape[1], -1).sum(axis=1)
+        np.testing.assert_allclose(own_rows[FEATURES][:, 0], expected, rtol=1e-5)
+
+
+def test_empty_tiles_are_left_out() -> None:
+    mask = np.ones((1, 3, 4, 4), bool)
+    mask[0, 2] = False
+    slot = slot_of(pixel_values=np.ones((1, 3, 3, 4, 4)), pixel_attention_mask=mask)
+    assert TileFeeding().pictures(slot).pixels.shape == (2, 3, 4, 4)
+
+
+def test_a_padded_tile_is_refused() -> None:
+    mask = np.ones((1, 1, 4, 4), bool)
+    mask[..., 3] = False
+    slot = slot_of(pixel_values=np.ones((1, 1, 3, 4, 4)), pixel_attention_mask=mask)
+    with pytest.raises(EngineError, match="a tile of an image is padded"):
+        TileFeeding().pictures(slot)
+
+
+def test_an_image_without_its_array_is_refused_by_name() -> None:
+    with pytest.raises(EngineError, match="needs 'pixel_values'"):
+        TileFeeding().pictures(slot_of())
+    with pytest.raises(EngineError, match="needs 'image_grid_thw'"):
+        GridFeeding(merge=2).pictures(slot_of(pixel_values=np.ones((4, 6))))
+    with pytest.raises(EngineError, match="needs 'image_sizes'"):
+        CropFeeding(merge=2, patch_size=2).pictures(slot_of(pixel_values=np.ones((1, 3, 4, 4))))
+
+
+@pytest.mark.parametrize("sizes", [[1, 4, 4], [1, 3, 2], [2, 4, 2]])
+def test_patches_that_do_not_fill_their_grid_are_refused(sizes: list[int]) -> None:
+    slot = slot_of(pixel_values=np.ones((6, 12)), image_grid_thw=[sizes])
+    with pytest.raises(EngineError, match="patch values and a grid of"):
+        GridFeeding(merge=2).pictures(slot)
+
+
+def test_tiles_that_do_not_fill_their_resolution_are_refused() -> None:
+    feeding = AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=1)
+    slot = slot_of(pixel_values=np.ones((1, 4, 3, 28, 28)), image_sizes=[[28, 56]])
+    outputs = {FEATURES: np.ones((4, 1, 8), np.float32), "image_newline": np.ones((4, 8))}
+    with pytest.raises(EngineError, match="has 3 tiles of 1 rows, expected 2 of 1"):
+        feeding.rows(slot, outputs)
+
+
+def test_an_image_of_one_tile_is_that_and_the_end_of_a_line() -> None:
+    feeding = AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=1)
+    outputs = {FEATURES: np.ones((1, 1, 8), np.float32), "image_newline": np.zeros((1, 8))}
+    rows = feeding.rows(slot_of(image_sizes=[[28, 28]]), outputs)[FEATURES]
+    assert rows.sum(axis=1).tolist() == [8, 0]
+
+
+def test_a_foreign_graph_gets_the_arrays_that_it_names_with_as_many_axes() -> None:
+    axes = {"pixel_values": 2, "grid_thw": 2, "mask": 5}
+    graph = ForeignGraph(axes, ["rows"], {"pixel_attention_mask": "mask", FEATURES: "rows"})
+    arrays = {"pixel_values": np.ones((1, 6, 4)), "image_grid_thw": np.array([[1, 2, 3]])}
+    slot = slot_of(**arrays, pixel_attention_mask=np.ones((2, 4, 4)))
+    run = Recorder("rows")
+
+    rows = graph.compute([slot, slot], run)
+
+    assert len(run.calls) == len(rows) == 2
+    assert {name: array.ndim for name, array in run.calls[0].items()} == axes
+    assert rows[0][FEATURES].shape == (6, 1)
+
+
+def test_a_foreign_graph_that_takes_something_else_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="takes 'pixel_position_ids'"):
+        ForeignGraph({"pixel_values": 4, "pixel_position_ids": 2}, [FEATURES], {})
+
+
+def test_a_foreign_graph_that_gives_no_features_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="must take 'pixel_values' and give 'image_features'"):
+        ForeignGraph({"pixel_values": 4}, ["logits"], {})
+
+
+def test_an_array_with_too_many_axes_for_a_foreign_graph_is_refused() -> None:
+    graph = ForeignGraph({"pixel_values": 3}, [FEATURES], {})
+    with pytest.raises(EngineError, match="too many axes"):
+        graph.compute([slot_of(pixel_values=np.ones((2, 3, 4, 4)))], Recorder())

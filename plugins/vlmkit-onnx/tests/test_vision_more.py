@@ -1,0 +1,118 @@
+"""Towers whose family the zoo has not: their processors lay out a conversation as a whole."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zoo
+from vlmkit.prompt import ImageSlot
+from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
+from vlmkit_onnx.vision.names import FEATURES
+
+pytestmark = pytest.mark.torch
+
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.3,
+}
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+TILE = 28
+RESOLUTIONS = [[down * TILE, across * TILE] for down in (1, 2, 3) for across in (1, 2, 3)]
+
+
+def onevision(bound: str) -> Any:
+    import transformers
+
+    siglip = {"model_type": "siglip_vision_model", "vision_use_head": False}
+    return transformers.LlavaOnevisionConfig(
+        vision_config={**TOWER, **siglip, "image_size": TILE, "patch_size": 7},
+        text_config={**TEXT, "model_type": "qwen2"},
+        image_grid_pinpoints=RESOLUTIONS,
+        vision_aspect_ratio=bound,
+        image_token_index=99,
+        video_token_index=98,
+    )
+
+
+def pixtral_llava() -> Any:
+    import transformers
+
+    return transformers.LlavaConfig(
+        vision_config={**TOWER, "model_type": "pixtral", "image_size": 84, "patch_size": 14},
+        text_config={**TEXT, "model_type": "mistral"},
+        image_token_index=99,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+
+
+def model_of(config: Any) -> Any:
+    import torch
+    import transformers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    if hasattr(model.base_model, "image_newline"):
+        torch.nn.init.ones_(model.base_model.image_newline)
+    return model
+
+
+def assert_equal(model: Any, encoder: OnnxVisionEncoder, images: list[dict[str, Any]]) -> None:
+    from vlmkit_onnx.export.vision_check import reference
+
+    expected = [reference(model, arrays)[FEATURES] for arrays in images]
+    slots = [
+        ImageSlot(0, len(rows), b"", arrays, len(rows))
+        for arrays, rows in zip(images, expected, strict=True)
+    ]
+    for features, rows in zip(encoder.encode(slots), expected, strict=True):
+        size = max(float(np.abs(rows).max()), 1)
+        np.testing.assert_allclose(np.asarray(features.embeddings), rows, atol=1e-4 * size)
+
+
+@pytest.mark.parametrize("bound", ["anyres_max_9", "anyres_max_2"])
+def test_tiles_of_onevision_are_put_together_and_made_smaller_like_its_own(
+    bound: str, one_thread: None, encoders: Any, tmp_path: Path
+) -> None:
+    import transformers
+
+    model = model_of(onevision(bound))
+    encoder = encoders.export(model, tmp_path)
+    processor = transformers.LlavaOnevisionImageProcessorPil(
+        size={"height": TILE, "width": TILE}, image_grid_pinpoints=RESOLUTIONS
+    )
+    images = []
+    for number, size in enumerate([(60, 60), (90, 40), (20, 80), (84, 84)]):
+        made = processor(zoo.picture(number, *size), return_tensors="np")
+        images.append({key: np.asarray(made[key]) for key in ("pixel_values", "image_sizes")})
+    assert_equal(model, encoder, images)
+
+
+def test_a_llava_that_looks_through_pixtral_takes_images_of_any_size(
+    one_thread: None, encoders: Any, tmp_path: Path
+) -> None:
+    model = model_of(pixtral_llava())
+    encoder = encoders.export(model, tmp_path)
+    random = np.random.default_rng(0)
+    sizes = [(42, 70), (14, 84), (42, 70), (28, 28)]
+    images = [
+        {
+            "pixel_values": random.normal(size=(1, 3, *size)).astype(np.float32),
+            "image_sizes": np.array([size]),
+        }
+        for size in sizes
+    ]
+    assert_equal(model, encoder, images)
