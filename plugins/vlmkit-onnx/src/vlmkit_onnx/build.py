@@ -43,7 +43,11 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     limits = _limits(layout, settings, decoder, longest)
     shares = settings.prefix_cache and decoder.memory.is_shareable
     book = SlotBook(
-        settings.max_sequences, longest + 1, limits.capacity_tokens, shares_prefixes=shares
+        settings.max_sequences,
+        longest + 1,
+        limits.capacity_tokens,
+        shares_prefixes=shares,
+        copies=decoder.memory.copies,
     )
     return OnnxEngine(
         decoder,
@@ -84,6 +88,11 @@ def _fingerprint(folder: Path, checkpoint: Checkpoint) -> str:
 def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
     """Turn down a device whose attention cannot compute what the graph asks for."""
     kind, _ = device_of(settings)
+    if kind == "cuda" and layout.decoder.kind != "slots":
+        raise ConfigError(
+            f"on {settings.device!r}, only models that vlmkit exported run",
+            hint="vlmkit export MODEL DIR --precision fp16",
+        )
     if kind == "cuda" and layout.precision != "fp16":
         raise ConfigError(
             f"on {settings.device!r}, attention computes in half precision, and the graph is "
@@ -95,15 +104,19 @@ def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
 def _open_decoder(layout: Layout, settings: EngineSettings, slot_tokens: int) -> Decoder:
     graph = layout.decoder
     session = open_session(graph.file, settings)
-    decoder = _driver(graph, session, settings.max_sequences, slot_tokens)
+    decoder = _driver(graph, session, settings, slot_tokens)
     if graph.kind != "slots":  # our own graphs were tried when they were exported
         refuse_discontinuous(decoder, graph.file.name)
     return decoder
 
 
 def _driver(
-    graph: DecoderGraph, session: onnxruntime.InferenceSession, num_slots: int, slot_tokens: int
+    graph: DecoderGraph,
+    session: onnxruntime.InferenceSession,
+    settings: EngineSettings,
+    slot_tokens: int,
 ) -> Decoder:
+    num_slots = settings.max_sequences
     if graph.kind == "masked":
         from vlmkit_onnx.masked_decoder import MaskedDecoder
 
@@ -114,7 +127,7 @@ def _driver(
         return ConcatDecoder(graph, session, num_slots, slot_tokens)
     from vlmkit_onnx.slots_decoder import SlotsDecoder
 
-    return SlotsDecoder(graph, session, num_slots, slot_tokens)
+    return SlotsDecoder(graph, session, num_slots, slot_tokens, device_of(settings))
 
 
 def _open_embeddings(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
-from vlmkit_onnx.slot_memory import SlotMemory
+from vlmkit_onnx.slot_memory import Memory
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -72,7 +72,11 @@ class Decoder(Protocol):
     """Computes tokens of slots, writing their keys and values into the slot memory."""
 
     spec: DecoderSpec
-    memory: SlotMemory
+
+    @property
+    def memory(self) -> Memory:
+        """The cache."""
+        ...
 
     def prefill(self, slot: int, start: int, tokens: Tokens, *, wants_logits: bool) -> Floats:
         """Append a chunk to one slot that holds ``start`` tokens.

@@ -207,6 +207,8 @@ class OnnxEngine:
 
     def _close_ranks(self, items: Seq[WorkItem]) -> None:
         """Move the last sequence into a gap while more rows would idle than work."""
+        if not self._decoder.memory.copies:
+            return
         slots = sorted(self._book.slot(item.sequence) for item in items)
         while slots[-1] + 1 - slots[0] > 2 * len(slots):
             gaps = [s for s in range(slots[0], slots[-1]) if not self._book.is_owned(s)]

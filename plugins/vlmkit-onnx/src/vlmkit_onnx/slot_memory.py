@@ -10,7 +10,7 @@ import math
 import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,54 @@ class StateShape:
         )
 
 
+class Place(NamedTuple):
+    """Where an array lies, in the order that ONNX Runtime's bindings take it."""
+
+    device: str
+    device_number: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    address: int
+
+
+class Memory(Protocol):
+    """What an engine asks of a cache, wherever it lies.
+
+    Attributes:
+        copies: whether a prefix can be copied from one slot to another.
+        num_slots: how many sequences have a place.
+    """
+
+    copies: bool
+    num_slots: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token takes in all states together."""
+        ...
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether a prefix of a sequence is a prefix of its memory."""
+        ...
+
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first tokens of a slot, and its states of fixed size, to another slot."""
+        ...
+
+    def discard(self, slot: int) -> None:
+        """Give a slot's memory back; what it holds afterwards is undefined, and finite."""
+        ...
+
+    def reset(self, slot: int) -> None:
+        """Set a slot's states of fixed size to zero: a sequence begins."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
 class SlotMemory:
     """The states of ``num_slots`` sequences of up to ``slot_tokens`` tokens.
 
@@ -51,6 +99,8 @@ class SlotMemory:
         num_slots: how many there are.
         slot_tokens: rows for tokens in each.
     """
+
+    copies = True
 
     def __init__(self, states: Mapping[str, StateShape], num_slots: int, slot_tokens: int) -> None:
         self.states = dict(states)
@@ -72,6 +122,11 @@ class SlotMemory:
     def rows(self, name: str, first_slot: int, num_slots: int) -> NDArray[Any]:
         """Return a state of some neighbouring slots, ``[slots, ...]``, as a view."""
         return self._arrays[name][first_slot : first_slot + num_slots]
+
+    def place(self, name: str, first_slot: int, num_slots: int) -> Place:
+        """Return where a state of some neighbouring slots lies, as a binding wants it."""
+        rows = self.rows(name, first_slot, num_slots)
+        return Place("cpu", 0, rows.dtype, rows.shape, rows.ctypes.data)
 
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first tokens of a slot, and its states of fixed size, to another slot."""

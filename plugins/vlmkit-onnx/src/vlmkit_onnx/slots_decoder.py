@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.decoder import DecoderSpec, Floats, Tokens
+from vlmkit_onnx.device_memory import DeviceMemory
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.slot_memory import SlotMemory, StateShape
 
@@ -20,6 +21,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
 }
+CPU = ("cpu", 0)
 EXTRAS = ("attention_bias", "attention_bias_local", "deepstack")
 REQUIRED = frozenset(
     {"inputs_embeds", "position_ids", "seqlens_k", "total_sequence_length", "logits_indices"}
@@ -34,6 +36,7 @@ class SlotsDecoder:
         session: the graph, open.
         num_slots: sequences that have a place at once.
         slot_tokens: longest sequence.
+        device: where the cache lies, by kind and number.
 
     Raises:
         CheckpointError: the graph's inputs are not those of our exporter.
@@ -45,12 +48,17 @@ class SlotsDecoder:
         session: onnxruntime.InferenceSession,
         num_slots: int,
         slot_tokens: int,
+        device: tuple[str, int] = CPU,
     ) -> None:
         self._session = session
         inputs = {node.name: node for node in session.get_inputs()}
         states = _states(graph, inputs)
         self.spec = _spec(graph, inputs, session.get_outputs(), len(states) // 2)
-        self.memory = SlotMemory(states, num_slots, slot_tokens)
+        self.memory = (
+            SlotMemory(states, num_slots, slot_tokens)
+            if device == CPU
+            else DeviceMemory(states, num_slots, slot_tokens, device)
+        )
         self._present = {
             graph.past_key % i: graph.present_key % i for i in range(self.spec.num_layers)
         } | {graph.past_value % i: graph.present_value % i for i in range(self.spec.num_layers)}
@@ -106,8 +114,7 @@ class SlotsDecoder:
         """Bind the cache of neighbouring slots, as what is read and as what is written."""
         binding = self._session.io_binding()
         for past, present in self._present.items():
-            rows = self.memory.rows(past, first_slot, num_rows)
-            place = ("cpu", 0, rows.dtype, rows.shape, rows.ctypes.data)
+            place = self.memory.place(past, first_slot, num_rows)
             binding.bind_input(past, *place)
             binding.bind_output(present, *place)
         return binding
