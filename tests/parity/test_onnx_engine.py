@@ -1,0 +1,91 @@
+"""The ONNX engine answers as ``generate`` does whatever its cache holds; stages mix."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from parity import runner
+from vlmkit_onnx import slots_decoder
+from vlmkit_onnx.device_memory import DeviceMemory
+
+pytestmark = pytest.mark.torch
+
+Saved = Callable[..., Path]
+Answered = Callable[[str], list[runner.Answer]]
+FAMILIES = ("llama", "gpt_oss", "qwen3_vl", "gemma3")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cache_too_small_for_all_four_changes_no_answer(
+    name: str, exported: Saved, answered: Answered
+) -> None:
+    longest = max(
+        len(runner.reference_inputs(name, r)["input_ids"][0]) for r in runner.requests(name)
+    )
+    outcome = runner.outcome(
+        name,
+        exported(name),
+        answered(name),
+        load=runner.load_onnx_engine,
+        cache_tokens=longest + runner.NUM_NEW + 12,
+    )
+
+    assert outcome.is_parity, outcome
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prompts_whose_prefix_is_cached_are_answered_alike(
+    name: str, exported: Saved, answered: Answered
+) -> None:
+    engine, encoder, config = runner.load_onnx_engine(name, exported(name), cache_tokens=2000)
+    prompts = runner.prompts(name, config)
+    banned = runner.banned_ids(config)
+    first = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))
+    again = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))
+
+    assert first.is_parity, first
+    assert again.is_parity, again
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8", "int8", "int4"])
+def test_what_else_is_in_a_batch_changes_no_bit(precision: str, exported: Saved) -> None:
+    folder = exported("llama", precision)
+    engine, _, config = runner.load_onnx_engine("llama", folder)
+    prompts = runner.prompts("llama", config)
+    # Steps that hold a prompt whole: where it is cut, rounding may differ.
+    together = runner.run(engine, None, prompts, step_tokens=64)
+    for prompt, answer in zip(prompts, together, strict=True):
+        fresh, _, _ = runner.load_onnx_engine("llama", folder)
+        (alone,) = runner.run(fresh, None, [prompt], step_tokens=64)
+        assert alone.token_ids == answer.token_ids
+        assert alone.logits.equal(answer.logits)
+
+    assert engine.limits.is_batch_invariant
+
+
+def test_a_cache_that_a_device_holds_whole_changes_no_answer(
+    exported: Saved, answered: Answered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A device's memory by way of the CPU's: bound by address, nothing copied between slots.
+    on_device = functools.partial(DeviceMemory, device=("cpu", 0))
+    monkeypatch.setattr(slots_decoder, "SlotMemory", on_device)
+    engine, _, config = runner.load_onnx_engine("llama", exported("llama"), cache_tokens=2000)
+    prompts = runner.prompts("llama", config)
+    for _ in range(2):
+        outcome = runner.compare(runner.run(engine, None, prompts), answered("llama"))
+        assert outcome.is_parity, outcome
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+def test_each_library_computes_with_the_image_features_of_the_other(
+    name: str, saved: Saved, exported: Saved, answered: Answered
+) -> None:
+    prompts = runner.prompts(name, runner.config_of(saved(name)))
+    banned = runner.banned_ids(runner.config_of(saved(name)))
+    torch_engine, torch_encoder, _ = runner.load_engine(name, saved(name))
+    onnx_engine, onnx_encoder, _ = runner.load_onnx_engine(name, exported(name))
+    for engine, encoder in ((torch_engine, onnx_encoder), (onnx_engine, torch_encoder)):
+        outcome = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))
+        assert outcome.is_parity, outcome
