@@ -11,7 +11,7 @@ from vlmkit.registry import BuildContext, Registry
 from vlmkit.scheduler import SchedulerSettings
 
 VLMKIT_API = 1
-COMMANDS = ("ask", "chat", "config", "doctor", "models", "plugins", "serve")
+COMMANDS = ("ask", "chat", "config", "doctor", "models", "plugins", "serve", "verify")
 """Names that no plugin's command can have; the command line runs these without loading plugins."""
 PRIORITY = 10
 """More than the 0 of a plugin that states none: installing one must not change any answer."""

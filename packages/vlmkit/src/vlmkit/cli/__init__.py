@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from vlmkit import __version__
-from vlmkit.cli import ask, chat, config, doctor, models, output, plugins, serve
+from vlmkit.cli import ask, chat, config, doctor, models, output, plugins, serve, verify
 from vlmkit.cli.group import CommandGroup
 from vlmkit.errors import ConfigError, UnknownPlugin, VlmkitError
 
@@ -61,6 +61,7 @@ for _command in (
     doctor.doctor,
     config.config,
     models.models,
+    verify.verify,
 ):
     vlmkit.add_command(_command)
 

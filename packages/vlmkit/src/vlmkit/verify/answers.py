@@ -1,0 +1,91 @@
+"""Whether a pipeline answers alike from an empty cache, from a full one, and in a batch."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from vlmkit.image import Image
+from vlmkit.pipeline import Pipeline
+from vlmkit.request import Request
+
+FOLLOW_UPS = ("", " Answer in one word.", " Say it in other words, and tell me why you think so.")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How one way to answer compares with answering alone and from nothing.
+
+    Attributes:
+        way: ``cached`` or ``batch``.
+        num_answers: answers that were compared.
+        num_cached_tokens: prompt tokens that were found in the cache, over all of them.
+        first_differences: for each answer that differs, its first token that does.
+        is_promised: whether the engine claims that they never differ.
+    """
+
+    way: str
+    num_answers: int
+    num_cached_tokens: int
+    first_differences: tuple[int, ...]
+    is_promised: bool
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all tokens are equal."""
+        return not self.first_differences
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all tokens are equal, or the engine never said that they would be."""
+        return self.agrees or not self.is_promised
+
+
+def agreements(
+    pipeline: Pipeline, prompt: str, images: Seq[Image], *, max_tokens: int
+) -> list[Agreement]:
+    """Answer greedily: alone, again from the cache, and several prompts in one batch.
+
+    A tenant of its own keeps each way out of the caches of the others.
+    """
+    requests = [
+        pipeline.request(f"{prompt}{text}", images=images, temperature=0.0, max_tokens=max_tokens)
+        for text in FOLLOW_UPS
+    ]
+    alone = [_answers(pipeline, [request], f"alone {i}") for i, request in enumerate(requests)]
+    wanted = [tokens for answers in alone for tokens, _ in answers]
+    cached = _answers(pipeline, requests[:1], "alone 0")
+    batch = _answers(pipeline, requests, "batch")
+    is_promised = pipeline.limits.is_batch_invariant
+    return [
+        _agreement("cached", cached, wanted[:1], is_promised),
+        _agreement("batch", batch, wanted, is_promised),
+    ]
+
+
+def _answers(
+    pipeline: Pipeline, requests: Seq[Request], tenant: str
+) -> list[tuple[list[int], int]]:
+    """Answer requests together; return the tokens of each and how much of it was cached."""
+    streams = [
+        pipeline.submit(replace(request, tenant=f"vlmkit verify, {tenant}")) for request in requests
+    ]
+    done = [stream.result() for stream in streams]
+    return [(answer.choices[0].token_ids, answer.usage.cached_tokens) for answer in done]
+
+
+def _agreement(
+    way: str, found: Seq[tuple[list[int], int]], wanted: Seq[list[int]], is_promised: bool
+) -> Agreement:
+    pairs = [(tokens, alone) for (tokens, _), alone in zip(found, wanted, strict=True)]
+    return Agreement(
+        way,
+        len(pairs),
+        sum(num_cached for _, num_cached in found),
+        tuple(_first_difference(a, b) for a, b in pairs if a != b),
+        is_promised,
+    )
+
+
+def _first_difference(a: Seq[int], b: Seq[int]) -> int:
+    """Return the first place where two answers differ; one may go on where the other ends."""
+    shared = min(len(a), len(b))
+    return next((i for i in range(shared) if a[i] != b[i]), shared)
