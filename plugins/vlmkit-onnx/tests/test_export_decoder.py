@@ -168,14 +168,10 @@ def test_every_text_family_exports(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.NAMES_VISION)
-def test_the_decoder_of_every_vision_family_exports(
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl", "gemma3", "paligemma"])
+def test_decoders_that_only_vision_families_have_export(
     name: str, checkpoint: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:
-    try:
-        family_of(checkpoint(name).config)
-    except CheckpointError:
-        pytest.skip("not a family that can be served")
     assert _decoder(checkpoint(name), tmp_path).difference < 1e-5
 
 

@@ -4,6 +4,7 @@ Works in a folder beside the target and renames it at the end: an export that is
 refused leaves nothing.
 """
 
+import gc
 import importlib.metadata
 import logging
 import shutil
@@ -90,7 +91,9 @@ def _write(
     parts = Parts(model)
     del model  # towers are done with
     sample, chooses = _export_decoder(parts, anatomy, place / DECODER, precision, on_stage)
-    del parts  # the session that checks needs the room
+    parts.discard()  # the tracers keep their last graph, and the session that checks needs room
+    del parts
+    gc.collect()
     on_stage("checking")
     difference = check(place / DECODER, sample, precision, chooses=chooses)
     log.info("decoder of %r differs by %.2g of its largest logit", checkpoint.name, difference)

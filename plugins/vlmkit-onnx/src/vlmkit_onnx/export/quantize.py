@@ -27,7 +27,7 @@ from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.manifest import Precision
 
 BLOCK = 32
-SLICE_ROWS = 4096  # output rows that are held as floats at a time
+SLICE_ROWS = 1024  # output rows that are held as floats at a time
 ACCURACY_LEVEL = 4  # MatMulNBits rounds activations to 8 bits, block by block
 OnLayer = Callable[[int, int], None]
 

@@ -58,6 +58,12 @@ class Parts:
         found: nn.Module = self.decoder.get_input_embeddings()
         return found
 
+    def discard(self) -> None:
+        """Free every weight, whoever still holds it; the parts are of no use afterwards."""
+        for module in (self.decoder, self.head):
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.data = tensor.new_empty(0)
+
     def drop_embedding(self) -> None:
         """Let go of the token table; the head may still share its weight."""
         for module in self.decoder.modules():
