@@ -42,6 +42,8 @@ ENGINES = {
     "torch": {"use": "torch", "cache_tokens": 1200, "block_tokens": 4, "max_chunk_tokens": 64},
     "onnx": {"use": "onnx", "cache_tokens": 1200, "max_chunk_tokens": 64, "num_threads": 1},
 }
+PAIRS = [(engine, name) for engine in ENGINES for name in NAMES]
+PAIRS.remove(("onnx", "glm4v"))  # whose tower has no exporter
 
 
 def load(folder: Path, engine: str = "torch") -> vlmkit.Pipeline:
@@ -63,8 +65,7 @@ def stream_all(model: vlmkit.Pipeline, asked: list[runner.Request]) -> list[tupl
     return answers
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "name"), PAIRS)
 def test_messages_in_and_streamed_text_out_as_by_generate(
     engine: str, name: str, saved: Saved, exported: Saved
 ) -> None:

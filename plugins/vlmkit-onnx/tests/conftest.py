@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit_onnx.layout import DecoderGraph, Layout, VisionGraph
+from vlmkit_onnx.layout import VisionGraph
 from vlmkit_onnx.session import open_session
 from vlmkit_onnx.settings import ComputeSettings
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
@@ -14,17 +14,8 @@ class Encoders:
     """Opens vision graphs, with one thread and four pictures in a call."""
 
     def open(self, file: Path, *, is_own: bool = True) -> OnnxVisionEncoder:
-        layout = Layout(
-            kind="vlmkit",
-            precision="fp32",
-            decoder=DecoderGraph(file, "slots"),
-            embeddings=None,
-            vision=VisionGraph(file, is_own),
-            max_sequence_tokens=1,
-            is_batch_invariant=False,
-        )
         session = open_session(file, ComputeSettings(num_threads=1))
-        return OnnxVisionEncoder(layout, session, "fingerprint", 4)
+        return OnnxVisionEncoder(VisionGraph(file, is_own), session, "fingerprint", 4)
 
     def export(self, model: object, folder: Path) -> OnnxVisionEncoder:
         """Export a model's tower and open that."""

@@ -116,7 +116,7 @@ def test_features_that_are_not_there_are_an_error_and_not_zeros():
     rows = np.zeros((4, HIDDEN), np.float32)
     with pytest.raises(EngineError, match="features of image 0 of a prompt are not there"):
         merge(inputs, rows, 0, {}, None)
-    with pytest.raises(EngineError, match="have no 'deepstack.0'"):
+    with pytest.raises(EngineError, match=r"have no 'deepstack\.0'"):
         merge(inputs, rows, 0, {0: features(inputs, 0)}, np.zeros((1, 4, HIDDEN), np.float32))
     wide = ImageFeatures(2, np.zeros((2, HIDDEN + 1), np.float32))
     with pytest.raises(EngineError, match="the decoder takes rows of 4"):

@@ -1,11 +1,9 @@
 """From settings and files to an engine and an encoder that are ready."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import onnxruntime
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
@@ -15,7 +13,7 @@ from vlmkit_onnx.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.engine import OnnxEngine
 from vlmkit_onnx.families import family_of
 from vlmkit_onnx.layout import DecoderGraph, Layout, TokenGraph, TokenTable
-from vlmkit_onnx.locate import locate
+from vlmkit_onnx.locate import locate, locate_tower
 from vlmkit_onnx.session import device_of, open_session
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slot_book import SlotBook
@@ -68,21 +66,10 @@ def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
     checkpoint = context.files
-    precision = EngineSettings().precision
-    layout = locate(checkpoint, precision, settings.variant, context.on_stage)
-    if layout.vision is None:
-        raise CheckpointError(f"model {checkpoint.name!r} has no graph of a vision tower")
-    session = open_session(layout.vision.file, settings)
-    return OnnxVisionEncoder(
-        layout,
-        session,
-        _fingerprint(layout.vision.file.parent, checkpoint),
-        settings.max_batch_images,
-    )
-
-
-def _fingerprint(folder: Path, checkpoint: Checkpoint) -> str:
-    return replace(checkpoint, path=folder).fingerprint
+    graph = locate_tower(checkpoint, settings.variant, context.on_stage)
+    session = open_session(graph.file, settings)
+    fingerprint = replace(checkpoint, path=graph.file.parent).fingerprint
+    return OnnxVisionEncoder(graph, session, fingerprint, settings.max_batch_images)
 
 
 def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:

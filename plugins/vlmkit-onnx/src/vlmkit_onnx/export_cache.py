@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import PluginUnavailable
@@ -22,13 +22,15 @@ from vlmkit_onnx.manifest import FILE, FORMAT, Precision
 
 OnStage = Callable[[str], None]
 
+TOWER: Literal["tower"] = "tower"
+VISION = "vision.onnx"
 EXPORTER_NEEDS = ("torch", "transformers", "onnxscript", "onnx_ir", "safetensors", "onnxruntime")
 INSTALL_HINT = "pip install vlmkit-onnx[export]"
 POLL_S = 0.5
 
 
 def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStage) -> Path:
-    """Return the folder of a checkpoint's export, exporting it if it was not yet.
+    """Return the folder of a checkpoint's decoder, exporting it if it was not yet.
 
     Of several processes that ask at once, one exports and the others wait for it.
 
@@ -36,19 +38,40 @@ def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStag
         CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
         PluginUnavailable: it would have to be exported, and the exporter is not installed.
     """
-    folder = cached_folder(checkpoint, precision)
+
+    def make(folder: Path) -> None:
+        from vlmkit_onnx.export.exporter import export
+
+        export(checkpoint, folder, precision, on_stage, with_tower=False)
+
+    return _made_once(cached_folder(checkpoint, precision), make, on_stage)
+
+
+def cached_tower(checkpoint: Checkpoint, on_stage: OnStage) -> Path:
+    """Return the folder of a checkpoint's vision tower, as :func:`cached_export` its decoder's.
+
+    They are apart because either may run beside the other half of another library.
+    """
+
+    def make(folder: Path) -> None:
+        from vlmkit_onnx.export.exporter import export_tower
+
+        export_tower(checkpoint, folder, on_stage)
+
+    return _made_once(cached_folder(checkpoint, TOWER), make, on_stage)
+
+
+def _made_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) -> Path:
     if is_whole(folder):
         return folder
     refuse_without_exporter()
     with _locked(folder.with_suffix(".lock"), on_stage):
         if not is_whole(folder):
-            from vlmkit_onnx.export.exporter import export
-
-            export(checkpoint, folder, precision, on_stage)
+            make(folder)
     return folder
 
 
-def cached_folder(checkpoint: Checkpoint, precision: Precision) -> Path:
+def cached_folder(checkpoint: Checkpoint, precision: Precision | Literal["tower"]) -> Path:
     """Return where a checkpoint's export is or would be; imports nothing heavy."""
     digest = hashlib.sha256()
     version = importlib.metadata.version("vlmkit-onnx")
@@ -61,7 +84,7 @@ def cached_folder(checkpoint: Checkpoint, precision: Precision) -> Path:
 
 def is_whole(folder: Path) -> bool:
     """Tell whether a folder holds an export; one gets its name when it is finished."""
-    return (folder / FILE).is_file()
+    return (folder / FILE).is_file() or (folder / VISION).is_file()
 
 
 def missing_packages() -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx import export_cache
-from vlmkit_onnx.layout import Layout, own_layout
+from vlmkit_onnx.layout import Layout, VisionGraph, own_layout
 from vlmkit_onnx.manifest import Precision
 from vlmkit_onnx.refusal import kind_of
 
@@ -50,3 +50,20 @@ def locate(
     raise CheckpointError(
         f"model {checkpoint.name!r} has no ONNX graphs and no *.safetensors weights"
     )
+
+
+def locate_tower(
+    checkpoint: Checkpoint, variant: str | None = None, on_stage: OnStage = _tell_nobody
+) -> VisionGraph:
+    """Return the vision tower of a model; arguments and errors as for :func:`locate`.
+
+    Raises:
+        CheckpointError: besides, there is none.
+    """
+    if kind_of(checkpoint) == "safetensors":
+        folder = export_cache.cached_tower(checkpoint, on_stage)
+        return VisionGraph(folder / export_cache.VISION, is_own=True)
+    graph = locate(checkpoint, "fp32", variant).vision
+    if graph is None:
+        raise CheckpointError(f"model {checkpoint.name!r} has no graph of a vision tower")
+    return graph

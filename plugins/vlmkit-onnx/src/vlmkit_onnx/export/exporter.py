@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import ConfigError
+from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit_onnx import manifest
 from vlmkit_onnx.export import quantize
 from vlmkit_onnx.export.anatomy import Anatomy, examine
@@ -51,7 +51,12 @@ BATCH_INVARIANT: frozenset[Precision] = frozenset({"fp32", "w8a8", "int8", "int4
 
 
 def export(
-    checkpoint: Checkpoint, folder: Path, precision: Precision, on_stage: OnStage
+    checkpoint: Checkpoint,
+    folder: Path,
+    precision: Precision,
+    on_stage: OnStage,
+    *,
+    with_tower: bool = True,
 ) -> Manifest:
     """Write a checkpoint as ONNX.
 
@@ -60,17 +65,15 @@ def export(
         folder: where to; must be absent or empty.
         precision: of the decoder's linear layers; the vision tower is float32.
         on_stage: told what begins.
+        with_tower: whether the vision tower is exported, too.
 
     Raises:
         CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
         ConfigError: the folder is not empty.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"folder {str(folder)!r} is not empty", hint="name a folder that is absent or empty"
-        )
+    _refuse_full(folder)
     with _beside(folder) as place:
-        made = _write(checkpoint, place, precision, on_stage)
+        made = _write(checkpoint, place, precision, on_stage, with_tower=with_tower)
         manifest.write(place, made)
         for path in _companions(checkpoint.path):
             shutil.copyfile(path, place / path.name)
@@ -78,8 +81,36 @@ def export(
     return made
 
 
+def export_tower(checkpoint: Checkpoint, folder: Path, on_stage: OnStage) -> None:
+    """Write the vision tower of a checkpoint only; arguments and errors as for :func:`export`.
+
+    Raises:
+        CheckpointError: besides, the model has none.
+    """
+    _refuse_full(folder)
+    with _beside(folder) as place:
+        on_stage("reading weights")
+        model = load(checkpoint)
+        _bring_towers_to_float32(model, Parts(model))
+        if export_vision(model, place, on_stage) is None:
+            raise CheckpointError(f"model {checkpoint.name!r} has no vision tower")
+        _publish(place, folder)
+
+
+def _refuse_full(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"folder {str(folder)!r} is not empty", hint="name a folder that is absent or empty"
+        )
+
+
 def _write(
-    checkpoint: Checkpoint, place: Path, precision: Precision, on_stage: OnStage
+    checkpoint: Checkpoint,
+    place: Path,
+    precision: Precision,
+    on_stage: OnStage,
+    *,
+    with_tower: bool,
 ) -> Manifest:
     on_stage("reading weights")
     takes_bias = family_of(checkpoint.config).visibility != "causal"
@@ -87,7 +118,7 @@ def _write(
     anatomy = examine(Parts(model), takes_bias=takes_bias)
     table = write_table(Parts(model), place)
     _bring_towers_to_float32(model, Parts(model))
-    vision = export_vision(model, place, on_stage)
+    vision = export_vision(model, place, on_stage) if with_tower else None
     parts = Parts(model)
     del model  # towers are done with
     sample, chooses = _export_decoder(parts, anatomy, place / DECODER, precision, on_stage)

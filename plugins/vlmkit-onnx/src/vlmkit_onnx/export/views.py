@@ -112,7 +112,8 @@ def attention(decoder: Any, implementation: Any) -> Iterator[None]:
         _set_attention(decoder, name)
         yield
     finally:
-        _set_attention(decoder, before)
+        # Not by the method above: it refuses what some families were loaded with.
+        decoder.config._attn_implementation_internal = before
         if name != implementation:
             del AttentionInterface._global_mapping[name]
 

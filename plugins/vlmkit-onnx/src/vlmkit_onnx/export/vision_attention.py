@@ -119,7 +119,8 @@ def _multi_head_attention(
 def vision_attention(part: nn.Module) -> Iterator[None]:
     """Route the attention of a tower through this module while the block runs."""
     AttentionInterface.register(IMPLEMENTATION, attend)
-    configs = {id(m.config): m.config for m in part.modules() if hasattr(m, "config")}
+    modules: Iterator[Any] = part.modules()
+    configs = {id(m.config): m.config for m in modules if hasattr(m, "config")}
     before = {key: config._attn_implementation for key, config in configs.items()}  # noqa: SLF001
     try:
         for config in configs.values():

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.prompt import ImageSlot
 from vlmkit_onnx.export.towers.tower import ImageInputs
-from vlmkit_onnx.layout import DecoderGraph, Layout, VisionGraph
+from vlmkit_onnx.layout import VisionGraph
 from vlmkit_onnx.session import open_session
 from vlmkit_onnx.settings import ComputeSettings
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
@@ -70,17 +70,8 @@ def _differences(
     slots: Sequence[ImageSlot],
     expected: Sequence[dict[str, NDArray[np.float32]]],
 ) -> Iterator[float]:
-    layout = Layout(
-        kind="vlmkit",
-        precision="fp32",
-        decoder=DecoderGraph(file, "slots"),
-        embeddings=None,
-        vision=VisionGraph(file, is_own=True),
-        max_sequence_tokens=1,
-        is_batch_invariant=False,
-    )
     session = open_session(file, ComputeSettings())
-    encoder = OnnxVisionEncoder(layout, session, "", MAX_BATCH_IMAGES)
+    encoder = OnnxVisionEncoder(VisionGraph(file, is_own=True), session, "", MAX_BATCH_IMAGES)
     for features, rows in zip(encoder.encode(slots), expected, strict=True):
         made = {FEATURES: features.embeddings, **features.extra}
         if made.keys() != rows.keys():

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime
 
-from vlmkit.errors import CheckpointError, EngineError
+from vlmkit.errors import EngineError
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
-from vlmkit_onnx.layout import Layout, VisionGraph
+from vlmkit_onnx.layout import VisionGraph
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
@@ -32,30 +32,28 @@ class OnnxVisionEncoder:
     """Computes image features with a vision graph.
 
     Args:
-        layout: of the model; it has a vision graph.
-        session: that graph, open.
+        graph: the vision tower.
+        session: the same, open.
         fingerprint: of the model's files.
         max_batch_images: most pictures in one call of our own graphs; a tile is a picture.
 
     Raises:
-        CheckpointError: the model has no vision graph, or one that cannot be fed.
+        CheckpointError: the graph cannot be fed.
     """
 
     def __init__(
         self,
-        layout: Layout,
+        graph: VisionGraph,
         session: onnxruntime.InferenceSession,
         fingerprint: str,
         max_batch_images: int,
     ) -> None:
-        if layout.vision is None:
-            raise CheckpointError("the model has no vision tower")
         self._session: onnxruntime.InferenceSession | None = session
-        self._computation = _computation(layout.vision, session, max_batch_images)
+        self._computation = _computation(graph, session, max_batch_images)
         self._dtypes = {node.name: DTYPES.get(node.type) for node in session.get_inputs()}
         self._outputs = [node.name for node in session.get_outputs()]
         self._identity = (
-            f"onnx:{fingerprint}:{layout.vision.file.name}:{session.get_providers()[0]}:"
+            f"onnx:{fingerprint}:{graph.file.name}:{session.get_providers()[0]}:"
             f"onnxruntime-{onnxruntime.__version__}"
         )
 

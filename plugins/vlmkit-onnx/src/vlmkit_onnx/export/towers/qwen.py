@@ -64,7 +64,12 @@ class GridTower(nn.Module):
             "cu_seqlens": Segments(frames * patches + torch.arange(patches)),
             "max_seqlen": KNOWN,
         }
-        if window_order is not None:
+        if (
+            window_order is not None
+            and window_gather is not None
+            and window_visible is not None
+            and window_scatter is not None
+        ):
             known["window_index"] = _in_each(frames, window_order, patches // self.merge**2)
             known["cu_window_seqlens"] = Segments(
                 (window_gather + frames[:, None] * patches).flatten(0, 1),
