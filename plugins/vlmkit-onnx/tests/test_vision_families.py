@@ -19,7 +19,6 @@ pytestmark = pytest.mark.torch
 
 FAMILIES = ("idefics3", "internvl", "llava", "llava_next", "gemma3", "mistral3", "paligemma")
 FAMILIES += ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm")
-SLOW = {"qwen2_5_vl": [pytest.mark.slow]}
 SIZES = ((60, 60), (84, 40), (50, 100), (60, 60), (200, 120))
 TOLERANCE = 1e-4
 
@@ -37,7 +36,7 @@ def seeing(
     one_thread: None,
     encoders: Any,
     saved: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    exported: Callable[[str], Path],
 ) -> Callable[[str], Seeing]:
     """Return a function that gives a family's model and encoder."""
     import transformers
@@ -46,8 +45,8 @@ def seeing(
     def made(name: str) -> Seeing:
         auto = transformers.AutoModelForImageTextToText
         model = auto.from_pretrained(saved(name)).eval()
-        folder = tmp_path_factory.mktemp(name)
-        return Seeing(model, folder / "vision.onnx", encoders.export(model, folder))
+        file = exported(name) / "vision.onnx"
+        return Seeing(model, file, encoders.open(file))
 
     return made
 
@@ -67,7 +66,7 @@ def difference(features: ImageFeatures, expected: dict[str, Any]) -> float:
     return max(float(np.abs(np.asarray(rows[name]) - expected[name]).max()) for name in rows)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in FAMILIES])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_features_are_those_of_the_family_alone_and_in_a_batch(
     name: str, seeing: Callable[[str], Seeing]
 ) -> None:
