@@ -14,6 +14,7 @@ from vlmkit_onnx.engine import OnnxEngine
 from vlmkit_onnx.families import family_of
 from vlmkit_onnx.layout import DecoderGraph, Layout, TokenGraph, TokenTable
 from vlmkit_onnx.locate import locate, locate_tower
+from vlmkit_onnx.products import refuse_cut_off_sums
 from vlmkit_onnx.session import device_of, open_session
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slot_book import SlotBook
@@ -34,6 +35,7 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     checkpoint = context.files
     layout = locate(checkpoint, settings.precision, settings.variant, context.on_stage)
     _refuse_device(layout, settings)
+    refuse_cut_off_sums(layout)
     longest = settings.max_sequence_tokens or layout.max_sequence_tokens
     if settings.cache_tokens is not None:
         longest = min(longest, settings.cache_tokens)
