@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vlmkit.errors import ConfigError
 from vlmkit_onnx.slot_memory import SlotMemory, StateShape
 
 FLOAT = np.dtype(np.float32)
@@ -70,3 +71,9 @@ def test_a_state_of_fixed_size_starts_from_zero_and_is_not_shared():
     made.reset(1)
     assert (made.rows("conv", 1, 1) == 0).all()
     assert made.token_bytes == 8 * 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks for more addresses than Linux has")
+def test_more_than_the_system_has_is_refused_with_what_to_lower():
+    with pytest.raises(ConfigError, match="no room for 4096 sequences of 1000000000 tokens"):
+        memory(num_slots=4096, slot_tokens=10**9)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmkit.errors import ConfigError
+
 TOKEN_AXIS = 1  # of a slot's part of a state that grows: [heads, tokens, width]
 
 
@@ -98,6 +100,9 @@ class SlotMemory:
         states: what a slot keeps, by name.
         num_slots: how many there are.
         slot_tokens: rows for tokens in each.
+
+    Raises:
+        ConfigError: the system reserves not so many addresses.
     """
 
     copies = True
@@ -107,7 +112,13 @@ class SlotMemory:
         self.num_slots = num_slots
         self.slot_tokens = _whole_pages(slot_tokens, self.states.values())
         self._maps: list[mmap.mmap] = []
-        self._arrays = {name: self._reserve(state) for name, state in self.states.items()}
+        try:
+            self._arrays = {name: self._reserve(state) for name, state in self.states.items()}
+        except OSError as error:
+            raise ConfigError(
+                f"the system reserves no room for {num_slots} sequences of {slot_tokens} tokens",
+                hint="lower engine.max_sequences or engine.max_sequence_tokens",
+            ) from error
 
     @property
     def token_bytes(self) -> int:
