@@ -69,7 +69,10 @@ class Tokens:
 
 
 class Decoder(Protocol):
-    """Computes tokens of slots, writing their keys and values into the slot memory."""
+    """Computes tokens of slots, writing their keys and values into the slot memory.
+
+    The logits that it returns are its own: the next call writes over them.
+    """
 
     spec: DecoderSpec
 

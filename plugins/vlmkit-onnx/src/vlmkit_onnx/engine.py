@@ -111,18 +111,21 @@ class OnnxEngine:
         """Compute the items; see :meth:`vlmkit.protocols.Engine.forward`."""
         decodes = [item for item in items if item.num_tokens == 1 and item.start > 0]
         chunks = [item for item in items if item.num_tokens > 1 or item.start == 0]
-        rows: dict[Sequence, Floats] = {}
-        if decodes and not chunks and all(item.wants_logits for item in decodes):
+        wanted = [item.sequence for item in items if item.wants_logits]
+        if decodes and len(decodes) == len(wanted) == len(items):
             return self._in_order(*self._decode(decodes))
+        place = {sequence: row for row, sequence in enumerate(wanted)}
+        logits = np.empty((len(wanted), self._limits.vocab_size), np.float32)
         if decodes:
-            slots, logits = self._decode(decodes)
-            rows = {item.sequence: logits[slots[i]] for i, item in enumerate(decodes)}
+            rows, found = self._decode(decodes)
+            for item, row in zip(decodes, rows, strict=True):
+                if item.wants_logits:
+                    logits[place[item.sequence]] = found[row]
         for item in chunks:
-            logits = self._prefill(item)
+            found = self._prefill(item)
             if item.wants_logits:
-                rows[item.sequence] = logits[0].copy()  # the next chunk writes there
-        wanted = [rows[item.sequence] for item in items if item.wants_logits]
-        return np.stack(wanted) if wanted else np.zeros((0, self._limits.vocab_size), np.float32)
+                logits[place[item.sequence]] = found[0]
+        return logits
 
     def close(self) -> None:
         """Free the cache and let go of the graph."""

@@ -4,7 +4,6 @@ A graph and a slot memory are bound once for each run of neighbouring slots; a s
 small inputs and runs, and no key or value is ever copied.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,22 +61,23 @@ class SlotsDecoder:
         self._present = {
             graph.past_key % i: graph.present_key % i for i in range(self.spec.num_layers)
         } | {graph.past_value % i: graph.present_value % i for i in range(self.spec.num_layers)}
+        # One for all bindings: there are many, and a row is as wide as the vocabulary.
+        self._logits = np.zeros((num_slots, self.spec.vocab_size), np.float32)
         self._columns: dict[tuple[int, int], _Column] = {}
-        self._chunks: dict[int, _Chunk] = {}
+        self._chunks: dict[int, Any] = {}
 
     def prefill(self, slot: int, start: int, tokens: Tokens, *, wants_logits: bool) -> Floats:
         """Append a chunk to one slot; see :class:`vlmkit_onnx.decoder.Decoder`."""
         if slot not in self._chunks:
-            self._chunks[slot] = _Chunk(self._bind(slot, 1), _row(self.spec.vocab_size))
-            self._chunks[slot].bind_logits()
-        chunk = self._chunks[slot]
+            self._chunks[slot] = self._bind(slot, 1)
+        binding = self._chunks[slot]
         stop = start + tokens.ids.shape[1]
-        self._feed(chunk.binding, tokens)
-        chunk.binding.bind_cpu_input("seqlens_k", np.array([stop - 1], np.int32))
-        chunk.binding.bind_cpu_input("total_sequence_length", np.array(stop, np.int32))
-        chunk.binding.bind_cpu_input("logits_indices", np.array([stop - start - 1], np.int64))
-        self._session.run_with_iobinding(chunk.binding)
-        return chunk.logits if wants_logits else chunk.logits[:0]
+        self._feed(binding, tokens)
+        binding.bind_cpu_input("seqlens_k", np.array([stop - 1], np.int32))
+        binding.bind_cpu_input("total_sequence_length", np.array(stop, np.int32))
+        binding.bind_cpu_input("logits_indices", np.array([stop - start - 1], np.int64))
+        self._session.run_with_iobinding(binding)
+        return self._logits[: 1 if wants_logits else 0]
 
     def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
         """Append one token to each of some slots; see :class:`vlmkit_onnx.decoder.Decoder`."""
@@ -92,7 +92,7 @@ class SlotsDecoder:
         for name, array in tokens.extras.items():
             column.binding.bind_cpu_input(name, array)
         self._session.run_with_iobinding(column.binding)
-        return column.logits
+        return self._logits[: len(starts)]
 
     def close(self) -> None:
         """Let go of the graph and of the cache."""
@@ -111,24 +111,17 @@ class SlotsDecoder:
         return tokens.positions if self.spec.num_position_axes > 1 else tokens.positions[0]
 
     def _bind(self, first_slot: int, num_rows: int) -> Any:
-        """Bind the cache of neighbouring slots, as what is read and as what is written."""
+        """Bind the cache of neighbouring slots, as what is read and as what is written.
+
+        Logits are written to the first rows of one array, whatever the slots.
+        """
         binding = self._session.io_binding()
         for past, present in self._present.items():
             place = self.memory.place(past, first_slot, num_rows)
             binding.bind_input(past, *place)
             binding.bind_output(present, *place)
+        _bind_output(binding, "logits", self._logits[:num_rows])
         return binding
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """One slot, bound for chunks of any length."""
-
-    binding: Any
-    logits: Floats
-
-    def bind_logits(self) -> None:
-        _bind_output(self.binding, "logits", self.logits)
 
 
 class _Column:
@@ -141,18 +134,12 @@ class _Column:
         self.positions = np.zeros(shape, np.int64)
         self.lengths = np.zeros(num_rows, np.int32)
         self.total = np.zeros((), np.int32)
-        self.logits = np.zeros((num_rows, spec.vocab_size), np.float32)
         self._indices = np.arange(num_rows)  # held here: the binding has its address only
         _bind_input(binding, "inputs_embeds", self.embeddings)
         _bind_input(binding, "position_ids", self.positions)
         _bind_input(binding, "seqlens_k", self.lengths)
         _bind_input(binding, "total_sequence_length", self.total)
         _bind_input(binding, "logits_indices", self._indices)
-        _bind_output(binding, "logits", self.logits)
-
-
-def _row(width: int) -> Floats:
-    return np.zeros((1, width), np.float32)
 
 
 def _bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
