@@ -8,14 +8,16 @@ to the first token and events per second. Speaks raw HTTP/1.1, so that the clien
 
 import argparse
 import asyncio
+import base64
 import json
 import statistics
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 
-async def ask(url: str, body: bytes) -> tuple[float, float, int]:
-    """Stream one answer; return the time to its first text, its whole time and its events."""
+async def ask(url: str, body: bytes) -> list[float]:
+    """Stream one answer; return when each piece of its text came, after the question."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**20)
     head = (
@@ -23,50 +25,60 @@ async def ask(url: str, body: bytes) -> tuple[float, float, int]:
         "Authorization: Bearer none\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    started = time.perf_counter()
     writer.write(head.encode() + body)
     status = await reader.readline()
     assert b" 200 " in status, status + await reader.read(2000)
-    first, num_events, rest = 0.0, 0, b""
+    times: list[float] = []
+    rest = b""
     while piece := await reader.read(2**16):
         rest += piece
         *lines, rest = rest.split(b"\n")
-        for line in lines:
-            if (
-                line.startswith(b"data: {")
-                and b'"content":"' in line
-                and b'"content":""' not in line
-            ):
-                first = first or time.perf_counter() - started
-                num_events += 1
+        times += [time.perf_counter()] * sum(map(_has_text, lines))
     writer.close()
-    return first, time.perf_counter() - started, num_events
+    return times
 
 
-async def load(url: str, model: str, clients: int, tokens: int, prompt: str) -> dict[str, float]:
-    """Run all clients at once and return what they saw."""
-    bodies = [
-        json.dumps(
-            {
-                "model": model,
-                "messages": [{"role": "user", "content": prompt.replace("#", str(number))}],
-                "max_tokens": tokens,
-                "temperature": 0,
-                "stream": True,
-            }
-        ).encode()
-        for number in range(clients)
-    ]
+def _has_text(line: bytes) -> bool:
+    if not line.startswith(b"data: {"):
+        return False
+    line = line.replace(b'"content": ', b'"content":')
+    return b'"content":"' in line and b'"content":""' not in line
+
+
+async def load(url: str, bodies: list[bytes]) -> dict[str, float]:
+    """Ask everything at once and return what was seen."""
     started = time.perf_counter()
     seen = await asyncio.gather(*(ask(url, body) for body in bodies))
     wall_s = time.perf_counter() - started
-    num_events = sum(events for _, _, events in seen)
+    num_events = sum(map(len, seen))
+    first, last = max(times[0] for times in seen), min(times[-1] for times in seen)
+    together = sum(first < t <= last for times in seen for t in times)
     return {
         "tokens_per_s": num_events / wall_s,
-        "first_token_s": statistics.median(first for first, _, _ in seen),
+        "together_tokens_per_s": together / (last - first) if last > first else 0.0,
+        "first_token_s": statistics.median(times[0] for times in seen) - started,
         "wall_s": wall_s,
         "num_events": num_events,
     }
+
+
+def question(options: argparse.Namespace, number: int) -> bytes:
+    """Return the body of one client's request."""
+    prompt = options.prompt or "# " + "word " * options.prompt_words
+    content: object = prompt.replace("#", str(number))
+    if options.image:
+        data = base64.b64encode(Path(options.image).read_bytes()).decode()
+        picture = {"url": f"data:image/jpeg;base64,{data}"}
+        text = {"type": "text", "text": content}
+        content = [{"type": "image_url", "image_url": picture}, text]
+    body = {
+        "model": options.model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": options.tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    return json.dumps(body).encode()
 
 
 def main() -> None:
@@ -77,14 +89,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=30)
-    parser.add_argument("--prompt", default="")
+    parser.add_argument("--prompt", default="", help="'#' becomes the number of the client")
+    parser.add_argument("--image", default="", help="a JPEG file before the prompt")
     options = parser.parse_args()
-    prompt = options.prompt or "# " + "word " * options.prompt_words
-    print(
-        json.dumps(
-            asyncio.run(load(options.url, options.model, options.clients, options.tokens, prompt))
-        )
-    )
+    bodies = [question(options, number) for number in range(options.clients)]
+    print(json.dumps(asyncio.run(load(options.url, bodies))))
 
 
 if __name__ == "__main__":

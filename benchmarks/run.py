@@ -1,14 +1,19 @@
 """Ratios against peers, and the cost of our own layers, measured in one run on one machine.
 
-    nox -s bench -- [NAME ...] [--shape 0.5b|small] [--rounds 3]
+    nox -s bench -- [NAME ...] [--shape 0.5b|small] [--rounds 3] [--llama-cpp PYTHON ...]
 
 Names: ``start`` (``vlmkit plugins`` and ``--help``), ``mock`` (events per second on the mock),
 ``generate`` (one client against transformers' ``generate``), ``overhead`` (loop and HTTP for each
-token against the bare forward), ``serve`` (eight clients against ``transformers serve``). Peers
-and vlmkit run in turn; figures are medians with minimum and maximum.
+token against the bare forward), ``serve`` (eight clients against ``transformers serve``); and only
+when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-image`` (the same with an
+image), ``onnx-layers`` (what lies between a kernel and a client, and memory). Peers and vlmkit run
+in turn; figures are medians with minimum and maximum. How to set peers up:
+docs/how-to/benchmark.md.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -19,15 +24,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import onnx_image
+import onnx_layers
+import onnx_text
 import server
 import shapes
+from peers import Options, spread
 
 TOKENS = 64
-
-
-def spread(values: list[float]) -> str:
-    """Return the median with minimum and maximum."""
-    return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
 def against(ours: list[float], theirs: list[float]) -> str:
@@ -154,19 +158,46 @@ BENCHES = {
 }
 
 
-def main() -> None:
-    """Run what was asked for."""
+ONNX_BENCHES = {
+    "onnx": onnx_text.bench,
+    "onnx-image": onnx_image.bench,
+    "onnx-layers": onnx_layers.bench,
+}
+
+
+def parse() -> tuple[list[str], Options]:
+    """Return the names that were asked for, and the options."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*BENCHES, *ONNX_BENCHES, []])
     parser.add_argument("--shape", choices=shapes.SHAPES, default="0.5b")
     parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / f"random-{options.shape}"
-        if set(options.names or BENCHES) - {"start", "mock"}:
+    parser.add_argument("--threads", type=int, default=2, help="of each engine")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of each answer")
+    parser.add_argument("--precisions", nargs="*", default=["w8a8"], help="of our exports")
+    parser.add_argument("--models", type=Path, help="keep models here, for the next time")
+    for peer in ("llama-cpp", "openvino", "genai", "vllm"):
+        parser.add_argument(f"--{peer}", metavar="PYTHON", help="the Python of its environment")
+    parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's own server")
+    given = vars(parser.parse_args())
+    return given.pop("names") or list(BENCHES), Options(**given)
+
+
+def main() -> None:
+    """Run what was asked for."""
+    names, options = parse()
+    with contextlib.ExitStack() as stack:
+        if options.models is None:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
+            options = dataclasses.replace(options, models=Path(scratch))
+        options.models.mkdir(parents=True, exist_ok=True)
+        folder = options.models / f"random-{options.shape}"
+        if set(names) & set(BENCHES) - {"start", "mock"}:
             shapes.save(options.shape, folder)
-        for name in options.names or BENCHES:
-            BENCHES[name](folder, options.rounds)
+        for name in names:
+            if name in ONNX_BENCHES:
+                ONNX_BENCHES[name](options)
+            else:
+                BENCHES[name](folder, options.rounds)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -21,14 +22,34 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Address(str):
+    """Where a server's API is, with the process that serves it."""
+
+    __slots__ = ("process_id",)
+    process_id: int
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the process has now; Linux only."""
+        status = Path(f"/proc/{self.process_id}/status").read_text()
+        kib = next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]
+        return int(kib) * 1024
+
+
 @contextlib.contextmanager
-def running(command: list[str], port: int, health: str, log: Path) -> Iterator[str]:
+def running(
+    command: list[str], port: int, health: str, log: Path, env: Mapping[str, str] | None = None
+) -> Iterator[Address]:
     """Run a server; yield its API's address once ``health`` answers 200."""
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+        )
         try:
             _wait(f"http://127.0.0.1:{port}{health}", process, log)
-            yield f"http://127.0.0.1:{port}/v1"
+            address = Address(f"http://127.0.0.1:{port}/v1")
+            address.process_id = process.pid
+            yield address
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -39,13 +60,13 @@ def running(command: list[str], port: int, health: str, log: Path) -> Iterator[s
 
 def vlmkit(
     model: str, port: int, log: Path, *options: str
-) -> contextlib.AbstractContextManager[str]:
+) -> contextlib.AbstractContextManager[Address]:
     """Serve a model with vlmkit."""
     command = [sys.executable, "-m", "vlmkit", "serve", model, "--set", f"server.port={port}"]
     return running([*command, *options], port, "/readyz", log)
 
 
-def transformers(model: str, port: int, log: Path) -> contextlib.AbstractContextManager[str]:
+def transformers(model: str, port: int, log: Path) -> contextlib.AbstractContextManager[Address]:
     """Serve a model with ``transformers serve``, in float32 on the CPU."""
     command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
     command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--device", "cpu"]
@@ -62,7 +83,7 @@ def load(url: str, model: str, **options: object) -> dict[str, float]:
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}")

@@ -1,0 +1,127 @@
+"""What lies between vlmkit-onnx's kernels and a client, and what a served model takes of memory.
+
+Seconds of one token of one answer: the bare run of the graph, the engine's forward, the pipeline in
+this process, and HTTP streaming. Memory: of a server whose cache was filled once.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import peers
+import server
+import shapes
+
+CACHE_TOKENS = 4096
+PROMPT = "some words of no meaning " * 2
+MIB = 2**20
+
+
+def bench(options: peers.Options) -> None:
+    """Measure each precision and print."""
+    checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
+    for precision in options.precisions:
+        folder = peers.exported(checkpoint, precision)
+        seen: dict[str, list[float]] = {}
+        for _ in range(options.rounds):
+            figures = in_process(folder, options) | served(folder, options)
+            for name, value in figures.items():
+                seen.setdefault(name, []).append(value)
+        print(f"{precision}, {options.shape}, {options.threads} threads, ms for each token:")
+        print("  " + "; ".join(f"{name} {peers.spread(v)}" for name, v in seen.items()))
+        bare, http = statistics.median(seen["graph"]), statistics.median(seen["HTTP"])
+        forward = statistics.median(seen["forward"])
+        print(
+            f"  HTTP over graph {http / bare:.3f}, over forward {http / forward:.3f} (target 1.05)"
+        )
+        memory(folder, options)
+
+
+def in_process(folder: Path, options: peers.Options) -> dict[str, float]:
+    """Return milliseconds of the graph's run, the engine's forward and the pipeline."""
+    import vlmkit
+
+    settings = {"num_threads": options.threads}
+    with ThreadPoolExecutor(1) as loader:  # as the server does: OpenMP minds who loaded
+        model = loader.submit(vlmkit.load, str(folder), engine=settings).result()
+    with model:
+        engine: Any = model._engine
+        forwards = _timed(engine, "forward")
+        decoder = engine._decoder
+        session = decoder._session
+        graph: list[float] = []
+        decoder._session = _Session(session, graph)
+        request = model.request(PROMPT, max_tokens=options.tokens, ignore_eos=True)
+        for _ in range(2):
+            forwards.clear()
+            graph.clear()
+            done = model.submit(request).result()
+        return {
+            "graph": 1000 * statistics.median(graph[-options.tokens + 1 :]),
+            "forward": 1000 * statistics.median(forwards[-options.tokens + 1 :]),
+            "pipeline": 1000 * done.timings.decode_s / (options.tokens - 1),
+        }
+
+
+def served(folder: Path, options: peers.Options) -> dict[str, float]:
+    """Return milliseconds between two tokens of an answer through HTTP streaming."""
+    with peers.vlmkit(folder, options)() as (url, model):
+        for _ in range(2):
+            seen = server.load(url, model, tokens=options.tokens, prompt=PROMPT)
+    each_s = (seen["wall_s"] - seen["first_token_s"]) / (seen["num_events"] - 1)
+    return {"HTTP": 1000 * each_s}
+
+
+def memory(folder: Path, options: peers.Options) -> None:
+    """Print what a server takes whose cache has been full."""
+    import vlmkit
+
+    with vlmkit.load(str(folder), engine={"cache_tokens": CACHE_TOKENS}) as model:
+        token_bytes: int = model._engine._decoder.memory.token_bytes  # type: ignore[attr-defined]
+    weights = sum(file.stat().st_size for file in folder.glob("decoder.onnx*"))
+    cache = CACHE_TOKENS * token_bytes
+    more = ("--set", f"engine.cache_tokens={CACHE_TOKENS}")
+    with peers.vlmkit(folder, options, *more)() as (url, name):
+        empty = url.resident_bytes
+        prompt = PROMPT * (CACHE_TOKENS // 9 // len(PROMPT))
+        server.load(url, name, clients=8, tokens=2, prompt="# " + prompt)
+        full = url.resident_bytes
+    print(
+        f"  memory: weights {weights / MIB:.0f} MiB, cache {cache / MIB:.0f} MiB, resident before "
+        f"a request {empty / MIB:.0f} MiB, with the cache full {full / MIB:.0f} MiB: "
+        f"{full / (weights + cache):.2f} of what it was given (target 1.25)"
+    )
+
+
+class _Session:
+    """A session whose runs are timed."""
+
+    def __init__(self, session: Any, seconds: list[float]) -> None:
+        self._session = session
+        self._seconds = seconds
+
+    def run_with_iobinding(self, binding: Any) -> None:
+        started = time.perf_counter()
+        self._session.run_with_iobinding(binding)
+        self._seconds.append(time.perf_counter() - started)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+def _timed(subject: Any, method: str) -> list[float]:
+    """Return a list that every later call of a method appends its seconds to."""
+    plain: Callable[..., object] = getattr(subject, method)
+    seconds: list[float] = []
+
+    def timed(*args: object) -> object:
+        started = time.perf_counter()
+        result = plain(*args)
+        seconds.append(time.perf_counter() - started)
+        return result
+
+    setattr(subject, method, timed)
+    return seconds

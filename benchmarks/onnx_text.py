@@ -1,0 +1,175 @@
+"""The language model of vlmkit-onnx against its peers, on random weights of a real shape.
+
+Servers are asked through HTTP streaming; OpenVINO GenAI and onnxruntime-genai bring no server of
+their own, so they are measured in process, which spares them a server's cost. Everybody has the
+same threads, lengths and weights, greedy; whoever takes part runs once in each round.
+"""
+
+import json
+import secrets
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import peers
+import server
+import shapes
+
+START_TOKENS = 64  # of the prompt of a short answer
+PROMPT_TOKENS = 512
+COLUMNS = {
+    "one": "1 client",
+    "eight": "8 clients",
+    "eight_together": "8 clients, answers only",
+    "prompt": f"{PROMPT_TOKENS}-token prompt",
+}
+TARGETS = (  # ours, theirs, column, at least
+    ("vlmkit {p8}", "llama.cpp python server q8_0", "one", 1.2),
+    ("vlmkit {p8}", "llama-server q8_0", "one", 1.2),
+    ("vlmkit {p8}", "llama.cpp python server q8_0", "eight", 1.5),
+    ("vlmkit {p8}", "llama-server q8_0", "eight", 1.5),
+    ("vlmkit {p8}", "llama.cpp python server q8_0", "prompt", 2.5),
+    ("vlmkit {p8}", "llama-server q8_0", "prompt", 2.5),
+    ("vlmkit {p8}", "OpenVINO GenAI q8_0, in process", "prompt", 1.1),
+    ("vlmkit int4", "llama.cpp python server q4_0", "one", 1.2),
+    ("vlmkit int4", "llama-server q4_0", "one", 1.2),
+    ("vlmkit int4", "llama-server q4_0", "eight", 1.5),
+    ("vlmkit int4", "llama-server q4_0", "prompt", 2.5),
+)
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who takes part: a name, and a function that starts it, measures and ends it."""
+
+    name: str
+    measure: Callable[[], Figures]
+
+
+def bench(options: peers.Options) -> None:
+    """Measure everybody in turn and print the table."""
+    checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
+    contenders = list(_contenders(checkpoint, options))
+    seen: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
+    for number in range(options.rounds):
+        for contender in contenders:
+            figures = contender.measure()
+            seen[contender.name].append(figures)
+            print(f"round {number + 1}, {contender.name}: {_line(figures)}", flush=True)
+    print(f"\ntokens/s, {options.shape}, {options.threads} threads, {options.tokens} new tokens")
+    print("| engine | " + " | ".join(COLUMNS.values()) + " |")
+    print("|---" * (len(COLUMNS) + 1) + "|")
+    for name, rounds in seen.items():
+        cells = [peers.spread([f[key] for f in rounds if key in f]) for key in COLUMNS]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+    _print_ratios(seen)
+
+
+def _line(figures: Figures) -> str:
+    return ", ".join(f"{COLUMNS[key]} {value:.4g}" for key, value in figures.items())
+
+
+def _print_ratios(seen: dict[str, list[Figures]]) -> None:
+    for ours, theirs, column, least in TARGETS:
+        for p8 in ("w8a8", "int8"):
+            name = ours.format(p8=p8)
+            if name not in seen or theirs not in seen or (name == ours and p8 != "w8a8"):
+                continue
+            ratio = _median(seen[name], column) / _median(seen[theirs], column)
+            print(f"{COLUMNS[column]}: {name} / {theirs} = {ratio:.2f} (target {least})")
+
+
+def _median(rounds: list[Figures], column: str) -> float:
+    return statistics.median(figures[column] for figures in rounds)
+
+
+def _contenders(checkpoint: Path, options: peers.Options) -> Iterator[Contender]:
+    for precision in options.precisions:
+        folder = peers.exported(checkpoint, precision)
+        yield Contender(f"vlmkit {precision}", _of_server(peers.vlmkit(folder, options), options))
+    wanted = {peers.bits(precision) for precision in options.precisions}
+    kinds = [kind for kind in ("q8_0", "q4_0") if peers.bits(kind) in wanted]
+    files = {kind: peers.gguf(checkpoint, kind, options) for kind in kinds}
+    for kind, file in files.items():
+        if file is None:
+            print(f"not measured: llama.cpp and OpenVINO GenAI on {kind}: no --llama-cpp")
+            continue
+        yield from _of_gguf(kind, file, options)
+    if options.genai is None:
+        print("not measured: onnxruntime-genai: no --genai")
+    else:
+        for precision in ("int4", "int8"):
+            folder = peers.genai_model(checkpoint, precision, options)
+            run = _in_process("peer_genai.py", options.genai, folder, options)
+            yield Contender(f"onnxruntime-genai {precision}, in process", run)
+    if options.vllm is None:
+        print("not measured: vLLM: no --vllm")
+    else:
+        yield Contender("vLLM bf16", _of_server(peers.vllm(checkpoint, options), options))
+
+
+def _of_gguf(kind: str, file: Path, options: peers.Options) -> Iterator[Contender]:
+    start = peers.llama_cpp(file, options)
+    yield Contender(f"llama.cpp python server {kind}", _of_server(start, options))
+    if options.llama_server is None:
+        print("not measured: llama-server: no --llama-server")
+    else:
+        start = peers.llama_server(file, options)
+        yield Contender(f"llama-server {kind}", _of_server(start, options))
+    if options.openvino is None:
+        print("not measured: OpenVINO GenAI: no --openvino")
+    else:
+        run = _in_process("peer_openvino.py", options.openvino, file, options)
+        yield Contender(f"OpenVINO GenAI {kind}, in process", run)
+
+
+def _of_server(start: peers.Start, options: peers.Options) -> Callable[[], Figures]:
+    def measure() -> Figures:
+        with start() as (url, model):
+            return _ask(url, model, options)
+
+    return measure
+
+
+def _ask(url: str, model: str, options: peers.Options) -> Figures:
+    server.load(url, model, clients=8, tokens=2, prompt=_prompt(START_TOKENS))
+    server.load(url, model, tokens=2, prompt=_prompt(PROMPT_TOKENS))
+    one = server.load(url, model, tokens=options.tokens, prompt=_prompt(START_TOKENS))
+    eight = server.load(url, model, clients=8, tokens=options.tokens, prompt=_prompt(START_TOKENS))
+    prompt = server.load(url, model, tokens=1, prompt=_prompt(PROMPT_TOKENS))
+    for seen, clients in ((one, 1), (eight, 8)):
+        if seen["num_events"] < 0.95 * clients * options.tokens:
+            raise RuntimeError(f"{seen['num_events']} texts for {clients * options.tokens} tokens")
+    return {
+        "one": (one["num_events"] - 1) / (one["wall_s"] - one["first_token_s"]),
+        "eight": eight["tokens_per_s"],
+        "eight_together": eight["together_tokens_per_s"],
+        "prompt": PROMPT_TOKENS / prompt["first_token_s"],
+    }
+
+
+def _prompt(num_tokens: int) -> str:
+    """Return a question that nobody has asked, of so many tokens with its template."""
+    text = f"#{secrets.token_hex(8)} " + "some words of no meaning " * num_tokens
+    return text[: num_tokens - shapes.TEMPLATE_TOKENS]
+
+
+def _in_process(
+    script: str, python: str, model: Path, options: peers.Options
+) -> Callable[[], Figures]:
+    command = [python, str(server.HERE / script), str(model), "--threads", str(options.threads)]
+    command += ["--tokens", str(options.tokens), "--prompt", str(PROMPT_TOKENS)]
+    command += ["--start", str(START_TOKENS)]
+
+    def measure() -> Figures:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{script} failed: {done.stderr[-2000:]}")
+        figures: Figures = json.loads(done.stdout.splitlines()[-1])
+        return figures
+
+    return measure
