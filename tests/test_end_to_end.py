@@ -2,19 +2,29 @@
 
 import asyncio
 import base64
+import importlib.util
 import io
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import openai
 import PIL.Image
 import PIL.ImageDraw
 import pytest
 
-pytestmark = pytest.mark.torch
+PICTURE = Path(__file__).parents[1] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png"
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+from vlmkit.cli import main
+main()
+"""
+LIBRARIES = {"onnx": "onnxruntime", "torch": "torch"}
+ENGINES = [name for name, library in LIBRARIES.items() if importlib.util.find_spec(library)]
 
 
 def free_port():
@@ -23,11 +33,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def server():
+@pytest.fixture(scope="module", params=ENGINES)
+def server(request):
     """A real `vlmkit serve demo`; ends it by SIGTERM and expects a clean exit."""
     port = free_port()
     command = [sys.executable, "-m", "vlmkit", "serve", "demo", "--set", f"server.port={port}"]
+    command += ["--set", f"engine.use={request.param}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + 90
@@ -142,3 +153,18 @@ def test_the_model_is_listed_and_an_unknown_one_is_not_found(client):
     assert client.models.retrieve("demo").id == "demo"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=question("hi"))
+
+
+@pytest.mark.skipif("onnx" not in ENGINES, reason="needs onnxruntime")
+def test_the_packaged_model_answers_where_there_is_no_torch_and_says_nothing_of_it():
+    command = [sys.executable, "-c", WITHOUT_TORCH, "ask", "demo", "What is in this picture?"]
+    done = subprocess.run(
+        [*command, "--image", str(PICTURE)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "A large blue circle on the left and a small red square on the right.\n"
+    assert done.stderr == ""

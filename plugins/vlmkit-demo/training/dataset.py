@@ -18,7 +18,7 @@ PADDING = -1000  # the span of padding
 PAIR_SHARE = 0.4  # rows with two pictures
 WEIGHTS = {
     "describe": 0.5, "what_is_at": 0.8, "shape": 0.7, "colour": 0.5, "size": 0.3, "position": 0.8,
-    "count": 1.2, "count_if": 3.0, "relation": 2.8, "exist": 1.0, "digit": 1.6, "word": 5.0,
+    "count": 1.2, "count_if": 3.0, "relation": 3.6, "exist": 1.0, "digit": 1.6, "word": 5.0,
     "follow_up": 0.9, "unknown": 0.7,
 }  # fmt: skip
 KINDS = tuple(WEIGHTS)

@@ -1,7 +1,7 @@
 """Measure a checkpoint, or any server that speaks the OpenAI API, on held-out questions.
 
     python training/evaluate.py --checkpoint FOLDER [--write MODEL_CARD.md]
-    python training/evaluate.py --base-url http://localhost:8000/v1 --model demo
+    python training/evaluate.py --base-url http://localhost:8000/v1 [--write CARD --table NAME]
 
 Every scene holds a combination of colour, name and place (or a word) that training never shows, and
 every question is phrased as no training question is. An answer counts where it equals the truth
@@ -16,6 +16,7 @@ import re
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +28,8 @@ from question import ASKS, KINDS, Asker, Turn, ask_pair, small_talk
 from scene import Scene, sample_scene
 
 CONTENT = {"digit": "digit", "word": "word"}  # what a kind's scenes must hold
-MARKS = "<!-- accuracy: written by training/evaluate.py -->", "<!-- end of accuracy -->"
+MARKS = "<!-- {}: written by training/evaluate.py -->", "<!-- end of {} -->"
+NUM_CLIENTS = 8
 
 
 @dataclass(frozen=True)
@@ -137,14 +139,15 @@ class TransformersAnswerer:
 
 
 class ServerAnswerer:
-    """Answers through an OpenAI-compatible chat completions endpoint, one request at a time."""
+    """Answers through an OpenAI-compatible chat completions endpoint, a few at a time."""
 
     def __init__(self, base_url: str, model: str, key: str = "none") -> None:
         self._url, self._model, self._key = base_url.rstrip("/"), model, key
 
     def __call__(self, cases: list[Case]) -> list[str]:
-        """Ask the server case by case."""
-        return [self._ask(case) for case in cases]
+        """Ask the server case by case, as several clients would."""
+        with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+            return list(clients.map(self._ask, cases))
 
     def _ask(self, case: Case) -> str:
         images = iter(case.images)
@@ -204,13 +207,12 @@ def table(scores: dict[str, Score]) -> str:
     return "\n".join(["| kind | right | asked | accuracy |", "|---|---:|---:|---:|", *rows])
 
 
-def write_table(card: Path, text: str) -> None:
-    """Put the table between the marks of the model card."""
-    old = card.read_text(encoding="utf-8")
-    before, rest = old.split(MARKS[0])
-    card.write_text(
-        f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8"
-    )
+def write_table(card: Path, name: str, text: str) -> None:
+    """Put the table between its marks in the model card."""
+    begin, end = (mark.format(name) for mark in MARKS)
+    before, rest = card.read_text(encoding="utf-8").split(begin)
+    after = rest.split(end)[1]
+    card.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -223,6 +225,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--wrong", type=int, default=0, help="wrong answers of each kind to print")
     parser.add_argument("--write", type=Path, help="model card whose table to replace")
+    parser.add_argument("--table", default="accuracy", help="name of the table in the model card")
     a = parser.parse_args()
     answerer: Answerer = (
         ServerAnswerer(a.base_url, a.model) if a.base_url else TransformersAnswerer(a.checkpoint)
@@ -238,7 +241,7 @@ def main() -> None:
             asked = case.messages[-1]["content"][-1]["text"]
             print(case.kind, asked, case.wanted, answer, sep=" | ")
     if a.write:
-        write_table(a.write, text)
+        write_table(a.write, a.table, text)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scene import (
     COLOURS,
+    GRID,
     LONGEST_WORD,
     NAMES,
     PLACES,
     SIZES,
+    SQUARE,
     TOO_CLOSE,
     Colour,
     Scene,
@@ -26,7 +28,6 @@ from scene import (
 
 Pens = tuple[ImageDraw.ImageDraw, ImageDraw.ImageDraw]  # for the picture and for the ink
 SIDE = 112  # pixels of the square that the vision tower sees
-GRID = 8  # patches along a side
 INK = 7  # parts of a patch along a side for which the ink is known
 
 
@@ -109,7 +110,7 @@ def _draw_shape(
 def outline_of(shape: str) -> NDArray[np.float64]:
     """Return a shape's corners ``[points, 2]`` (x, y down) within the unit circle or its square."""
     if shape == "square":
-        return 0.88 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], float)
+        return SQUARE * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], float)
     if shape == "diamond":
         return np.array([(0, -1), (0.8, 0), (0, 1), (-0.8, 0)], float)
     if shape == "triangle":

@@ -5,7 +5,7 @@ three grid, and a background. The module only samples scenes; ``picture.py`` dra
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -36,6 +36,8 @@ PLACES = (
     "at the bottom left", "at the bottom", "at the bottom right",
 )  # fmt: skip
 LONGEST_WORD = 6
+SQUARE = 0.88  # the side of a square whose extent is one
+GRID = 8  # along a side of what the vision tower sees
 _LIGHT: tuple[Colour, ...] = (
     (255, 255, 255), (255, 255, 255), (245, 245, 245), (225, 225, 225), (250, 245, 225),
     (225, 235, 250), (230, 245, 230),
@@ -124,7 +126,7 @@ def sample_scene(
 def _sample(rng: np.random.Generator, most: int, content: str | None) -> Scene:
     height, width = _source_size(rng)
     background = pick(rng, _LIGHT if rng.random() < 0.7 else _DARK)
-    count = min(most, int(rng.choice(6, p=[0.01, 0.25, 0.28, 0.24, 0.13, 0.09])))
+    count = min(most, int(rng.choice(6, p=[0.01, 0.33, 0.26, 0.21, 0.11, 0.08])))
     if content is None:
         content = str(rng.choice(["shapes", "digit", "word", "both"], p=[0.5, 0.2, 0.26, 0.04]))
     if content != "shapes":
@@ -143,7 +145,7 @@ def _sample(rng: np.random.Generator, most: int, content: str | None) -> Scene:
     repeat = rng.random() < 0.3  # few colours and shapes, so that counting is worth asking
     palette = list(rng.permutation(colours))[: 2 if repeat else 9]
     forms = list(rng.permutation(SHAPES))[: 2 if repeat else 7]
-    things = [_dress(rng, t, palette, forms) for t in things]
+    things = [_aligned(rng, _dress(rng, t, palette, forms), height, width) for t in things]
     if _overlap(things, height, width):
         return _sample(rng, most, content)
     return Scene(tuple(sorted(things, key=lambda t: t.cell)), background, height, width)
@@ -177,13 +179,36 @@ def _dress(rng: np.random.Generator, thing: Thing, palette: list[str], forms: li
     )  # fmt: skip
 
 
+def _aligned(rng: np.random.Generator, thing: Thing, height: int, width: int) -> Thing:
+    """Bring two edges of some squares between patches, where those drawn by people often lie.
+
+    No patch shows a corner then, and what is a bar of a cross elsewhere is a part of a square.
+    """
+    if thing.name != "square" or rng.random() < 0.6:
+        return thing
+    side, centre = (height, thing.y) if rng.random() < 0.5 else (width, thing.x)
+    scale = SQUARE * min(height, width) / side  # of the picture's side, for an extent of one
+    patches = max(1, round(thing.extent * scale * GRID))
+    extent = patches / GRID / scale
+    first = round((centre - extent * scale / 2) * GRID)
+    moved = (first + patches / 2) / GRID
+    x, y = (thing.x, moved) if centre == thing.y else (moved, thing.y)
+    is_same_size = abs(extent / thing.extent - 1) < 0.4 and (extent > 0.25) == (
+        thing.size == "large"
+    )
+    is_inside = first >= 0 and first + patches <= GRID
+    if not is_same_size or not is_inside or 3 * int(y * 3) + int(x * 3) != thing.cell:
+        return thing
+    return replace(thing, x=x, y=y, extent=extent)
+
+
 def _glyph(rng: np.random.Generator, kind: Literal["shape", "digit"], cell: int, n: int) -> Thing:
     name = str(pick(rng, DIGITS)) if kind == "digit" else SHAPES[0]
     size = SIZES[int(rng.integers(2))]
     if size == "small":
         extent = float(rng.uniform(0.125, 0.165) if kind == "shape" else rng.uniform(0.15, 0.18))
     else:
-        extent = float(rng.uniform(0.25, 0.8 if n == 1 else 0.36 if n < 4 else 0.32))
+        extent = float(rng.uniform(0.25, (0.8, 0.5, 0.36, 0.32)[min(n, 4) - 1]))
     row, column = divmod(cell, 3)
     low = extent / 2 + 0.01
     x = float(np.clip((column + rng.uniform(0.16, 0.84)) / 3, low, 1 - low))
@@ -219,7 +244,7 @@ def _source_size(rng: np.random.Generator) -> tuple[int, int]:
     side = int(pick(rng, (112, 128, 160, 200, 224, 256, 300, 336, 400)))
     if rng.random() < 0.55:
         return side, side
-    other = int(side * rng.uniform(1.0, 1.5))
+    other = int(side * rng.uniform(1.0, 1.8))
     return (side, other) if rng.random() < 0.7 else (other, side)
 
 

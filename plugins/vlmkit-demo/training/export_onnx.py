@@ -1,0 +1,32 @@
+"""Write the packaged checkpoint as ONNX graphs beside its weights, so that it runs without torch.
+
+    python training/export_onnx.py
+
+Linear layers of the decoder become 8 bits wide, see the README of vlmkit-onnx; nothing is trained.
+"""
+
+import tempfile
+from pathlib import Path
+
+from tokenizer import CHECKPOINT
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit_onnx.export.exporter import export
+
+GRAPHS = ("*.onnx", "*.onnx.data", "embeddings.safetensors", "vlmkit_onnx.json")
+
+
+def main() -> None:
+    """Export and replace what is there."""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / "onnx"
+        export(Checkpoint("demo", CHECKPOINT), made, "w8a8", print)
+        for pattern in GRAPHS:
+            for old in CHECKPOINT.glob(pattern):
+                old.unlink()
+            for new in made.glob(pattern):
+                (CHECKPOINT / new.name).write_bytes(new.read_bytes())
+
+
+if __name__ == "__main__":
+    main()
