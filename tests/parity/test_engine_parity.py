@@ -1,9 +1,9 @@
-"""The torch engine answers as ``generate`` does: same tokens, logits equal up to rounding."""
+"""Engines answer as ``generate`` does: same tokens, logits equal up to rounding."""
 
 import threading
 from collections.abc import Callable, Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,6 +18,21 @@ pytestmark = pytest.mark.torch
 NAMES = (*zoo.NAMES_VISION, *zoo.NAMES_TEXT)
 Saved = Callable[[str], Path]
 Answered = Callable[[str], list[runner.Answer]]
+
+
+class Library(NamedTuple):
+    """What makes an engine, and of which folder of a family."""
+
+    load: Callable[..., Any]
+    folder: Saved
+
+
+@pytest.fixture(params=["torch", "onnx"])
+def library(request: pytest.FixtureRequest, saved: Saved, exported: Saved) -> Library:
+    """Give each library in turn."""
+    if request.param == "torch":
+        return Library(runner.load_engine, saved)
+    return Library(runner.load_onnx_engine, exported)
 
 
 def _counting(make: Callable[..., Any], made: list[Any]) -> Callable[..., Any]:
@@ -39,22 +54,24 @@ def test_four_requests_together_are_answered_as_by_generate_alone(
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "qwen3_vl", "gemma3", "paligemma"])
 def test_a_cache_too_small_for_all_four_changes_no_answer(
-    name: str, saved: Saved, answered: Answered
+    name: str, library: Library, answered: Answered
 ) -> None:
     longest = max(
         len(runner.reference_inputs(name, r)["input_ids"][0]) for r in runner.requests(name)
     )
     room = longest + runner.NUM_NEW + 12
-    outcome = runner.outcome(name, saved(name), answered(name), cache_tokens=room)
+    outcome = runner.outcome(
+        name, library.folder(name), answered(name), load=library.load, cache_tokens=room
+    )
 
     assert outcome.is_parity, outcome
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_prompts_whose_prefix_is_cached_are_answered_alike(
-    name: str, saved: Saved, answered: Answered
+    name: str, library: Library, answered: Answered
 ) -> None:
-    engine, encoder, config = runner.load_engine(name, saved(name), cache_tokens=2000)
+    engine, encoder, config = library.load(name, library.folder(name), cache_tokens=2000)
     prompts = runner.prompts(name, config)
     banned = runner.banned_ids(config)
     first = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))

@@ -1,4 +1,4 @@
-"""The ONNX engine answers as ``generate`` does whatever its cache holds; stages mix."""
+"""What the ONNX engine promises of its own, and stages of two libraries that mix."""
 
 import functools
 from collections.abc import Callable
@@ -14,39 +14,6 @@ pytestmark = pytest.mark.torch
 
 Saved = Callable[..., Path]
 Answered = Callable[[str], list[runner.Answer]]
-FAMILIES = ("llama", "gpt_oss", "qwen3_vl", "gemma3")
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_cache_too_small_for_all_four_changes_no_answer(
-    name: str, exported: Saved, answered: Answered
-) -> None:
-    longest = max(
-        len(runner.reference_inputs(name, r)["input_ids"][0]) for r in runner.requests(name)
-    )
-    outcome = runner.outcome(
-        name,
-        exported(name),
-        answered(name),
-        load=runner.load_onnx_engine,
-        cache_tokens=longest + runner.NUM_NEW + 12,
-    )
-
-    assert outcome.is_parity, outcome
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_prompts_whose_prefix_is_cached_are_answered_alike(
-    name: str, exported: Saved, answered: Answered
-) -> None:
-    engine, encoder, config = runner.load_onnx_engine(name, exported(name), cache_tokens=2000)
-    prompts = runner.prompts(name, config)
-    banned = runner.banned_ids(config)
-    first = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))
-    again = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))
-
-    assert first.is_parity, first
-    assert again.is_parity, again
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8", "int8", "int4"])

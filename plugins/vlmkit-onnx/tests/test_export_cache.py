@@ -12,7 +12,7 @@ import pytest
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import PluginUnavailable
 from vlmkit_onnx import export_cache, manifest
-from vlmkit_onnx.export_cache import cached_export, cached_folder
+from vlmkit_onnx.export_cache import cached_export, cached_folder, cached_tower
 from vlmkit_onnx.manifest import Manifest
 
 
@@ -84,7 +84,8 @@ def test_of_many_who_ask_at_once_one_exports(
     made: list[Path] = []
     started, go_on = threading.Event(), threading.Event()
 
-    def export(_: Checkpoint, folder: Path, *__: Any) -> None:
+    def export(_: Checkpoint, folder: Path, *__: Any, with_tower: bool) -> None:
+        assert not with_tower
         made.append(folder)
         started.set()
         assert go_on.wait(30)
@@ -108,6 +109,25 @@ def test_of_many_who_ask_at_once_one_exports(
     first.join(30)
     assert made == [folder]
     assert stages == ["waiting for another export"]
+
+
+def test_a_tower_is_exported_apart_and_found_again(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def export_tower(_: Checkpoint, folder: Path, on_stage: Any) -> None:
+        made.append(folder)
+        folder.mkdir(parents=True)
+        (folder / "vision.onnx").write_bytes(b"")
+
+    module = types.ModuleType("vlmkit_onnx.export.exporter")
+    module.export_tower = export_tower  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vlmkit_onnx.export.exporter", module)
+    monkeypatch.setattr(export_cache, "missing_packages", list)
+    first, again = (cached_tower(checkpoint, _silent) for _ in range(2))
+    assert made == [first] == [again]
+    assert first != cached_folder(checkpoint, "w8a8")
 
 
 def _manifest() -> Manifest:

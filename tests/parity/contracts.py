@@ -1,0 +1,64 @@
+"""The contracts on a family of the zoo; a library's tests say how its parts are made."""
+
+from collections.abc import Mapping
+
+import zoo
+from parity import runner
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit.protocols import ImageFeatures, VisionEncoder
+from vlmkit.testing import EngineContract, VisionEncoderContract
+
+
+class OnFamily:
+    """Gives the contracts one family's prompts.
+
+    Attributes:
+        family: its name in the zoo.
+        checkpoint: its files, set before each test.
+    """
+
+    family = ""
+    checkpoint: Checkpoint
+
+    def make_encoder(self) -> VisionEncoder:
+        """Return a fresh encoder."""
+        raise NotImplementedError
+
+    def all_prompts(self) -> list[Prompt]:
+        """Return the four requests as prompts."""
+        return runner.prompts(self.family, runner.config_of(self.checkpoint.path))
+
+
+class EngineOnFamily(OnFamily, EngineContract):
+    """The engine's contract; subclasses say how to ``make`` one."""
+
+    def prompts(self) -> list[Prompt]:
+        return self.all_prompts()[:3]
+
+    def answer_ids(self) -> list[int]:
+        return [40, 50, 60, 70]
+
+    def features(self, prompt: Prompt) -> Mapping[int, ImageFeatures]:
+        made = self.make_encoder().encode(prompt.images) if prompt.images else []
+        return dict(enumerate(made))
+
+    def twins(self) -> tuple[Prompt, Prompt] | None:
+        if self.family in zoo.NAMES_TEXT:
+            return None
+        token = runner.config_of(self.checkpoint.path).image_token_id
+        asked = runner.requests(self.family)[0]
+        other = runner.Request(asked.messages, [zoo.picture(99)])
+        first, second = (runner.prompt(self.family, r, token) for r in (asked, other))
+        return first, second
+
+
+class EncoderOnFamily(OnFamily, VisionEncoderContract):
+    """The vision encoder's contract."""
+
+    def make(self) -> VisionEncoder:
+        return self.make_encoder()
+
+    def slots(self) -> list[ImageSlot]:
+        slots = [slot for prompt in self.all_prompts() for slot in prompt.images]
+        return list({slot.digest: slot for slot in slots}.values())
