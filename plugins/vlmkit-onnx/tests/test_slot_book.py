@@ -199,15 +199,12 @@ class Slots(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def move(self, data):
-        made, _, _ = data.draw(st.sampled_from(self.running))
-        source = self.book.slot(made)
-        free = [s for s in range(len(self.memory)) if not self.book.is_owned(s)]
-        if free:
-            target = data.draw(st.sampled_from(free))
-            self.memory[target] = self.memory[source]
-            self.book.move(source, target)
-            self.give_back()
+    def swap(self, data):
+        slots = st.integers(0, len(self.memory) - 1)
+        pair = [data.draw(slots), data.draw(slots)]
+        self.memory[pair] = self.memory[pair[::-1]]
+        self.book.swap(*pair)
+        self.give_back()
 
     @invariant()
     def promises_are_kept(self):

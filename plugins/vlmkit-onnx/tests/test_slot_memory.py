@@ -40,6 +40,23 @@ def test_a_prefix_is_copied_in_every_state():
         assert (made.rows(name, 2, 1)[0, :, 7:] == 0).all()
 
 
+def test_two_slots_exchange_what_they_hold_and_keep_nothing_behind_it():
+    fixed = StateShape((2, 5, 16), FLOAT, grows=False)
+    made = memory(slot_tokens=4096, key=StateShape((2, 0, 16), FLOAT), conv=fixed)
+    for slot in range(3):
+        for name in ("key", "conv"):
+            made.rows(name, slot, 1)[...] = slot + 1
+    made.swap((0, 2), (3, 9))
+    keys = made.rows("key", 0, 3)
+    assert (keys[0, :, :9] == 3).all()
+    assert (keys[2, :, :3] == 1).all()
+    assert (keys[1] == 2).all()
+    assert (made.rows("conv", 0, 3)[:, 0, 0, 0] == [3, 2, 1]).all()
+    if hasattr(mmap, "MADV_DONTNEED"):
+        assert not keys[0, :, 9:].any()
+        assert not keys[2, :, 3:].any()
+
+
 def test_a_discarded_slot_is_empty_and_its_neighbours_are_not():
     made = memory()
     for slot in range(3):

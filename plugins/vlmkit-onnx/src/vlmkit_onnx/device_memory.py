@@ -73,6 +73,10 @@ class DeviceMemory:
         """Refuse: see ``copies``."""
         raise RuntimeError(f"{num_tokens} tokens cannot be copied from slot {source} to {target}")
 
+    def swap(self, slots: tuple[int, int], num_tokens: tuple[int, int]) -> None:
+        """Refuse: see ``copies``."""
+        raise RuntimeError(f"{num_tokens} tokens of slots {slots} cannot change places")
+
     def discard(self, slot: int) -> None:
         """Keep the memory; the next owner writes over it."""
 

@@ -209,19 +209,22 @@ class OnnxEngine:
         return np.zeros((spec.num_deepstack, num_rows, num_tokens, spec.hidden_size), np.float32)
 
     def _close_ranks(self, items: Seq[WorkItem]) -> None:
-        """Move the last sequence into a gap while more rows would idle than work."""
+        """Move the last sequence into a gap, while there is one: an idle row costs as a busy one.
+
+        What the gap keeps for later prompts moves to where the sequence was.
+        """
         if not self._decoder.memory.copies:
             return
         slots = sorted(self._book.slot(item.sequence) for item in items)
-        while slots[-1] + 1 - slots[0] > 2 * len(slots):
+        while slots[-1] + 1 - slots[0] > len(slots):
             gaps = [s for s in range(slots[0], slots[-1]) if not self._book.is_owned(s)]
             if not gaps:
                 return
-            source, target = slots.pop(), gaps[0]
-            self._decoder.memory.copy(source, target, self._book.num_held(source))
-            self._book.move(source, target)
-            slots = sorted([*slots, target])
-        self._give_back()
+            pair = (slots.pop(), gaps[0])
+            held = (self._book.num_held(pair[0]), self._book.num_held(pair[1]))
+            self._decoder.memory.swap(pair, held)
+            self._book.swap(*pair)
+            slots = sorted([*slots, pair[1]])
 
     def _inputs(self, sequence: Sequence) -> PromptInputs:
         if sequence not in self._prompts:

@@ -173,16 +173,13 @@ class SlotBook:
             self._to_discard.add(slot)
         self._touch(place)
 
-    def move(self, source: int, target: int) -> None:
-        """Let an owner change to a slot without owner, with everything that its own holds."""
-        old, new = self._places[source], self._places[target]
-        if old.owner is None or new.owner is not None:
-            raise ValueError(f"slot {source} cannot move to slot {target}")
-        ids = new.ids
-        self._places[target] = old
-        self._places[source] = _Place(ids, last_used=old.last_used)
-        self._slots[old.owner] = target
-        self._to_discard.add(source)
+    def swap(self, first: int, second: int) -> None:
+        """Let two slots change places, with their owners and everything that they hold."""
+        places = self._places
+        places[first], places[second] = places[second], places[first]
+        for slot in (first, second):
+            if (owner := places[slot].owner) is not None:
+                self._slots[owner] = slot
 
     def _place(self, sequence: Sequence) -> _Place:
         return self._places[self._slots[sequence]]

@@ -80,6 +80,10 @@ class Memory(Protocol):
         """Copy the first tokens of a slot, and its states of fixed size, to another slot."""
         ...
 
+    def swap(self, slots: tuple[int, int], num_tokens: tuple[int, int]) -> None:
+        """Exchange what two slots hold; each has so many tokens."""
+        ...
+
     def discard(self, slot: int) -> None:
         """Give a slot's memory back; what it holds afterwards is undefined, and finite."""
         ...
@@ -148,12 +152,20 @@ class SlotMemory:
             else:
                 array[target] = array[source]
 
+    def swap(self, slots: tuple[int, int], num_tokens: tuple[int, int]) -> None:
+        """Exchange what two slots hold; each has so many tokens."""
+        for (name, state), pages in zip(self.states.items(), self._maps, strict=True):
+            array = self._arrays[name]
+            counts = num_tokens if state.grows else (None, None)  # of a fixed state, all
+            held = [array[slot, :, :n].copy() for slot, n in zip(slots, counts, strict=True)]
+            for slot, new in zip(slots, reversed(held), strict=True):
+                _give_back(pages, array, slot)
+                array[slot, :, : new.shape[1]] = new
+
     def discard(self, slot: int) -> None:
         """Give a slot's memory back; what it holds afterwards is undefined, and finite."""
         for array, pages in zip(self._arrays.values(), self._maps, strict=True):
-            num_bytes = array[slot].nbytes
-            if hasattr(mmap, "MADV_DONTNEED") and num_bytes % mmap.PAGESIZE == 0:
-                pages.madvise(mmap.MADV_DONTNEED, slot * num_bytes, num_bytes)
+            _give_back(pages, array, slot)
 
     def reset(self, slot: int) -> None:
         """Set a slot's states of fixed size to zero: a sequence begins."""
@@ -176,6 +188,12 @@ class SlotMemory:
         pages = _anonymous(max(1, num_bytes))
         self._maps.append(pages)
         return np.frombuffer(pages, state.dtype, math.prod(shape)).reshape(shape)
+
+
+def _give_back(pages: mmap.mmap, array: NDArray[Any], slot: int) -> None:
+    num_bytes = array[slot].nbytes
+    if hasattr(mmap, "MADV_DONTNEED") and num_bytes % mmap.PAGESIZE == 0:
+        pages.madvise(mmap.MADV_DONTNEED, slot * num_bytes, num_bytes)
 
 
 def _anonymous(num_bytes: int) -> mmap.mmap:
