@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import peers
+import quiet
 import server
 import shapes
 from PIL import Image
@@ -31,6 +32,7 @@ def bench(options: peers.Options) -> None:
     seen: dict[str, list[Figures]] = {name: [] for name in contenders}
     for number in range(options.rounds):
         for name, measure in contenders.items():
+            quiet.wait_until(options.idle_but)
             seen[name].append(measure())
             print(f"round {number + 1}, {name}: {json.dumps(seen[name][-1])}", flush=True)
     print(f"\ntime to first token, {shape}, {options.threads} threads")

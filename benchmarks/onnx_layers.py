@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import peers
+import quiet
 import server
 import shapes
 
@@ -27,6 +28,7 @@ def bench(options: peers.Options) -> None:
         folder = peers.exported(checkpoint, precision)
         seen: dict[str, list[float]] = {}
         for _ in range(options.rounds):
+            quiet.wait_until(options.idle_but)
             figures = in_process(folder, options) | served(folder, options)
             for name, value in figures.items():
                 seen.setdefault(name, []).append(value)
@@ -60,8 +62,8 @@ def in_process(folder: Path, options: peers.Options) -> dict[str, float]:
             graph.clear()
             done = model.submit(request).result()
         return {
-            "graph": 1000 * statistics.median(graph[-options.tokens + 1 :]),
-            "forward": 1000 * statistics.median(forwards[-options.tokens + 1 :]),
+            "graph": 1000 * statistics.fmean(graph[-options.tokens + 1 :]),
+            "forward": 1000 * statistics.fmean(forwards[-options.tokens + 1 :]),
             "pipeline": 1000 * done.timings.decode_s / (options.tokens - 1),
         }
 

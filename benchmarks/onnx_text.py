@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import peers
+import quiet
 import server
 import shapes
 
@@ -57,6 +58,7 @@ def bench(options: peers.Options) -> None:
     seen: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}
     for number in range(options.rounds):
         for contender in contenders:
+            quiet.wait_until(options.idle_but)
             figures = contender.measure()
             seen[contender.name].append(figures)
             print(f"round {number + 1}, {contender.name}: {_line(figures)}", flush=True)
@@ -144,12 +146,14 @@ def _ask(url: str, model: str, options: peers.Options) -> Figures:
     for seen, clients in ((one, 1), (eight, 8)):
         if seen["num_events"] < 0.95 * clients * options.tokens:
             raise RuntimeError(f"{seen['num_events']} texts for {clients * options.tokens} tokens")
-    return {
+    figures = {
         "one": (one["num_events"] - 1) / (one["wall_s"] - one["first_token_s"]),
         "eight": eight["tokens_per_s"],
-        "eight_together": eight["together_tokens_per_s"],
         "prompt": PROMPT_TOKENS / prompt["first_token_s"],
     }
+    if eight["together_tokens_per_s"]:  # one after the other, no eight answers grow together
+        figures["eight_together"] = eight["together_tokens_per_s"]
+    return figures
 
 
 def _prompt(num_tokens: int) -> str:

@@ -27,6 +27,7 @@ class Options:
         threads: of every engine.
         tokens: of an answer.
         precisions: of our exports.
+        idle_but: begin each measurement when fewer cores than this are busy.
         llama_cpp: a Python with ``llama-cpp-python[server]`` and ``gguf``.
         llama_server: llama.cpp's own server.
         openvino: a Python with ``openvino-genai``.
@@ -40,6 +41,7 @@ class Options:
     threads: int
     tokens: int
     precisions: list[str]
+    idle_but: float
     llama_cpp: str | None
     llama_server: str | None
     openvino: str | None
