@@ -80,7 +80,7 @@ def text_alone(session: nox.Session) -> None:
 @nox.session
 def onnx_alone(session: nox.Session) -> None:
     """Install the ONNX engine without torch, run its tests and serve the packaged model."""
-    install(session, CORE, HF, ONNX_CPU, DEMO, groups=("test",))
+    install(session, CORE, HF, ONNX_CPU, DEMO, groups=("test", "onnx"))
     session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
     tests = [f"{ONNX}/tests", f"{DEMO}/tests", "tests/test_end_to_end.py"]
     session.run("pytest", *tests, "-m", "not torch", *session.posargs)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")  # which exports the models
+
 from parity.contracts import EncoderOnFamily, EngineOnFamily, OnFamily
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.protocols import Engine, VisionEncoder
@@ -12,7 +14,7 @@ from vlmkit.registry import BuildContext
 from vlmkit_onnx.build import build_encoder, build_engine
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
-pytestmark = pytest.mark.torch  # which exports the models
+pytestmark = pytest.mark.torch
 
 
 class OnOnnx(OnFamily):
