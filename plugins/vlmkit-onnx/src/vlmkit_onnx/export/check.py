@@ -23,7 +23,9 @@ NUM_SLOTS = 4
 SLOT_TOKENS = 48
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-4}
 RIGHT_SHARE = 0.75
-ROUNDED_TOLERANCE = 3e-2  # a rounding that falls the other way moves a number by a whole step
+# A rounding that falls the other way moves a number by a whole step, and the next layers with it:
+# 24 layers of random weights came to 0.05.
+ROUNDED_TOLERANCE = 0.1
 Array = NDArray[Any]
 
 
