@@ -48,6 +48,11 @@ def test_the_checkpoint_is_whole_and_small(checkpoint: Path) -> None:
     assert config["dtype"] == "bfloat16"
 
 
+def test_the_graphs_say_nothing_of_the_machine_that_made_them(checkpoint: Path) -> None:
+    for name in GRAPHS:
+        assert b"site-packages" not in (checkpoint / name).read_bytes()
+
+
 def test_the_sample_pictures_are_packaged(checkpoint: Path) -> None:
     names = {p.name for p in (checkpoint.parent / "pictures").iterdir()}
     assert names == {"shapes.png", "word.jpg", "digit.png"}

@@ -93,6 +93,14 @@ def test_deepstack_rows_are_extras_and_count_as_memory(seeing: Callable[[str], S
     assert features.num_bytes == 4 * 4 * features.num_tokens * features.embeddings.shape[1]
 
 
+def test_a_graph_says_nothing_of_the_machine_that_made_it(
+    seeing: Callable[[str], Seeing],
+) -> None:
+    content = seeing("llava").file.read_bytes()
+    assert b"site-packages" not in content
+    assert b".py" not in content
+
+
 def test_a_tiled_graph_of_another_exporter_is_fed_by_its_own_names(
     seeing: Callable[[str], Seeing], encoders: Any
 ) -> None:

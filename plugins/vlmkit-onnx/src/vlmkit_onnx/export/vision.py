@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from transformers import PreTrainedModel
 from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 
@@ -55,6 +56,7 @@ def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> st
     samples = tower.samples(np.random.default_rng(SEED))
     on_stage("tracing the vision tower")
     graph = trace(tower, example(tower, samples))
+    ClearMetadataAndDocStringPass()(graph)  # where on this machine each node comes from
     graph.metadata_props.update(written(tower.feeding))
     with tempfile.TemporaryDirectory(dir=folder) as made:
         _save(graph, Path(made))
