@@ -12,15 +12,11 @@ from vlmkit_onnx.refusal import kind_of
 OnStage = Callable[[str], None]
 
 
-def _tell_nobody(_: str) -> None:
-    """Export in silence."""
-
-
 def locate(
     checkpoint: Checkpoint,
     precision: Precision,
-    variant: str | None = None,
-    on_stage: OnStage = _tell_nobody,
+    variant: str | None,
+    on_stage: OnStage,
 ) -> Layout:
     """Return the parts of a model; a safetensors checkpoint is exported, once, if need be.
 
@@ -52,9 +48,7 @@ def locate(
     )
 
 
-def locate_tower(
-    checkpoint: Checkpoint, variant: str | None = None, on_stage: OnStage = _tell_nobody
-) -> VisionGraph:
+def locate_tower(checkpoint: Checkpoint, variant: str | None, on_stage: OnStage) -> VisionGraph:
     """Return the vision tower of a model; arguments and errors as for :func:`locate`.
 
     Raises:
@@ -63,7 +57,7 @@ def locate_tower(
     if kind_of(checkpoint) == "safetensors":
         folder = export_cache.cached_tower(checkpoint, on_stage)
         return VisionGraph(folder / export_cache.VISION, is_own=True)
-    graph = locate(checkpoint, "fp32", variant).vision
+    graph = locate(checkpoint, "fp32", variant, on_stage).vision
     if graph is None:
         raise CheckpointError(f"model {checkpoint.name!r} has no graph of a vision tower")
     return graph
