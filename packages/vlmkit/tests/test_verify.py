@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,10 @@ def test_answers_that_agree_are_said_to(capsys: Shown) -> None:
     assert (batch["num_cached_tokens"], batch["num_answers"]) == (0, 3)
 
 
+STEP_S = 0.01
+"""Long enough for what is submitted together to be answered together."""
+
+
 class Forgetful(MockEngine):
     """Answers otherwise from a full cache, or with company."""
 
@@ -249,6 +254,7 @@ class Forgetful(MockEngine):
         self._limits = dataclasses.replace(self._limits, is_batch_invariant=claims)
 
     def forward(self, items: Any) -> Any:
+        time.sleep(STEP_S)
         rows = super().forward(items)
         wanted = [item for item in items if item.wants_logits]
         for row, item in zip(rows, wanted, strict=True):

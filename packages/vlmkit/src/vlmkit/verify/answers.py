@@ -44,16 +44,17 @@ def agreements(
 ) -> list[Agreement]:
     """Answer greedily: alone, again from the cache, and several prompts in one batch.
 
-    A tenant of its own keeps each way out of the caches of the others.
+    Tenants of their own keep each way out of the caches of the others, and the answers of a batch
+    out of each other's.
     """
     requests = [
         pipeline.request(f"{prompt}{text}", images=images, temperature=0.0, max_tokens=max_tokens)
         for text in FOLLOW_UPS
     ]
-    alone = [_answers(pipeline, [request], f"alone {i}") for i, request in enumerate(requests)]
-    wanted = [tokens for answers in alone for tokens, _ in answers]
-    cached = _answers(pipeline, requests[:1], "alone 0")
-    batch = _answers(pipeline, requests, "batch")
+    alone = [_of_tenant(request, f"alone {i}") for i, request in enumerate(requests)]
+    wanted = [tokens for request in alone for tokens, _ in _answers(pipeline, [request])]
+    cached = _answers(pipeline, alone[:1])
+    batch = _answers(pipeline, [_of_tenant(r, f"batch {i}") for i, r in enumerate(requests)])
     is_promised = pipeline.limits.is_batch_invariant
     return [
         _agreement("cached", cached, wanted[:1], is_promised),
@@ -61,13 +62,13 @@ def agreements(
     ]
 
 
-def _answers(
-    pipeline: Pipeline, requests: Seq[Request], tenant: str
-) -> list[tuple[list[int], int]]:
+def _of_tenant(request: Request, tenant: str) -> Request:
+    return replace(request, tenant=f"vlmkit verify, {tenant}")
+
+
+def _answers(pipeline: Pipeline, requests: Seq[Request]) -> list[tuple[list[int], int]]:
     """Answer requests together; return the tokens of each and how much of it was cached."""
-    streams = [
-        pipeline.submit(replace(request, tenant=f"vlmkit verify, {tenant}")) for request in requests
-    ]
+    streams = [pipeline.submit(request) for request in requests]
     done = [stream.result() for stream in streams]
     return [(answer.choices[0].token_ids, answer.usage.cached_tokens) for answer in done]
 
