@@ -103,6 +103,7 @@ BROKEN = {
     "the manifest is of another version": (state(format=2), "is not a manifest of format 1"),
     "the manifest has a field of tomorrow": (state(more=1), "is not a manifest of format 1"),
     "the manifest leads elsewhere": (state(decoder="../decoder.onnx"), "is not a manifest"),
+    "the manifest names a file with a line break": (state(decoder="d.onnx\n"), "is not a manifest"),
     "the manifest is of another family": (state(model_type="llama"), "is of type 'llama'"),
 }
 

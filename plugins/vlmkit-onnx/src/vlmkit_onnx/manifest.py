@@ -17,7 +17,7 @@ FORMAT = 1
 MAX_BYTES = 2**20
 
 Precision = Literal["w8a8", "int4", "int8", "fp16", "fp32"]
-Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")]
 Positive = Annotated[int, Meta(ge=1)]
 
 

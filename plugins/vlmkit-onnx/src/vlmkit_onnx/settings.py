@@ -8,8 +8,10 @@ from msgspec import Meta
 from vlmkit_onnx.manifest import Precision
 
 Positive = Annotated[int, Meta(ge=1)]
-Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
-Variant = Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,32}$")]
+# The patterns are in the config's JSON schema, too, where there is no \Z; and $ alone lets a line
+# break pass at the end in Python.
+Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)(?!\n)$")]
+Variant = Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,32}(?!\n)$")]
 
 
 class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
