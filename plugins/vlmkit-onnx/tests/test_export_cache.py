@@ -5,13 +5,13 @@ import sys
 import threading
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import PluginUnavailable
-from vlmkit_onnx import export_cache, manifest
+from vlmkit_onnx import export_cache, manifest, refusal
 from vlmkit_onnx.export_cache import cached_export, cached_folder, cached_tower
 from vlmkit_onnx.manifest import Manifest
 
@@ -128,6 +128,26 @@ def test_a_tower_is_exported_apart_and_found_again(
     first, again = (cached_tower(checkpoint, _silent) for _ in range(2))
     assert made == [first] == [again]
     assert first != cached_folder(checkpoint, "w8a8")
+
+
+@pytest.mark.parametrize("part", ["int4", "tower"])
+def test_without_the_exporter_each_half_is_served_by_its_own_export_only(
+    part: Literal["int4", "tower"], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkpoint.path / "config.json").write_text('{"model_type": "llava", "vision_config": {}}')
+    (checkpoint.path / "model.safetensors").write_bytes(b"weights")
+    checkpoint = Checkpoint("tiny", checkpoint.path)
+    monkeypatch.setattr(export_cache, "missing_packages", lambda: ["torch"])
+    folder = cached_folder(checkpoint, part)
+    folder.mkdir(parents=True)
+    if part == "tower":
+        (folder / "vision.onnx").write_bytes(b"")
+    else:
+        manifest.write(folder, _manifest())
+    refused = "there are no ONNX graphs; to make them: pip install vlmkit-onnx[export]"
+    is_tower = part == "tower"
+    assert refusal.engine_cannot_serve(checkpoint) == (refused if is_tower else None)
+    assert refusal.encoder_cannot_serve(checkpoint) == (None if is_tower else refused)
 
 
 def _manifest() -> Manifest:

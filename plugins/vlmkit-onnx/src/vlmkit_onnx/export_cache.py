@@ -21,6 +21,8 @@ from vlmkit.errors import PluginUnavailable
 from vlmkit_onnx.manifest import FILE, FORMAT, Precision
 
 OnStage = Callable[[str], None]
+Part = Precision | Literal["tower"]
+"""What is exported apart: the decoder, in some precision, or the vision tower."""
 
 TOWER: Literal["tower"] = "tower"
 VISION = "vision.onnx"
@@ -71,12 +73,12 @@ def _made_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) ->
     return folder
 
 
-def cached_folder(checkpoint: Checkpoint, precision: Precision | Literal["tower"]) -> Path:
-    """Return where a checkpoint's export is or would be; imports nothing heavy."""
+def cached_folder(checkpoint: Checkpoint, part: Part) -> Path:
+    """Return where the export of a checkpoint's part is or would be; imports nothing heavy."""
     digest = hashlib.sha256()
     version = importlib.metadata.version("vlmkit-onnx")
-    for part in (checkpoint.fingerprint, precision, str(FORMAT), version):
-        digest.update(f"{part}\n".encode())
+    for fact in (checkpoint.fingerprint, part, str(FORMAT), version):
+        digest.update(f"{fact}\n".encode())
     for path in _exporter_sources():
         digest.update(path.read_bytes())
     return _cache_root() / digest.hexdigest()

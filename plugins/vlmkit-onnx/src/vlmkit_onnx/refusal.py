@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from vlmkit.checkpoint import Checkpoint
@@ -45,12 +46,7 @@ def kind_of(checkpoint: Checkpoint) -> Kind | None:
 
 def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
     """Say why the engine cannot run this checkpoint; None when it seems to be able to."""
-    kind = kind_of(checkpoint)
-    if kind is None:
-        return "there are no ONNX graphs and no *.safetensors weights"
-    if kind == "safetensors" and export_cache.missing_packages() and not _is_exported(checkpoint):
-        return f"there are no ONNX graphs; to make them: {export_cache.INSTALL_HINT}"
-    return None
+    return _lacks_graphs(checkpoint, get_args(manifest.Precision))
 
 
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
@@ -59,15 +55,21 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     has_graph = checkpoint.has("onnx/vision_encoder*.onnx") or checkpoint.has("genai_config.json")
     if not has_config and not has_graph:
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
-    return engine_cannot_serve(checkpoint)
-
-
-def _is_exported(checkpoint: Checkpoint) -> bool:
-    """Whether some export of a checkpoint is in the cache."""
-    folders = (export_cache.cached_folder(checkpoint, p) for p in get_args(manifest.Precision))
-    return any(map(export_cache.is_whole, folders))
+    return _lacks_graphs(checkpoint, (export_cache.TOWER,))
 
 
 def priority(checkpoint: Checkpoint) -> int:
     """Say how much ``auto`` should prefer this plugin for a checkpoint."""
     return TO_BE_EXPORTED if kind_of(checkpoint) in ("safetensors", None) else READY
+
+
+def _lacks_graphs(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) -> str | None:
+    """Say why there are no graphs and none can be made; an export of any of the parts will do."""
+    kind = kind_of(checkpoint)
+    if kind is None:
+        return "there are no ONNX graphs and no *.safetensors weights"
+    if kind != "safetensors" or not export_cache.missing_packages():
+        return None
+    if any(export_cache.is_whole(export_cache.cached_folder(checkpoint, part)) for part in parts):
+        return None
+    return f"there are no ONNX graphs; to make them: {export_cache.INSTALL_HINT}"
