@@ -74,4 +74,5 @@ def _map(
         raise ValueError(facts)
     if stop - start != math.prod((num_rows, width)) * dtype.itemsize:
         raise ValueError(facts)
-    return np.memmap(table.file, dtype, "r", first_byte + start, (num_rows, width))
+    # A plain array over the map: every index into a memmap costs a check of what it is.
+    return np.asarray(np.memmap(table.file, dtype, "r", first_byte + start, (num_rows, width)))

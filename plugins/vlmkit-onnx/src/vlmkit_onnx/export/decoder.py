@@ -29,6 +29,7 @@ from vlmkit_onnx.export.views import Parts, attention
 
 # Kinds of RoPE whose frequencies change once a text is longer than the model was trained for.
 CHANGING_ROPE = frozenset({"longrope", "dynamic"})
+OPSET = 21  # the first that rounds in blocks
 ANY = torch.export.Dim.DYNAMIC
 
 
@@ -109,8 +110,8 @@ def trace(parts: Parts, anatomy: Anatomy) -> onnx_ir.Model:
             f"the decoder of model type {parts.text_config.model_type!r} cannot be traced",
             hint="`vlmkit --debug ...` shows where; please report the model type",
         ) from error
-    write_out(graph)
     tidy(graph)
+    write_out(graph)
     return graph
 
 
@@ -123,6 +124,7 @@ def _trace(module: SlotDecoder, inputs: dict[str, Any], shapes: dict[str, Any]) 
         kwargs=inputs,
         input_names=input_names(module.anatomy),
         output_names=output_names(module.anatomy),
+        opset_version=OPSET,
         custom_translation_table=exporter_onnx._ONNX_TRANSLATION_TABLE,
         verbose=False,
     )

@@ -1,7 +1,8 @@
 """Folds what surrounds GroupQueryAttention into it: the rotation, the packed projection, reshapes.
 
 The operator can rotate queries and keys and split a packed projection by itself, in one pass over
-memory; a traced graph does both around it. Every rewrite computes exactly what it replaces; one
+memory; a traced graph does both around it. Projections that are apart are packed if that is
+cheap. Every rewrite computes exactly what it replaces; one
 that does not fit is left out. What transformers' fusions do is done before.
 """
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from onnx_ir import Node, Value, convenience
 from onnx_ir.passes import common
 from onnx_ir.tape import Tape
+
+from vlmkit_onnx.export.joining import join
 
 # Places of GroupQueryAttention's inputs.
 COS, SIN, POSITIONS = 7, 8, 9
@@ -51,7 +54,8 @@ class _Rewriter:
         rotation = _rotation(query, key)
         if rotation is not None:
             query, key = rotation.query, rotation.key
-        if (packed := self._packed(node, query, key, value)) is not None:
+        packed = self._packed(node, query, key, value) or self._joined(node, query, key, value)
+        if packed is not None:
             for index, new in enumerate((packed, None, None)):
                 node.replace_input_with(index, new)
         else:
@@ -83,6 +87,17 @@ class _Rewriter:
         shifted.shape, shifted.type = packed.shape, packed.type
         self.graph.insert_before(node, tape.nodes)
         return shifted
+
+    def _joined(self, node: Node, *states: Value | None) -> Value | None:
+        """Return the one projection that can take the place of three, if so."""
+        layer = join(states) if all(_rank(value) == 3 for value in states) else None
+        if layer is None:
+            return None
+        for value in layer.inputs[1:]:
+            if value is not None:
+                self.graph.register_initializer(value)
+        self.graph.insert_before(node, layer)
+        return layer.outputs[0]
 
     def _replace_flat(self, node: Node, index: int, states: Value | None, *, must: bool) -> None:
         """Feed states ``[rows, seq, width]``; states by head are flattened if they must be."""

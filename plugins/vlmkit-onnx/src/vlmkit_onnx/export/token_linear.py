@@ -5,6 +5,8 @@ fusing handle one node in place of a dozen. Here each becomes what ONNX Runtime 
 read the same activations share their rounding.
 """
 
+from collections.abc import Hashable
+
 import numpy as np
 import onnx_ir
 from numpy.typing import NDArray
@@ -31,24 +33,27 @@ class _Writer:
     def __init__(self, graph: onnx_ir.Graph) -> None:
         self.graph = graph
         self.rounded: dict[Value, tuple[Value, Value]] = {}
+        self.middles: dict[Hashable, Value] = {}
         self.last_axis = self._constant("last_axis", np.array([-1], np.int64))
         self.step = self._constant("step", np.array(1 / 127, np.float32))
         self.tiny = self._constant("tiny", np.array(TINY, np.float32))
-        self.shift = self._constant("shift", np.array(MIDDLE, np.float32))
+        self.one = self._constant("one", np.array(1, np.float32))
         self.middle = self._constant("middle", np.array(MIDDLE, np.uint8))
 
     def write(self, node: Node) -> None:
         """Put ``(codes @ weights) * scale of the output * scale of the row + bias``."""
         inputs, weights, scale, *bias = node.inputs
-        if inputs is None:
-            raise ValueError("a linear layer of the graph reads nothing")
+        assert inputs is not None and weights is not None  # noqa: S101, PT018 - we made the node
         if inputs not in self.rounded:
-            self.rounded[inputs] = self._rounded(node, inputs)
+            self.rounded[inputs] = self._rounded(node, inputs, weights)
         codes, row_scale = self.rounded[inputs]
         tape = Tape()
-        sums = tape.op("MatMulInteger", [codes, weights, self.middle])
-        floats = tape.op("Cast", [sums], {"to": onnx_ir.DataType.FLOAT.value})
-        out = tape.op("Mul", [tape.op("Mul", [floats, scale]), row_scale])
+        sums = tape.op(
+            "MatMulIntegerToFloat",
+            [codes, weights, self.one, scale, self.middle],
+            domain="com.microsoft",
+        )
+        out = tape.op("Mul", [sums, row_scale])
         if bias:
             out = tape.op("Add", [out, bias[0]])
         old = node.outputs[0]
@@ -58,14 +63,20 @@ class _Writer:
         self.graph.remove(node, safe=True)
         out.name = old.name
 
-    def _rounded(self, node: Node, inputs: Value) -> tuple[Value, Value]:
-        """Return the codes of activations, and the scale of each row."""
+    def _rounded(self, node: Node, inputs: Value, weights: Value) -> tuple[Value, Value]:
+        """Return the codes of activations, and the scale of each row: a block is a whole row."""
+        assert weights.const_value is not None  # noqa: S101 - they are
+        width = weights.const_value.shape.numpy()[0]
         tape = Tape()
         largest = tape.op("ReduceMax", [tape.op("Abs", [inputs]), self.last_axis], {"keepdims": 1})
         scale = tape.op("Add", [tape.op("Mul", [largest, self.step]), self.tiny])
-        steps = tape.op("Round", [tape.op("Div", [inputs, scale])])
-        shifted = tape.op("Add", [steps, self.shift])
-        codes = tape.op("Cast", [shifted], {"to": onnx_ir.DataType.UINT8.value})
+        if (key := _rows_of(inputs)) not in self.middles:
+            self.middles[key] = tape.op("Expand", [self.middle, tape.op("Shape", [scale])])
+        codes = tape.op(
+            "QuantizeLinear",
+            [inputs, scale, self.middles[key]],
+            {"axis": -1, "block_size": width},
+        )
         self.graph.insert_before(node, tape.nodes)
         return codes, scale
 
@@ -76,3 +87,9 @@ class _Writer:
         value.dtype = onnx_ir.DataType.from_numpy(array.dtype)
         self.graph.register_initializer(value)
         return value
+
+
+def _rows_of(value: Value) -> Hashable:
+    """Return what values of equally many rows have in common, as far as the graph tells."""
+    sizes = [] if value.shape is None else [getattr(s, "value", s) for s in value.shape[:-1]]
+    return tuple(sizes) if sizes and None not in sizes else value
