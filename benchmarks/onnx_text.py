@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import answers
 import peers
 import quiet
 import server
 import shapes
 
-START_TOKENS = 64  # of the prompt of a short answer
-PROMPT_TOKENS = 512
 COLUMNS = {
     "one": "1 client",
     "eight": "8 clients",
     "eight_together": "8 clients, answers only",
-    "prompt": f"{PROMPT_TOKENS}-token prompt",
+    "prompt": f"{answers.Lengths.prompt}-token prompt",
 }
 TARGETS = (  # ours, theirs, column, at least
     ("vlmkit {p8}", "llama.cpp python server q8_0", "one", 1.2),
@@ -132,28 +131,27 @@ def _of_gguf(kind: str, file: Path, options: peers.Options) -> Iterator[Contende
 def _of_server(start: peers.Start, options: peers.Options) -> Callable[[], Figures]:
     def measure() -> Figures:
         with start() as (url, model):
-            return _ask(url, model, options)
+            return answers.figures(_ask_over_http(url, model), _lengths(options))
 
     return measure
 
 
-def _ask(url: str, model: str, options: peers.Options) -> Figures:
-    server.load(url, model, clients=8, tokens=2, prompt=_prompt(START_TOKENS))
-    server.load(url, model, tokens=2, prompt=_prompt(PROMPT_TOKENS))
-    one = server.load(url, model, tokens=options.tokens, prompt=_prompt(START_TOKENS))
-    eight = server.load(url, model, clients=8, tokens=options.tokens, prompt=_prompt(START_TOKENS))
-    prompt = server.load(url, model, tokens=1, prompt=_prompt(PROMPT_TOKENS))
-    for seen, clients in ((one, 1), (eight, 8)):
-        if seen["num_events"] < 0.95 * clients * options.tokens:
-            raise RuntimeError(f"{seen['num_events']} texts for {clients * options.tokens} tokens")
-    figures = {
-        "one": (one["num_events"] - 1) / (one["wall_s"] - one["first_token_s"]),
-        "eight": eight["tokens_per_s"],
-        "prompt": PROMPT_TOKENS / prompt["first_token_s"],
-    }
-    if eight["together_tokens_per_s"]:  # one after the other, no eight answers grow together
-        figures["eight_together"] = eight["together_tokens_per_s"]
-    return figures
+def _ask_over_http(url: str, model: str) -> answers.Ask:
+    def ask(clients: int, num_prompt: int, num_tokens: int) -> answers.Answered:
+        text = _prompt(num_prompt)
+        seen = server.load(url, model, clients=clients, tokens=num_tokens, prompt=text)
+        return answers.Answered(
+            num_tokens=seen["num_events"],
+            first_s=seen["first_token_s"],
+            wall_s=seen["wall_s"],
+            together_tokens_per_s=seen["together_tokens_per_s"] if clients > 1 else None,
+        )
+
+    return ask
+
+
+def _lengths(options: peers.Options) -> answers.Lengths:
+    return answers.Lengths(answer=options.tokens)
 
 
 def _prompt(num_tokens: int) -> str:
@@ -166,8 +164,9 @@ def _in_process(
     script: str, python: str, model: Path, options: peers.Options
 ) -> Callable[[], Figures]:
     command = [python, str(server.HERE / script), str(model), "--threads", str(options.threads)]
-    command += ["--tokens", str(options.tokens), "--prompt", str(PROMPT_TOKENS)]
-    command += ["--start", str(START_TOKENS)]
+    lengths = _lengths(options)
+    command += ["--start", str(lengths.start), "--answer", str(lengths.answer)]
+    command += ["--prompt", str(lengths.prompt)]
 
     def measure() -> Figures:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
