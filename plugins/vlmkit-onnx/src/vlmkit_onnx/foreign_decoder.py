@@ -4,7 +4,6 @@ Two drivers share it: they differ in how the cache is kept. A graph that needs a
 not listed here, such as a state of fixed size, is refused when it is loaded.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,11 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
+from vlmkit_onnx.cache_nodes import cache_pairs, cache_state
 from vlmkit_onnx.decoder import DecoderSpec, Floats, Tokens
 from vlmkit_onnx.layout import DecoderGraph
-from vlmkit_onnx.slot_memory import StateShape
+from vlmkit_onnx.node_types import BOOLEANS, FLOATS, INTEGERS, Dtypes
 
-Dtypes = dict[str, np.dtype[Any]]
-FLOATS: Dtypes = {"tensor(float)": np.dtype(np.float32), "tensor(float16)": np.dtype(np.float16)}
-INTEGERS: Dtypes = {"tensor(int64)": np.dtype(np.int64), "tensor(int32)": np.dtype(np.int32)}
-BOOLEANS: Dtypes = {"tensor(bool)": np.dtype(np.bool_)}
 NUM_DIMENSIONS = {
     "input_ids": (2,),
     "inputs_embeds": (3,),
@@ -30,7 +26,6 @@ NUM_DIMENSIONS = {
 }
 """The inputs that are known besides the cache, in our words, with their numbers of axes."""
 TYPES: dict[str, Dtypes] = {"inputs_embeds": FLOATS, "use_cache_branch": BOOLEANS}
-MAX_LAYERS = 1024
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -58,9 +53,10 @@ class ForeignDecoder:
         self._names = dict(graph.names)
         self._inputs = {node.name: node for node in session.get_inputs()}
         self._outputs = {node.name: node for node in session.get_outputs()}
-        self.present = self._pairs(graph)
-        self.states = {name: self._state(name, graph.head_dim) for name in self.present}
+        self.present = cache_pairs(graph, self._inputs, self._outputs)
+        self.states = {name: cache_state(graph, self._inputs[name]) for name in self.present}
         self.logits = self._names.get("logits", "logits")
+        self._refuse_uneven()
         self._refuse_unknown()
         self.spec = self._spec()
         self.logits_dtype = FLOATS[self._outputs[self.logits].type]
@@ -104,52 +100,15 @@ class ForeignDecoder:
     def _num_axes(self, word: str) -> int:
         return len(self._inputs[self._names.get(word, word)].shape)
 
-    def _pairs(self, graph: DecoderGraph) -> dict[str, str]:
-        """Return the cache's outputs by its inputs, layer by layer."""
-        pairs: dict[str, str] = {}
-        for layer in range(MAX_LAYERS):
-            if graph.past_key % layer not in self._inputs:
-                break
-            pairs[graph.past_key % layer] = graph.present_key % layer
-            pairs[graph.past_value % layer] = graph.present_value % layer
-        for name, present in pairs.items():
-            self._node(self._inputs, name)
-            self._node(self._outputs, present)
-        if not pairs:
-            raise CheckpointError(f"{self._file!r} has no input {graph.past_key % 0!r}")
-        return pairs
-
-    def _node(self, nodes: Mapping[str, Any], name: str) -> Any:
-        if name not in nodes:
-            what = "input" if nodes is self._inputs else "output"
-            raise CheckpointError(f"{self._file!r} has no {what} {name!r}")
-        return nodes[name]
-
-    def _state(self, name: str, head_dim: int | None) -> StateShape:
-        node = self._inputs[name]
-        first = self._inputs[next(iter(self.present))]
-        if node.type not in FLOATS or len(node.shape) != 4 or isinstance(node.shape[2], int):
-            raise CheckpointError(
-                f"input {name!r} of {self._file!r} is {node.type} {node.shape}, expected floats "
-                "[batch, heads, tokens, width] of any number of tokens"
-            )
-        if (node.type, node.shape[1], node.shape[3]) != (
-            first.type,
-            first.shape[1],
-            first.shape[3],
-        ):
-            raise CheckpointError(
-                f"input {name!r} of {self._file!r} is {node.type} {node.shape}, and {first.name!r} "
-                f"is {first.type} {first.shape}: expected the same heads in all layers"
-            )
-        num_heads, width = node.shape[1], node.shape[3]
-        width = width if isinstance(width, int) else head_dim
-        if not isinstance(num_heads, int) or width is None or num_heads < 1 or width < 1:
-            raise CheckpointError(
-                f"input {name!r} of {self._file!r} does not say how many heads there are, or how "
-                "wide they are"
-            )
-        return StateShape((num_heads, 0, width), FLOATS[node.type])
+    def _refuse_uneven(self) -> None:
+        (first, expected), *others = self.states.items()
+        for name, state in others:
+            if state != expected:
+                node, other = self._inputs[name], self._inputs[first]
+                raise CheckpointError(
+                    f"input {name!r} of {self._file!r} is {node.type} {node.shape}, and {first!r} "
+                    f"is {other.type} {other.shape}: expected the same heads in all layers"
+                )
 
     def _refuse_unknown(self) -> None:
         words = {self._names.get(word, word): word for word in NUM_DIMENSIONS}
@@ -177,7 +136,9 @@ class ForeignDecoder:
             )
 
     def _spec(self) -> DecoderSpec:
-        node = self._node(self._outputs, self.logits)
+        node = self._outputs.get(self.logits)
+        if node is None:
+            raise CheckpointError(f"{self._file!r} has no output {self.logits!r}")
         vocab = node.shape[-1] if len(node.shape) == 3 else None
         if node.type not in FLOATS or not isinstance(vocab, int) or vocab < 1:
             raise CheckpointError(

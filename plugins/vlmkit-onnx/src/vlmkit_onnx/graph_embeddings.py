@@ -10,7 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.foreign_decoder import FLOATS, INTEGERS
+from vlmkit_onnx.node_types import FLOATS, INTEGERS
 
 ROWS = ("image_features", "audio_features")  # of other inputs; none are given
 PLAIN_TOKEN = 0

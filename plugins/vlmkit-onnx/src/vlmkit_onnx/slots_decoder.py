@@ -11,15 +11,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
+from vlmkit_onnx.cache_nodes import cache_pairs, cache_state
 from vlmkit_onnx.decoder import DecoderSpec, Floats, Tokens
 from vlmkit_onnx.device_memory import DeviceMemory
 from vlmkit_onnx.layout import DecoderGraph
-from vlmkit_onnx.slot_memory import SlotMemory, StateShape
+from vlmkit_onnx.slot_memory import SlotMemory
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(float16)": np.dtype(np.float16),
-}
 CPU = ("cpu", 0)
 EXTRAS = ("attention_bias", "attention_bias_local", "deepstack")
 REQUIRED = frozenset(
@@ -51,16 +48,15 @@ class SlotsDecoder:
     ) -> None:
         self._session = session
         inputs = {node.name: node for node in session.get_inputs()}
-        states = _states(graph, inputs)
-        self.spec = _spec(graph, inputs, session.get_outputs(), len(states) // 2)
+        outputs = {node.name: node for node in session.get_outputs()}
+        self._present = cache_pairs(graph, inputs, outputs)
+        states = {name: cache_state(graph, inputs[name]) for name in self._present}
+        self.spec = _spec(graph, inputs, outputs, set(states))
         self.memory = (
             SlotMemory(states, num_slots, slot_tokens)
             if device == CPU
             else DeviceMemory(states, num_slots, slot_tokens, device)
         )
-        self._present = {
-            graph.past_key % i: graph.present_key % i for i in range(self.spec.num_layers)
-        } | {graph.past_value % i: graph.present_value % i for i in range(self.spec.num_layers)}
         # One for all bindings: there are many, and a row is as wide as the vocabulary.
         self._logits = np.zeros((num_slots, self.spec.vocab_size), np.float32)
         self._columns: dict[tuple[int, int], _Column] = {}
@@ -150,42 +146,23 @@ def _bind_output(binding: Any, name: str, array: NDArray[Any]) -> None:
     binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
-def _states(graph: DecoderGraph, inputs: dict[str, Any]) -> dict[str, StateShape]:
-    """Return what a slot keeps, by the names of the cache inputs, layer by layer."""
-    states: dict[str, StateShape] = {}
-    layer = 0
-    while graph.past_key % layer in inputs:
-        for name in (graph.past_key % layer, graph.past_value % layer):
-            node = inputs.get(name)
-            shape = node.shape if node is not None else []
-            if node is None or node.type not in DTYPES or len(shape) != 4:
-                raise CheckpointError(f"{graph.file.name!r}: input {name!r} is not a cache")
-            if not isinstance(shape[1], int) or not isinstance(shape[3], int):
-                raise CheckpointError(f"{graph.file.name!r}: input {name!r} has no fixed width")
-            states[name] = StateShape((shape[1], 0, shape[3]), DTYPES[node.type])
-        layer += 1
-    if not states:
-        raise CheckpointError(f"{graph.file.name!r} has no input {graph.past_key % 0!r}")
-    return states
-
-
 def _spec(
-    graph: DecoderGraph, inputs: dict[str, Any], outputs: list[Any], num_layers: int
+    graph: DecoderGraph, inputs: dict[str, Any], outputs: dict[str, Any], states: set[str]
 ) -> DecoderSpec:
-    known = {graph.past_key % i for i in range(num_layers)}
-    known |= {graph.past_value % i for i in range(num_layers)} | REQUIRED | set(EXTRAS)
+    known = states | REQUIRED | set(EXTRAS)
     if wrong := sorted((REQUIRED - set(inputs)) | (set(inputs) - known)):
         raise CheckpointError(
             f"{graph.file.name!r} is not a decoder of this version: its input {wrong[0]!r} is "
             f"{'unknown' if wrong[0] in inputs else 'missing'}",
             hint="export the model again: vlmkit export MODEL DIR",
         )
-    hidden, vocab = inputs["inputs_embeds"].shape[-1], outputs[0].shape[-1]
+    hidden = inputs["inputs_embeds"].shape[-1]
+    vocab = outputs["logits"].shape[-1] if "logits" in outputs else None
     if not isinstance(hidden, int) or not isinstance(vocab, int):
         raise CheckpointError(f"{graph.file.name!r} does not say how wide its arrays are")
     levels = inputs["deepstack"].shape[0] if "deepstack" in inputs else 0
     return DecoderSpec(
-        num_layers=num_layers,
+        num_layers=len(states) // 2,
         vocab_size=vocab,
         hidden_size=hidden,
         num_position_axes=3 if len(inputs["position_ids"].shape) == 3 else 1,

@@ -11,6 +11,7 @@ from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.decoder import Tokens
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.masked_decoder import MaskedDecoder
+from vlmkit_onnx.slots_decoder import SlotsDecoder
 
 FLOAT, HALF, INT64, INT8, BOOL = (
     TensorProto.FLOAT,
@@ -206,6 +207,24 @@ def test_a_graph_of_other_inputs_is_refused(shell, changes, message, kind):
     assert str(caught.value) == message
 
 
+OF_THE_CACHE = [
+    "no cache",
+    "a key without values",
+    "a cache of small integers",
+    "a cache of three axes",
+    "a cache of fixed length",
+    "no number of heads",
+]
+
+
+@pytest.mark.parametrize("name", OF_THE_CACHE)
+def test_a_graph_of_our_own_with_such_a_cache_is_refused_alike(shell, name):
+    changes, message = WRONG[name]
+    with pytest.raises(CheckpointError) as caught:
+        shell(changes, kind=SlotsDecoder)
+    assert str(caught.value) == message
+
+
 @pytest.mark.parametrize(
     "logits",
     [(FLOAT, ["batch", "tokens", "vocab"]), (FLOAT, ["batch", 32]), (INT64, LOGITS[1])],
@@ -215,10 +234,17 @@ def test_logits_of_no_vocabulary_are_refused(shell, logits):
         shell(logits=logits)
 
 
-@pytest.mark.parametrize("name", ["logits", "present.1.value"])
-def test_a_missing_output_is_refused(shell, name):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("logits", ConcatDecoder),
+        ("present.1.value", ConcatDecoder),
+        ("present.1.value", SlotsDecoder),
+    ],
+)
+def test_a_missing_output_is_refused(shell, name, kind):
     with pytest.raises(CheckpointError) as caught:
-        shell(lacks=[name])
+        shell(lacks=[name], kind=kind)
     assert str(caught.value) == f"'model.onnx' has no output {name!r}"
 
 

@@ -13,19 +13,14 @@ from vlmkit.errors import EngineError
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
 from vlmkit_onnx.layout import VisionGraph
+from vlmkit_onnx.node_types import BOOLEANS, FLOATS, INTEGERS
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
 from vlmkit_onnx.vision.names import FEATURES
 from vlmkit_onnx.vision.own import own_feeding
 
-DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(bool)": np.bool_,
-    "tensor(int32)": np.int32,
-    "tensor(int64)": np.int64,
-}
+DTYPES = FLOATS | INTEGERS | BOOLEANS
 
 
 class OnnxVisionEncoder:
