@@ -25,7 +25,7 @@ from vlmkit.errors import (
 from vlmkit.pipeline import Pipeline
 from vlmkit.plugins import Plugins
 from vlmkit.protocols import VisionEncoder
-from vlmkit.registry import BuildContext, Provider
+from vlmkit.registry import BuildContext, Provider, tell_nobody
 from vlmkit.sampling import SamplingParams, sampling_params
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def assemble(
     entry: ModelEntry, config: Config, plugins: Plugins, on_stage: OnStage | None = None
 ) -> Pipeline:
     """Build the pipeline of one model entry; arguments and errors as for :func:`load`."""
-    tell = on_stage or _tell_nobody
+    tell = on_stage or tell_nobody
     tell("model files")
     checkpoint = resolve(entry.model, plugins, entry.revision)
     choice = choose(entry, config, plugins, checkpoint)
@@ -297,7 +297,3 @@ def _what_there_is(reference: str, plugins: Plugins) -> str:
 def packaged_models(plugins: Plugins) -> list[str]:
     """Return the names of the models that installed distributions carry."""
     return [provider.name for provider in plugins.models if provider.list_models is None]
-
-
-def _tell_nobody(_: str) -> None:
-    """Load in silence."""

@@ -25,8 +25,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def _tell_nobody(_: str) -> None:
-    """Build in silence."""
+def tell_nobody(_: str) -> None:
+    """Take the name of a stage, and do it in silence."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BuildContext:
     settings: Any = None
     shared: dict[Any, Any] = field(default_factory=dict)
     revision: str | None = None
-    on_stage: Callable[[str], None] = _tell_nobody
+    on_stage: Callable[[str], None] = tell_nobody
 
     @property
     def files(self) -> Checkpoint:
