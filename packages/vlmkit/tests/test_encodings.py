@@ -2,13 +2,12 @@
 
 import dataclasses
 import gc
-import json
 import threading
 import time
 from contextlib import contextmanager
 
-import PIL.Image
 import pytest
+from mock_model import picture, script, wait_until
 
 from vlmkit.errors import EngineError
 from vlmkit.image import Image
@@ -59,21 +58,6 @@ def running(encoder, *, engine=None, scheduler=None, settings=None, **options):
         if isinstance(encoder, Gated):
             encoder.gate.set()
         model.close()
-
-
-def script(**fields):
-    return json.dumps({"mock": fields})
-
-
-def picture(width=8, height=6):
-    return PIL.Image.new("RGB", (width, height), "red")
-
-
-def wait_until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def shows(model, *pictures, tenant="", text="what?", **params):

@@ -2,14 +2,13 @@
 
 import asyncio
 import gc
-import json
 import threading
 import time
 from contextlib import contextmanager
 
 import numpy as np
-import PIL.Image
 import pytest
+from mock_model import picture, script, wait_until
 
 from vlmkit.channel import Channel
 from vlmkit.errors import EngineError, RequestError
@@ -46,21 +45,6 @@ def running(*, engine=None, tokenizer=None, encoder=None, sampler=None, schedule
         yield model
     finally:
         model.close()
-
-
-def script(**fields):
-    return json.dumps({"mock": fields})
-
-
-def picture(width=8, height=6):
-    return PIL.Image.new("RGB", (width, height), "red")
-
-
-def wait_until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def assert_serves(model):

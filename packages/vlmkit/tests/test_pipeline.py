@@ -1,13 +1,12 @@
 """A pipeline on the mock: every request ends exactly once, and leaves nothing behind."""
 
 import asyncio
-import json
 import threading
 import time
 
-import PIL.Image
 import pytest
 from hypothesis import given, settings, strategies as st
+from mock_model import picture, script, wait_until
 
 from vlmkit.errors import (
     ConfigError,
@@ -58,21 +57,6 @@ def pipeline(*, engine=None, scheduler=None, encoder=None, images=True, **option
 def model():
     with pipeline() as made:
         yield made
-
-
-def script(**fields):
-    return json.dumps({"mock": fields})
-
-
-def picture(width=8, height=6, color="red"):
-    return PIL.Image.new("RGB", (width, height), color)
-
-
-def wait_until(condition, timeout_s=5.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def assert_empty(model):
