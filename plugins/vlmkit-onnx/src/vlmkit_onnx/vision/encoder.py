@@ -14,6 +14,7 @@ from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
 from vlmkit_onnx.layout import VisionGraph
 from vlmkit_onnx.node_types import BOOLEANS, FLOATS, INTEGERS
+from vlmkit_onnx.session import giving_back
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
@@ -44,6 +45,7 @@ class OnnxVisionEncoder:
         max_batch_images: int,
     ) -> None:
         self._session: onnxruntime.InferenceSession | None = session
+        self._run_options = giving_back(session)  # a picture's tiles take as much as the weights
         self._computation = _computation(graph, session, max_batch_images)
         self._dtypes = {node.name: DTYPES.get(node.type) for node in session.get_inputs()}
         self._outputs = [node.name for node in session.get_outputs()]
@@ -76,7 +78,7 @@ class OnnxVisionEncoder:
             raise EngineError("the vision encoder is closed")
         feeds = {name: self._cast(name, array) for name, array in inputs.items()}
         try:
-            values = self._session.run(self._outputs, feeds)
+            values = self._session.run(self._outputs, feeds, self._run_options)
         except Exception as error:  # its exceptions have no common parent
             raise EngineError("the vision graph does not take an image's arrays") from error
         return {

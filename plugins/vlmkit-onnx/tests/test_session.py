@@ -1,0 +1,52 @@
+"""What an open graph does with memory."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from vlmkit_onnx.session import giving_back, open_session
+from vlmkit_onnx.settings import ComputeSettings
+
+MIB = 2**20
+
+
+@pytest.fixture
+def widening(tmp_path: Path) -> onnxruntime.InferenceSession:
+    """Return an open graph that takes MiB of memory for each number of its input."""
+    width = helper.make_tensor("width", TensorProto.INT64, [2], [1, MIB // 4])
+    graph = helper.make_graph(
+        [
+            helper.make_node("Expand", ["x", "width"], ["wide"]),
+            helper.make_node("Sin", ["wide"], ["bent"]),
+            helper.make_node("ReduceMean", ["bent"], ["y"], keepdims=0),
+        ],
+        "widening",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
+        [width],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "widening.onnx")
+    return open_session(tmp_path / "widening.onnx", ComputeSettings(num_threads=1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what memory is resident")
+def test_a_large_run_gives_its_memory_back(widening: onnxruntime.InferenceSession) -> None:
+    options = giving_back(widening)
+    widening.run(None, {"x": np.zeros((1, 1), np.float32)}, options)
+    before = resident_bytes()
+    widening.run(None, {"x": np.zeros((64, 1), np.float32)}, options)
+    assert resident_bytes() - before < 16 * MIB
+    widening.run(None, {"x": np.zeros((64, 1), np.float32)})  # the control: it was that large
+    assert resident_bytes() - before > 48 * MIB
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has now, but for files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
