@@ -1,7 +1,7 @@
-"""What lies between vlmkit-onnx's kernels and a client, and what a served model takes of memory.
+"""What lies between vlmkit-onnx's kernels and a client.
 
 Seconds of one token of one answer: the bare run of the graph, the engine's forward, the pipeline in
-this process, and HTTP streaming. Memory: of a server whose cache was filled once.
+this process, and HTTP streaming.
 """
 
 import statistics
@@ -16,9 +16,7 @@ import quiet
 import server
 import shapes
 
-CACHE_TOKENS = 4096
 PROMPT = "some words of no meaning " * 2
-MIB = 2**20
 
 
 def bench(options: peers.Options) -> None:
@@ -39,7 +37,6 @@ def bench(options: peers.Options) -> None:
         print(
             f"  HTTP over graph {http / bare:.3f}, over forward {http / forward:.3f} (target 1.05)"
         )
-        memory(folder, options)
 
 
 def in_process(folder: Path, options: peers.Options) -> dict[str, float]:
@@ -75,27 +72,6 @@ def served(folder: Path, options: peers.Options) -> dict[str, float]:
             seen = server.load(url, model, tokens=options.tokens, prompt=PROMPT)
     each_s = (seen["wall_s"] - seen["first_token_s"]) / (seen["num_events"] - 1)
     return {"HTTP": 1000 * each_s}
-
-
-def memory(folder: Path, options: peers.Options) -> None:
-    """Print what a server takes whose cache has been full."""
-    import vlmkit
-
-    with vlmkit.load(str(folder), engine={"cache_tokens": CACHE_TOKENS}) as model:
-        token_bytes: int = model._engine._decoder.memory.token_bytes  # type: ignore[attr-defined]
-    weights = sum(file.stat().st_size for file in folder.glob("decoder.onnx*"))
-    cache = CACHE_TOKENS * token_bytes
-    more = ("--set", f"engine.cache_tokens={CACHE_TOKENS}")
-    with peers.vlmkit(folder, options, *more)() as (url, name):
-        empty = url.resident_bytes
-        prompt = PROMPT * (CACHE_TOKENS // 9 // len(PROMPT))
-        server.load(url, name, clients=8, tokens=2, prompt="# " + prompt)
-        full = url.resident_bytes
-    print(
-        f"  memory: weights {weights / MIB:.0f} MiB, cache {cache / MIB:.0f} MiB, resident before "
-        f"a request {empty / MIB:.0f} MiB, with the cache full {full / MIB:.0f} MiB: "
-        f"{full / (weights + cache):.2f} of what it was given (target 1.25)"
-    )
 
 
 class _Session:

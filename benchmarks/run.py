@@ -6,9 +6,9 @@ Names: ``start`` (``vlmkit plugins`` and ``--help``), ``mock`` (events per secon
 ``generate`` (one client against transformers' ``generate``), ``overhead`` (loop and HTTP for each
 token against the bare forward), ``serve`` (eight clients against ``transformers serve``); and only
 when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-image`` (the same with an
-image), ``onnx-layers`` (what lies between a kernel and a client, and memory). Peers and vlmkit run
-in turn; figures are medians with minimum and maximum. How to set peers up:
-docs/how-to/benchmark.md.
+image), ``onnx-layers`` (what lies between a kernel and a client), ``onnx-memory`` (what a server
+takes). Peers and vlmkit run in turn; figures are medians with minimum and maximum. How to set peers
+up: docs/how-to/benchmark.md.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from pathlib import Path
 
 import onnx_image
 import onnx_layers
+import onnx_memory
 import onnx_text
 import server
 import shapes
@@ -162,6 +163,7 @@ ONNX_BENCHES = {
     "onnx": onnx_text.bench,
     "onnx-image": onnx_image.bench,
     "onnx-layers": onnx_layers.bench,
+    "onnx-memory": onnx_memory.bench,
 }
 
 

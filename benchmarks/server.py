@@ -28,12 +28,15 @@ class Address(str):
     __slots__ = ("process_id",)
     process_id: int
 
-    @property
-    def resident_bytes(self) -> int:
-        """Memory that the process has now; Linux only."""
+    def resident_bytes(self, kind: str = "VmRSS") -> int:
+        """Return what memory the process has now, or one kind of it as Linux names it."""
         status = Path(f"/proc/{self.process_id}/status").read_text()
-        kib = next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]
+        kib = next(line for line in status.splitlines() if line.startswith(kind)).split()[1]
         return int(kib) * 1024
+
+    def maps(self, name: str) -> bool:
+        """Tell whether the process has loaded a library or another file of such a name."""
+        return name in Path(f"/proc/{self.process_id}/maps").read_text()
 
 
 @contextlib.contextmanager
