@@ -1,0 +1,49 @@
+"""An engine and an encoder that torch lies beside leave it, and transformers, where they are."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")  # which exports the model
+
+from parity import runner
+
+pytestmark = pytest.mark.torch
+PROGRAM = """
+import pickle, sys
+from pathlib import Path
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.registry import BuildContext
+from vlmkit.testing.engine_host import EngineHost
+from vlmkit_onnx.build import build_encoder, build_engine
+from vlmkit_onnx.settings import EncoderSettings, EngineSettings
+
+files, prompt = Checkpoint("llava", Path(sys.argv[1])), pickle.load(sys.stdin.buffer)
+encoder = build_encoder(BuildContext("", files, EncoderSettings(num_threads=1)))
+engine = build_engine(BuildContext("", files, EngineSettings(num_threads=1, cache_tokens=640)))
+host = EngineHost(engine, lambda prompt: dict(enumerate(encoder.encode(prompt.images))))
+row = host.last_logits(prompt)
+heavy = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"} & set(sys.modules)
+print(row.argmax(), sorted(heavy))
+"""
+
+
+def test_answers_about_images_import_neither_torch_nor_transformers(
+    one_thread: None, exported: Callable[..., Path]
+) -> None:
+    folder = exported("llava")
+    asked = runner.prompts("llava", runner.config_of(folder))[0]
+    assert asked.images
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder)],
+        input=pickle.dumps(asked),
+        check=True,
+        capture_output=True,
+    )
+    token_id, imported = done.stdout.decode().split(maxsplit=1)
+    assert int(token_id) >= 0
+    assert imported.strip() == "[]"
