@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import quiet
 import server
 import shapes
 
+NUM_ANSWERS = 5  # of each kind, in a round
 PROMPT = "some words of no meaning " * 2
 
 
@@ -24,54 +26,61 @@ def bench(options: peers.Options) -> None:
     checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
     for precision in options.precisions:
         folder = peers.exported(checkpoint, precision)
-        seen: dict[str, list[float]] = {}
-        for _ in range(options.rounds):
-            quiet.wait_until(options.idle_but)
-            figures = in_process(folder, options) | served(folder, options)
-            for name, value in figures.items():
-                seen.setdefault(name, []).append(value)
+        quiet.wait_until(options.idle_but)
+        seen = measure(folder, options)
         print(f"{precision}, {options.shape}, {options.threads} threads, ms for each token:")
         print("  " + "; ".join(f"{name} {peers.spread(v)}" for name, v in seen.items()))
-        bare, http = statistics.median(seen["graph"]), statistics.median(seen["HTTP"])
-        forward = statistics.median(seen["forward"])
-        print(
-            f"  HTTP over graph {http / bare:.3f}, over forward {http / forward:.3f} (target 1.05)"
-        )
+        for name in ("graph", "forward"):
+            ratios = [http / own for http, own in zip(seen["HTTP"], seen[name], strict=True)]
+            print(f"  HTTP over {name} {peers.spread(ratios)} (target 1.05)")
 
 
-def in_process(folder: Path, options: peers.Options) -> dict[str, float]:
-    """Return milliseconds of the graph's run, the engine's forward and the pipeline."""
+def measure(folder: Path, options: peers.Options) -> dict[str, list[float]]:
+    """Return figures of answers in this process and through HTTP, in turn.
+
+    A machine's memory may be slower in one minute than in the next, so that only neighbours are
+    compared.
+    """
     import vlmkit
 
     settings = {"num_threads": options.threads}
     with ThreadPoolExecutor(1) as loader:  # as the server does: OpenMP minds who loaded
         model = loader.submit(vlmkit.load, str(folder), engine=settings).result()
-    with model:
-        engine: Any = model._engine
-        forwards = _timed(engine, "forward")
-        decoder = engine._decoder
-        session = decoder._session
-        graph: list[float] = []
-        decoder._session = _Session(session, graph)
-        request = model.request(PROMPT, max_tokens=options.tokens, ignore_eos=True)
-        for _ in range(2):
-            forwards.clear()
-            graph.clear()
-            done = model.submit(request).result()
+    seen: dict[str, list[float]] = {}
+    with model, peers.vlmkit(folder, options)() as (url, name):
+        here = InProcess(model, options.tokens)
+        there = partial(server.load, url, name, tokens=options.tokens, prompt=PROMPT)
+        here.answer()
+        there()
+        for _ in range(NUM_ANSWERS * options.rounds):
+            figures = here.answer()
+            answer = there()
+            each_s = (answer["wall_s"] - answer["first_token_s"]) / (answer["num_events"] - 1)
+            for key, value in {**figures, "HTTP": 1000 * each_s}.items():
+                seen.setdefault(key, []).append(value)
+    return seen
+
+
+class InProcess:
+    """A pipeline whose graph runs and forwards are timed."""
+
+    def __init__(self, model: Any, num_tokens: int) -> None:
+        self._model, self._num_tokens = model, num_tokens
+        self._forwards = _timed(model._engine, "forward")
+        self._graph: list[float] = []
+        decoder = model._engine._decoder
+        decoder._session = _Session(decoder._session, self._graph)
+        self._request = model.request(PROMPT, max_tokens=num_tokens, ignore_eos=True)
+
+    def answer(self) -> dict[str, float]:
+        """Return milliseconds of the graph's run, the engine's forward and the pipeline."""
+        done = self._model.submit(self._request).result()
+        steps = slice(-self._num_tokens + 1, None)
         return {
-            "graph": 1000 * statistics.fmean(graph[-options.tokens + 1 :]),
-            "forward": 1000 * statistics.fmean(forwards[-options.tokens + 1 :]),
-            "pipeline": 1000 * done.timings.decode_s / (options.tokens - 1),
+            "graph": 1000 * statistics.fmean(self._graph[steps]),
+            "forward": 1000 * statistics.fmean(self._forwards[steps]),
+            "pipeline": 1000 * done.timings.decode_s / (self._num_tokens - 1),
         }
-
-
-def served(folder: Path, options: peers.Options) -> dict[str, float]:
-    """Return milliseconds between two tokens of an answer through HTTP streaming."""
-    with peers.vlmkit(folder, options)() as (url, model):
-        for _ in range(2):
-            seen = server.load(url, model, tokens=options.tokens, prompt=PROMPT)
-    each_s = (seen["wall_s"] - seen["first_token_s"]) / (seen["num_events"] - 1)
-    return {"HTTP": 1000 * each_s}
 
 
 class _Session:

@@ -24,6 +24,7 @@ COLUMNS = {
     "eight": "8 clients",
     "eight_together": "8 clients, answers only",
     "prompt": f"{answers.Lengths.prompt}-token prompt",
+    "memory": "memory just before, GB/s",
 }
 TARGETS = (  # ours, theirs, column, at least
     ("vlmkit {p8}", "llama.cpp python server q8_0", "one", 1.2),
@@ -58,7 +59,7 @@ def bench(options: peers.Options) -> None:
     for number in range(options.rounds):
         for contender in contenders:
             quiet.wait_until(options.idle_but)
-            figures = contender.measure()
+            figures = {"memory": quiet.memory_gb_per_s(options.threads), **contender.measure()}
             seen[contender.name].append(figures)
             print(f"round {number + 1}, {contender.name}: {_line(figures)}", flush=True)
     print(f"\ntokens/s, {options.shape}, {options.threads} threads, {options.tokens} new tokens")

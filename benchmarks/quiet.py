@@ -1,10 +1,18 @@
-"""Whether anybody else computes on this machine: figures beside a busy neighbour say nothing."""
+"""Whether anybody else uses this machine: figures beside a busy neighbour say nothing.
+
+Cores that are busy can be waited for. On a rented machine neighbours also take of the memory's
+speed, unseen, and a lone answer is as fast as its weights are read: so that is measured.
+"""
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
 LOOK_S = 1.0
+READ_BYTES = 2**28  # of each thread; no cache holds it
 PATIENCE_S = 900.0
 
 
@@ -23,6 +31,18 @@ def wait_until(idle_but: float) -> None:
             print(f"  {busy:.2f} cores are busy with something else", flush=True)
             return
         time.sleep(2 * LOOK_S)
+
+
+def memory_gb_per_s(threads: int) -> float:
+    """Return how fast so many threads read memory, in 10^9 bytes; the best of five."""
+    arrays = [np.ones(READ_BYTES // 4, np.float32) for _ in range(threads)]
+    best_s = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            started = time.perf_counter()
+            list(pool.map(np.max, arrays))
+            best_s = min(best_s, time.perf_counter() - started)
+    return threads * READ_BYTES / best_s / 1e9
 
 
 def _busy_ticks() -> int:
