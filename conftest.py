@@ -53,16 +53,13 @@ def answered(saved: Callable[[str], Path]) -> Callable[[str], list[Any]]:
 
 @pytest.fixture(scope="session")
 def exported(
-    saved: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+    request: pytest.FixtureRequest,
+    saved: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., Path]]:
     """Return a function that gives the ONNX folder of a family, in float32 if not said."""
-    from vlmkit.checkpoint import Checkpoint
-    from vlmkit_onnx.export.exporter import export
+    from parity.exports import Exports, ahead
 
-    @functools.cache
-    def folder(name: str, precision: str = "fp32") -> Path:
-        made = tmp_path_factory.mktemp("onnx") / name
-        export(Checkpoint(name, saved(name)), made, precision, lambda _: None)
-        return made
-
-    return folder
+    exports = Exports(saved, tmp_path_factory.mktemp("onnx"), ahead(request.session.items))
+    yield exports.folder
+    exports.close()
