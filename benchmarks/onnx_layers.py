@@ -6,7 +6,6 @@ this process, and HTTP streaming.
 
 import statistics
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import peers
 import quiet
 import server
 import shapes
+import stopwatch
 
 NUM_ANSWERS = 5  # of each kind, in a round
 PROMPT = "some words of no meaning " * 2
@@ -66,7 +66,7 @@ class InProcess:
 
     def __init__(self, model: Any, num_tokens: int) -> None:
         self._model, self._num_tokens = model, num_tokens
-        self._forwards = _timed(model._engine, "forward")
+        self._forwards = stopwatch.timed(model._engine, "forward")
         self._graph: list[float] = []
         decoder = model._engine._decoder
         decoder._session = _Session(decoder._session, self._graph)
@@ -97,18 +97,3 @@ class _Session:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
-
-
-def _timed(subject: Any, method: str) -> list[float]:
-    """Return a list that every later call of a method appends its seconds to."""
-    plain: Callable[..., object] = getattr(subject, method)
-    seconds: list[float] = []
-
-    def timed(*args: object) -> object:
-        started = time.perf_counter()
-        result = plain(*args)
-        seconds.append(time.perf_counter() - started)
-        return result
-
-    setattr(subject, method, timed)
-    return seconds

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +29,7 @@ import onnx_memory
 import onnx_text
 import server
 import shapes
+import stopwatch
 from peers import Options, spread
 
 TOKENS = 64
@@ -95,7 +95,7 @@ def bench_overhead(folder: Path, rounds: int) -> None:
         with ThreadPoolExecutor(1) as loader:  # as the server does: OpenMP minds who loaded
             model = loader.submit(vlmkit.load, str(folder)).result()
         with model:
-            forwards = time_forwards(model)
+            forwards = stopwatch.timed(model._engine, "forward")
             request = model.request("word " * 30, max_tokens=TOKENS, ignore_eos=True)
             for _ in range(2):
                 forwards.clear()
@@ -109,22 +109,6 @@ def bench_overhead(folder: Path, rounds: int) -> None:
             served.append((seen["wall_s"] - seen["first_token_s"]) / (seen["num_events"] - 1))
     print(f"seconds per token: forward {spread(bare)}; pipeline {spread(piped)}")
     print(f"  HTTP streaming {spread(served)}; HTTP over forward {against(served, bare)}")
-
-
-def time_forwards(model: object) -> list[float]:
-    """Return a list that every later forward of a pipeline's engine appends its seconds to."""
-    engine = model._engine  # type: ignore[attr-defined]
-    forward: Callable[..., object] = engine.forward
-    seconds: list[float] = []
-
-    def timed(items: object) -> object:
-        started = time.perf_counter()
-        result = forward(items)
-        seconds.append(time.perf_counter() - started)
-        return result
-
-    engine.forward = timed
-    return seconds
 
 
 def bench_mock(folder: Path, rounds: int) -> None:

@@ -77,8 +77,7 @@ def _joined(parts: Seq[Value | None], axis: int, name: str) -> Value:
         shape=onnx_ir.Shape(shape),
         name=f"{name}.joined",
     )
-    kind = onnx_ir.TensorType(whole.dtype)
-    return Value(name=whole.name, shape=whole.shape, type=kind, const_value=whole)
+    return onnx_ir.val(whole.name, const_value=whole)
 
 
 def _tensor(value: Value | None) -> onnx_ir.TensorProtocol:

@@ -17,7 +17,7 @@ the block's squared error is small. Weights that are not those of an ``nn.Linear
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -209,18 +209,25 @@ def _quantized_blocks(
     best = _fitted(blocks, low, high, bits)
     for share in RANGES[1:]:
         found = _fitted(blocks, low * share, high * share, bits)
-        is_better = found[-1] < best[-1]
-        best = [torch.where(is_better, new, old) for new, old in zip(found, best, strict=True)]
-    codes, zeros = best[0].to(torch.uint8), best[2][..., 0].to(torch.uint8)
+        is_better = found.error < best.error
+        best = _Fit(*(torch.where(is_better, *pair) for pair in zip(found, best, strict=True)))
+    codes, zeros = best.codes.to(torch.uint8), best.zero[..., 0].to(torch.uint8)
     if bits == 4:
         codes, zeros = _packed(codes), _packed(functional.pad(zeros, (0, zeros.shape[-1] % 2)))
-    return codes, best[1][..., 0], zeros
+    return codes, best.scale[..., 0], zeros
 
 
-def _fitted(
-    blocks: torch.Tensor, low: torch.Tensor, high: torch.Tensor, bits: int
-) -> list[torch.Tensor]:
-    """Return codes over a range, the scale by least squares, the zero's code, the squared error."""
+class _Fit(NamedTuple):
+    """What blocks become: codes, the code of zero, the scale, and the squared error of each."""
+
+    codes: torch.Tensor
+    zero: torch.Tensor
+    scale: torch.Tensor
+    error: torch.Tensor
+
+
+def _fitted(blocks: torch.Tensor, low: torch.Tensor, high: torch.Tensor, bits: int) -> _Fit:
+    """Return codes over a range, and the scale that fits them best by least squares."""
     highest = (1 << bits) - 1
     scale = ((high - low) / highest).clamp_min(TINY)
     zero = (-low / scale).round()
@@ -228,7 +235,7 @@ def _fitted(
     steps = codes - zero
     scale = (steps * blocks).sum(-1, keepdim=True) / (steps * steps).sum(-1, keepdim=True).clamp(1)
     error = (steps * scale).sub_(blocks).square_().sum(-1, keepdim=True)
-    return [codes, scale, zero, error]
+    return _Fit(codes, zero, scale, error)
 
 
 def _packed(codes: torch.Tensor) -> torch.Tensor:

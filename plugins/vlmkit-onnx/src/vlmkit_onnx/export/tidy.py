@@ -1,9 +1,9 @@
 """Folds what surrounds GroupQueryAttention into it: the rotation, the packed projection, reshapes.
 
 The operator can rotate queries and keys and split a packed projection by itself, in one pass over
-memory; a traced graph does both around it. Projections that are apart are packed if that is
-cheap. Every rewrite computes exactly what it replaces; one
-that does not fit is left out. What transformers' fusions do is done before.
+memory; a traced graph does both around it. Projections of few bits that are apart are packed. Every
+rewrite computes exactly what it replaces; one that does not fit is left out. What transformers'
+fusions do is done before.
 """
 
 import numpy as np
@@ -147,9 +147,7 @@ class _Rewriter:
     def _constant(self, array: NDArray[np.generic]) -> Value:
         name = f"tidy_{self.num_constants}"
         self.num_constants += 1
-        value = Value(name=name, const_value=onnx_ir.tensor(array, name=name))
-        value.shape = onnx_ir.Shape(array.shape)
-        value.dtype = onnx_ir.DataType.from_numpy(array.dtype)
+        value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
         self.graph.register_initializer(value)
         return value
 

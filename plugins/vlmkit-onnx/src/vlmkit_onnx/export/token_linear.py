@@ -43,9 +43,11 @@ class _Writer:
     def write(self, node: Node) -> None:
         """Put ``(codes @ weights) * scale of the output * scale of the row + bias``."""
         inputs, weights, scale, *bias = node.inputs
-        assert inputs is not None and weights is not None  # noqa: S101, PT018 - we made the node
+        if inputs is None or weights is None or weights.const_value is None:
+            raise ValueError("a linear layer of the graph reads nothing")
         if inputs not in self.rounded:
-            self.rounded[inputs] = self._rounded(node, inputs, weights)
+            width = weights.const_value.shape.numpy()[0]
+            self.rounded[inputs] = self._rounded(node, inputs, width)
         codes, row_scale = self.rounded[inputs]
         tape = Tape()
         sums = tape.op(
@@ -63,10 +65,8 @@ class _Writer:
         self.graph.remove(node, safe=True)
         out.name = old.name
 
-    def _rounded(self, node: Node, inputs: Value, weights: Value) -> tuple[Value, Value]:
+    def _rounded(self, node: Node, inputs: Value, width: int) -> tuple[Value, Value]:
         """Return the codes of activations, and the scale of each row: a block is a whole row."""
-        assert weights.const_value is not None  # noqa: S101 - they are
-        width = weights.const_value.shape.numpy()[0]
         tape = Tape()
         largest = tape.op("ReduceMax", [tape.op("Abs", [inputs]), self.last_axis], {"keepdims": 1})
         scale = tape.op("Add", [tape.op("Mul", [largest, self.step]), self.tiny])
@@ -82,9 +82,7 @@ class _Writer:
 
     def _constant(self, name: str, array: NDArray[np.generic]) -> Value:
         name = f"token_linear_{name}"
-        value = Value(name=name, const_value=onnx_ir.tensor(array, name=name))
-        value.shape = onnx_ir.Shape(array.shape)
-        value.dtype = onnx_ir.DataType.from_numpy(array.dtype)
+        value = onnx_ir.val(name, const_value=onnx_ir.tensor(array, name=name))
         self.graph.register_initializer(value)
         return value
 
