@@ -197,6 +197,30 @@ def test_every_precision_agrees_with_the_same_modules_in_torch(
     assert (types["past_key_values.0.key"] == half) == (precision == "fp16")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["w8a8", "int4", "int8"])
+@pytest.mark.parametrize("name", ["llama"])
+def test_queries_keys_and_values_of_few_bits_are_one_projection(
+    name: str, precision: manifest.Precision, exported: Callable[..., Path]
+) -> None:
+    nodes = onnx_ir.load(exported(name, precision) / "decoder.onnx").graph
+    attention = [node for node in nodes if node.op_type == "GroupQueryAttention"]
+    assert attention
+    assert all(node.inputs[1] is node.inputs[2] is None for node in attention)
+
+
+def test_activations_of_eight_bits_are_rounded_once_for_all_who_read_them(
+    exported: Callable[..., Path],
+) -> None:
+    nodes = onnx_ir.load(exported("llama", "w8a8") / "decoder.onnx").graph
+    kinds = [node.op_type for node in nodes]
+    num_layers = kinds.count("GroupQueryAttention")
+    # Read by: the packed projection, the output's, gate and up, down; and by the head.
+    assert kinds.count("QuantizeLinear") == 4 * num_layers + 1
+    assert kinds.count("MatMulIntegerToFloat") == 5 * num_layers + 1
+    assert not {"Round", "Div", "MatMulInteger"} & set(kinds)
+
+
 def test_the_table_times_its_scale_is_what_the_model_embeds(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:
