@@ -65,3 +65,11 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
     assert encoder.encode([Segment("a\ud83db", is_client=True)]) == encoder.encode(
         [Segment("a\ufffdb", is_client=True)]
     )
+
+
+def test_an_encoder_leaves_the_tokenizer_as_it_is() -> None:
+    tokenizer = unigram()
+    before = tokenizer.to_str()
+    TextEncoder(tokenizer, {"<end>"})
+
+    assert tokenizer.to_str() == before

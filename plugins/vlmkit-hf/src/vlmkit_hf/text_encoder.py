@@ -36,7 +36,7 @@ class TextEncoder:
     """Encodes prompts; any number of threads may.
 
     Args:
-        tokenizer: the family's tokenizer; it is copied.
+        tokenizer: the family's tokenizer; it is left as it is.
         control: the texts of the added tokens that only trusted text may contain.
         slot_like: the control token whose treatment of white space an image slot shares.
     """
@@ -44,9 +44,7 @@ class TextEncoder:
     def __init__(
         self, tokenizer: Tokenizer, control: Collection[str], slot_like: str | None = None
     ) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = _copy(tokenizer)
         added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
         chosen = [added[text] for text in sorted(set(control), key=len, reverse=True)]
         self._tokenizer.add_special_tokens(
@@ -140,6 +138,20 @@ class TextEncoder:
         if token_id is None:
             raise KeyError(text)
         return token_id
+
+
+def _copy(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer with added tokens of its own; the vocabulary, which is large, is shared.
+
+    It neither pads nor truncates.
+    """
+    copy = Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (value := getattr(tokenizer, part)) is not None:
+            setattr(copy, part, value)
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    copy.add_tokens([token for _, token in added])
+    return copy
 
 
 def _like(token: AddedToken, content: str, *, special: bool = False) -> AddedToken:
