@@ -164,6 +164,21 @@ def test_logits_without_a_finite_value_are_an_engine_error():
         choose(rows([-math.inf, -math.inf]), sequence())
 
 
+def test_a_banned_token_gives_way_to_the_next_whoever_stands_beside_it():
+    logits = np.repeat(rows([3.0, 2.0, 1.0]), 4, axis=0)
+    bans = [(0,), (), (0, 1), (2,)]
+    assert choose(logits, *(sequence(banned=ban) for ban in bans)) == [1, 0, 2, 0]
+
+
+def test_what_a_row_asks_for_does_not_depend_on_the_other_rows():
+    asked = [{}, {"temperature": 1.0}, {"repetition_penalty": 1.9}, {"banned": [3]}, {"seed": 4}]
+    sequences = [sequence(prompt=range(9), **fields) for fields in asked]
+    logits = random_logits(11, len(asked))
+    alone = [choose(logits[i : i + 1], s)[0] for i, s in enumerate(sequences)]
+    assert choose(logits, *sequences) == alone
+    assert choose(logits[::-1], *sequences[::-1]) == alone[::-1]
+
+
 def test_the_logits_that_were_passed_in_stay_as_they_were():
     logits = random_logits(5)
     before = logits.copy()
@@ -232,11 +247,11 @@ def test_repetition_penalty_is_that_of_transformers():
     processors = pytest.importorskip("transformers.generation.logits_process")
     logits = random_logits(9, 1)
     seq = sequence(prompt=[1, 5, 9], output=[5, 20], repetition_penalty=1.7)
-    scores = torch.from_numpy(logits)
+    scores = torch.from_numpy(logits.copy())
     ids = torch.tensor([[1, 5, 9, 5, 20]])
     expected = processors.RepetitionPenaltyLogitsProcessor(1.7)(ids, scores.clone())
-    adjusted = ArraySampler()._adjust(np, logits, [seq])
-    assert np.allclose(adjusted, expected.numpy())
+    ArraySampler()._adjust(np, logits, [seq])
+    assert np.allclose(logits, expected.numpy())
 
 
 def test_the_smallest_penalty_keeps_logits_finite():

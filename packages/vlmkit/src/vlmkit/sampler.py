@@ -48,16 +48,20 @@ class ArraySampler:
         rows: Any = xp.astype(logits, xp.float32, copy=False)
         wanted = [i for i, s in enumerate(sequences) if s.params.logprobs]
         reports = _Reports(xp, rows, wanted)
-        rows = self._adjust(xp, rows, sequences)
-        token_ids = _choose(xp, rows, sequences)
+        token_ids = _choose_plainly(xp, rows, sequences)
+        rest = [row for row in range(len(sequences)) if row not in token_ids]
+        if rest:
+            others = [sequences[row] for row in rest]
+            copy = rows[xp.asarray(rest, device=array_api_compat.device(rows)), :]
+            self._adjust(xp, copy, others)
+            token_ids.update(zip(rest, _choose(xp, copy, others), strict=True))
         return [
-            reports.sample(row, token_id, sequence.params.top_logprobs)
-            for row, (token_id, sequence) in enumerate(zip(token_ids, sequences, strict=True))
+            reports.sample(row, token_ids[row], sequence.params.top_logprobs)
+            for row, sequence in enumerate(sequences)
         ]
 
-    def _adjust(self, xp: Any, logits: Any, sequences: Seq[Sequence]) -> Any:
-        """Return logits with bans, biases and penalties applied; the input stays as it is."""
-        logits = xp.asarray(logits, copy=True)
+    def _adjust(self, xp: Any, logits: Any, sequences: Seq[Sequence]) -> None:
+        """Apply bans, biases and penalties, in place."""
         for row, sequence in enumerate(sequences):
             if _has_penalty(sequence.params):
                 _penalise(xp, logits[row, :], sequence)
@@ -70,7 +74,6 @@ class ArraySampler:
                 device = array_api_compat.device(logits)
                 columns = self._banned_columns(xp, banned_ids, device)
                 logits[xp.asarray(rows, device=device)[:, None], columns] = -math.inf
-        return logits
 
     def _banned_columns(self, xp: Any, banned_ids: tuple[int, ...], device: Any) -> Any:
         """Return banned ids as an array; they are the same for every request of a model."""
@@ -100,6 +103,28 @@ class _Reports:
         order = _largest(self._xp, values[None, :], num_top)[0] if num_top else []
         top = tuple(Logprob(int(i), float(values[int(i)])) for i in order)
         return Sample(token_id, float(values[token_id]), top)
+
+
+def _choose_plainly(xp: Any, logits: Any, sequences: Seq[Sequence]) -> dict[int, int]:
+    """Return by row the likeliest tokens, where nothing else can be meant: none is copied."""
+    rows = [row for row, sequence in enumerate(sequences) if _is_plain(sequence)]
+    if not rows:
+        return {}
+    if len(rows) < len(sequences):
+        logits = logits[xp.asarray(rows, device=array_api_compat.device(logits)), :]
+    found = zip(rows, _likeliest(xp, logits), strict=True)
+    return {row: token_id for row, token_id in found if token_id not in sequences[row].banned_ids}
+
+
+def _is_plain(sequence: Sequence) -> bool:
+    """Tell whether a sequence's next token is the likeliest that is not banned."""
+    params = sequence.params
+    return (
+        params.temperature < MIN_TEMPERATURE
+        and not params.logit_bias
+        and not _has_penalty(params)
+        and len(sequence.output_ids) >= params.min_tokens
+    )
 
 
 def _bias(xp: Any, logits: Any, sequences: Seq[Sequence]) -> None:
@@ -155,11 +180,7 @@ def _seen(sequence: Sequence) -> _Seen:
 
 def _choose(xp: Any, logits: Any, sequences: Seq[Sequence]) -> list[int]:
     """Return one token id for each row of the adjusted logits."""
-    likeliest = xp.argmax(logits, axis=-1)
-    best = xp.max(logits, axis=-1)
-    if not bool(xp.all(xp.isfinite(best))):
-        raise EngineError("the engine returned logits without a finite value")
-    token_ids: list[int] = likeliest.tolist()
+    token_ids = _likeliest(xp, logits)
     drawn = [i for i, s in enumerate(sequences) if s.params.temperature >= MIN_TEMPERATURE]
     plain = [i for i in drawn if not _has_filter(sequences[i].params)]
     if plain:
@@ -169,6 +190,16 @@ def _choose(xp: Any, logits: Any, sequences: Seq[Sequence]) -> list[int]:
         if _has_filter(sequences[row].params):
             token_ids[row] = _draw_filtered(xp, logits[row, :], sequences[row])
     return token_ids
+
+
+def _likeliest(xp: Any, logits: Any) -> list[int]:
+    """Return each row's likeliest token."""
+    token_ids = xp.argmax(logits, axis=-1)
+    best = logits[xp.arange(len(logits), device=array_api_compat.device(logits)), token_ids]
+    if not all(map(math.isfinite, best.tolist())):
+        raise EngineError("the engine returned logits without a finite value")
+    likeliest: list[int] = token_ids.tolist()
+    return likeliest
 
 
 def _has_filter(params: SamplingParams) -> bool:
