@@ -99,6 +99,14 @@ def test_what_is_kept_gives_way_to_newcomers():
     assert book.num_tokens <= 40
 
 
+def test_a_few_tokens_in_common_do_not_keep_an_old_prompt_before_a_newer_one():
+    book = SlotBook(4, 64, 64)
+    old = finished(book, [1, *range(10, 30)])
+    newer = finished(book, range(40, 70))
+    book.admit(sequence([1, *range(70, 90)]))
+    assert (book.num_held(old), book.num_held(newer)) == (0, 30)
+
+
 def test_a_sequence_that_cannot_fit_costs_nobody_anything():
     book = SlotBook(2, 64, 40)
     finished(book, range(1, 21))

@@ -134,7 +134,7 @@ class SlotBook:
         held = self._places[target].num_tokens > 0
         is_fresh = held and (num_cached == 0 or copied_from is not None)
         self._seat(sequence, target, num_cached, num_tokens)
-        self._evict_down_to_capacity(keep={target, target if source is None else source})
+        self._evict_down_to_capacity()
         return Admission(target, num_cached, copied_from, is_fresh)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -146,7 +146,7 @@ class SlotBook:
         if num_tokens > len(place.ids) or not self._may_hold(more):
             return False
         place.num_reserved = num_tokens
-        self._evict_down_to_capacity(keep=set())
+        self._evict_down_to_capacity()
         return True
 
     def note_computed(self, sequence: Sequence, start: int, stop: int) -> None:
@@ -231,15 +231,14 @@ class SlotBook:
         self._slots[sequence] = slot
         self._touch(place)
 
-    def _evict_down_to_capacity(self, keep: set[int]) -> None:
+    def _evict_down_to_capacity(self) -> None:
         """Forget what nobody owns, oldest first, until everything fits.
 
-        What is kept for this admission goes too, if it must: its copy is made before the memory
-        is given back.
+        What an admission copies from may go, too: the copy is made before the memory is given back.
         """
         over = self.num_tokens - self.capacity_tokens
         unowned = [i for i, p in enumerate(self._places) if p.owner is None and p.num_tokens]
-        for slot in sorted(unowned, key=lambda i: (i in keep, self._places[i].last_used)):
+        for slot in sorted(unowned, key=lambda i: self._places[i].last_used):
             if over <= 0:
                 return
             place = self._places[slot]
