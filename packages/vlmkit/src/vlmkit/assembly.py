@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from vlmkit import plugins as plugin_loader
+from vlmkit import heap, plugins as plugin_loader
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.config import COMPONENTS, Config, ModelEntry, read_config
 from vlmkit.config.layers import expanded
@@ -109,6 +109,7 @@ def assemble(
             settings=config.pipeline,
         )
         built.pop_all()  # the pipeline closes them from now on
+    heap.trim()
     tell("ready")
     return pipeline
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from vlmkit import heap
 from vlmkit.channel import Channel
 from vlmkit.completion import Chunk
 from vlmkit.encodings import Encodings, waits
@@ -27,6 +28,8 @@ from vlmkit.step import Step, WorkItem
 from vlmkit.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
+
+IDLE_S = 1.0  # without work, until freed memory is given back
 
 M = TypeVar("M")
 
@@ -205,7 +208,7 @@ class Loop:
         with self._bell:
             if self._inbox.is_draining and self._is_empty():
                 self._bell.notify_all()
-            self._bell.wait_for(lambda: self._inbox.is_changed or self._can_run())
+            self._wait()
             self._inbox.is_changed = self._is_stuck = False
             if self._inbox.is_closing:
                 return False
@@ -223,6 +226,15 @@ class Loop:
         self._take_features()
         self._wakeups.flush()  # who was taken or refused must not wait for the step to learn it
         return True
+
+    def _wait(self) -> None:
+        """Wait for something to do; after a moment, give back what the last requests took."""
+        if not self._bell.wait_for(self._has_work, IDLE_S):
+            heap.trim()
+            self._bell.wait_for(self._has_work)
+
+    def _has_work(self) -> bool:
+        return self._inbox.is_changed or self._can_run()
 
     def _can_run(self) -> bool:
         return not self._is_stuck and len(self._jobs) > len(self._held)

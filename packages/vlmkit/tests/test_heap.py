@@ -1,0 +1,47 @@
+"""Memory that was freed goes back to the system; an idle loop sees to it."""
+
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mock_model import script, wait_until
+
+import vlmkit
+from vlmkit import heap, loop
+
+MIB = 2**20
+can_trim = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")
+def test_what_was_freed_goes_back_to_the_system():
+    blocks = [b"x" * 2**16 for _ in range(2000)]
+    last = blocks.pop()  # the end of the heap stays in use, so nothing goes back by itself
+    del blocks
+    before = resident_bytes()
+    heap.trim()
+
+    assert resident_bytes() < before - 100 * MIB
+    assert last
+
+
+def test_a_loop_gives_back_once_for_every_time_that_it_has_nothing_to_do(monkeypatch):
+    calls = []
+    monkeypatch.setattr(heap, "trim", lambda: calls.append(None))
+    monkeypatch.setattr(loop, "IDLE_S", 0.05)
+    with vlmkit.load("mock") as model:
+        wait_until(lambda: len(calls) == 2)  # after loading, and idle since
+        for _ in range(2):
+            before = len(calls)
+            model.submit(model.request(script(text="a b c"))).result()
+            wait_until(lambda before=before: len(calls) > before)
+        time.sleep(0.2)
+
+    assert len(calls) == 4
