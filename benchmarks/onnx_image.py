@@ -89,6 +89,13 @@ def _measure(start: peers.Start) -> Callable[[], Figures]:
     return measure
 
 
+def ask_about_pictures(url: str, model: str, number: int) -> None:
+    """Ask about so many pictures that nobody has seen."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for _ in range(number):
+            _first_s(url, model, str(_picture(Path(scratch) / "new.jpg")))
+
+
 def _first_s(url: str, model: str, picture: str) -> float:
     question = f"{secrets.token_hex(8)}: what is in this picture?"
     return server.load(url, model, tokens=2, prompt=question, image=picture)["first_token_s"]

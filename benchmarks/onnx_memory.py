@@ -1,29 +1,59 @@
 """What a served ONNX model takes of memory, against the weights and the cache that it was given.
 
-The cache is filled once, as much of it as eight clients fill. What is neither weights nor cache is
-Python, the server, the libraries, the tokenizer and what one chunk of a prompt computes; it hardly
-grows with the model, so a small model looks worse.
+The cache has room for eight clients of 2048 tokens each, as llama.cpp's has in ``onnx``, and they
+fill it. What is neither weights nor cache is Python, the server, the libraries, the tokenizer and
+what one chunk of a prompt computes; it hardly grows with the model, so a small model looks worse.
 """
 
+import time
 from pathlib import Path
 
+import onnx_image
+import onnx_text
 import peers
-import server
 import shapes
 
-CACHE_TOKENS = 4096
-PROMPT = "some words of no meaning " * 2
+CLIENTS, TOKENS_EACH = 8, 2048
+CACHE_TOKENS = CLIENTS * TOKENS_EACH
+NUM_PICTURES = 3  # that were asked about before
+IDLE_S = 2.0  # a server gives back what requests took when there are none for a moment
 MIB = 2**20
 
 
 def bench(options: peers.Options) -> None:
-    """Measure each precision and print."""
-    checkpoint = shapes.save(options.shape, options.models / f"random-{options.shape}")
-    for precision in options.precisions:
-        folder = peers.exported(checkpoint, precision)
-        weights = sum(file.stat().st_size for file in folder.glob("decoder.onnx*"))
-        cache = CACHE_TOKENS * bytes_of_a_token(folder)
-        print(f"{precision}, {options.shape}, MiB: {serve(folder, options, weights, cache)}")
+    """Measure each precision of a language model and of one that sees, and print."""
+    shape = "smolvlm-small" if options.shape == "small" else "smolvlm-500m"
+    checkpoints = (
+        shapes.save(options.shape, options.models / f"random-{options.shape}"),
+        shapes.save_image_model(shape, options.models / shape),
+    )
+    for checkpoint in checkpoints:
+        for precision in options.precisions:
+            folder = peers.exported(checkpoint, precision)
+            print(f"{folder.name}, MiB: {serve(folder, options)}", flush=True)
+
+
+def serve(folder: Path, options: peers.Options) -> str:
+    """Return what a server takes before a request and with its cache filled."""
+    weights = sum(file.stat().st_size for file in folder.glob("*.onnx*"))
+    cache = CACHE_TOKENS * bytes_of_a_token(folder)
+    more = ("--set", f"engine.cache_tokens={CACHE_TOKENS}")
+    with peers.vlmkit(folder, options, *more)() as (url, name):
+        empty = url.resident_bytes()
+        if (folder / "vision.onnx").is_file():
+            onnx_image.ask_about_pictures(url, name, NUM_PICTURES)
+        onnx_text.ask_over_http(url, name)(CLIENTS, TOKENS_EACH - 16, 2)
+        peak = url.resident_bytes("VmHWM")
+        time.sleep(IDLE_S)
+        full, held = url.resident_bytes(), url.resident_bytes("RssAnon")
+        torch = "with" if url.maps("libtorch_cpu") else "without"
+    given = weights + cache
+    return (
+        f"weights {weights / MIB:.0f}, cache {cache / MIB:.0f}; resident before a request "
+        f"{empty / MIB:.0f}, at most {peak / MIB:.0f}, with the cache full {full / MIB:.0f} "
+        f"({held / MIB:.0f} of it not from files): {full / given:.2f} of what it was given "
+        f"(target 1.25), the rest {(full - given) / MIB:.0f} {torch} torch in the process"
+    )
 
 
 def bytes_of_a_token(folder: Path) -> int:
@@ -33,21 +63,3 @@ def bytes_of_a_token(folder: Path) -> int:
     with vlmkit.load(str(folder), engine={"cache_tokens": CACHE_TOKENS}) as model:
         token_bytes: int = model._engine._decoder.memory.token_bytes  # type: ignore[attr-defined]
     return token_bytes
-
-
-def serve(folder: Path, options: peers.Options, weights: int, cache: int) -> str:
-    """Return what a server takes before a request and with its cache filled."""
-    more = ("--set", f"engine.cache_tokens={CACHE_TOKENS}")
-    with peers.vlmkit(folder, options, *more)() as (url, name):
-        empty = url.resident_bytes()
-        prompt = PROMPT * (CACHE_TOKENS // 9 // len(PROMPT))
-        server.load(url, name, clients=8, tokens=2, prompt="# " + prompt)
-        full, held = url.resident_bytes(), url.resident_bytes("RssAnon")
-        torch = "with" if url.maps("libtorch_cpu") else "without"
-    given = weights + cache
-    return (
-        f"weights {weights / MIB:.0f}, cache {cache / MIB:.0f}; resident before a request "
-        f"{empty / MIB:.0f}, with the cache full {full / MIB:.0f} ({held / MIB:.0f} of it not from "
-        f"files): {full / given:.2f} of what it was given (target 1.25), the rest "
-        f"{(full - given) / MIB:.0f} {torch} torch in the process"
-    )

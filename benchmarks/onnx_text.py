@@ -132,12 +132,14 @@ def _of_gguf(kind: str, file: Path, options: peers.Options) -> Iterator[Contende
 def _of_server(start: peers.Start, options: peers.Options) -> Callable[[], Figures]:
     def measure() -> Figures:
         with start() as (url, model):
-            return answers.figures(_ask_over_http(url, model), _lengths(options))
+            return answers.figures(ask_over_http(url, model), _lengths(options))
 
     return measure
 
 
-def _ask_over_http(url: str, model: str) -> answers.Ask:
+def ask_over_http(url: str, model: str) -> answers.Ask:
+    """Return who is asked: the model that a server has."""
+
     def ask(clients: int, num_prompt: int, num_tokens: int) -> answers.Answered:
         text = _prompt(num_prompt)
         seen = server.load(url, model, clients=clients, tokens=num_tokens, prompt=text)
