@@ -2,12 +2,13 @@
 
 Servers are asked through HTTP streaming; OpenVINO GenAI and onnxruntime-genai bring no server of
 their own, so they are measured in process, which spares them a server's cost. Everybody has the
-same threads, lengths and weights, greedy; whoever takes part runs once in each round.
+same threads, lengths and weights, greedy; whoever takes part runs once in each round, those of as
+many bits one after the other, so that a minute of slow memory harms neighbours alike. Ratios are
+those of each round.
 """
 
 import json
 import secrets
-import statistics
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,40 +82,32 @@ def _print_ratios(seen: dict[str, list[Figures]]) -> None:
             name = ours.format(p8=p8)
             if name not in seen or theirs not in seen or (name == ours and p8 != "w8a8"):
                 continue
-            ratio = _median(seen[name], column) / _median(seen[theirs], column)
-            print(f"{COLUMNS[column]}: {name} / {theirs} = {ratio:.2f} (target {least})")
-
-
-def _median(rounds: list[Figures], column: str) -> float:
-    return statistics.median(figures[column] for figures in rounds)
+            rounds = zip(seen[name], seen[theirs], strict=True)
+            ratios = peers.spread([own[column] / other[column] for own, other in rounds])
+            print(f"{COLUMNS[column]}: {name} / {theirs} = {ratios} (target {least})")
 
 
 def _contenders(checkpoint: Path, options: peers.Options) -> Iterator[Contender]:
-    for precision in options.precisions:
-        folder = peers.exported(checkpoint, precision)
-        yield Contender(f"vlmkit {precision}", _of_server(peers.vlmkit(folder, options), options))
-    wanted = {peers.bits(precision) for precision in options.precisions}
-    kinds = [kind for kind in ("q8_0", "q4_0") if peers.bits(kind) in wanted]
-    files = {kind: peers.gguf(checkpoint, kind, options) for kind in kinds}
-    for kind, file in files.items():
-        if file is None:
-            print(f"not measured: llama.cpp and OpenVINO GenAI on {kind}: no --llama-cpp")
-            continue
-        yield from _of_gguf(kind, file, options)
-    if options.genai is None:
-        print("not measured: onnxruntime-genai: no --genai")
-    else:
-        for precision in ("int4", "int8"):
-            folder = peers.genai_model(checkpoint, precision, options)
-            run = _in_process("peer_genai.py", options.genai, folder, options)
-            yield Contender(f"onnxruntime-genai {precision}, in process", run)
+    for kind in ("q8_0", "q4_0"):
+        bits = peers.bits(kind)
+        precisions = [p for p in options.precisions if peers.bits(p) == bits]
+        for precision in precisions:
+            start = peers.vlmkit(peers.exported(checkpoint, precision), options)
+            yield Contender(f"vlmkit {precision}", _of_server(start, options))
+        if precisions:
+            yield from _of_gguf(kind, checkpoint, options)
+            yield from _of_genai(f"int{bits}", checkpoint, options)
     if options.vllm is None:
         print("not measured: vLLM: no --vllm")
     else:
         yield Contender("vLLM bf16", _of_server(peers.vllm(checkpoint, options), options))
 
 
-def _of_gguf(kind: str, file: Path, options: peers.Options) -> Iterator[Contender]:
+def _of_gguf(kind: str, checkpoint: Path, options: peers.Options) -> Iterator[Contender]:
+    file = peers.gguf(checkpoint, kind, options)
+    if file is None:
+        print(f"not measured: llama.cpp and OpenVINO GenAI on {kind}: no --llama-cpp")
+        return
     start = peers.llama_cpp(file, options)
     yield Contender(f"llama.cpp python server {kind}", _of_server(start, options))
     if options.llama_server is None:
@@ -127,6 +120,15 @@ def _of_gguf(kind: str, file: Path, options: peers.Options) -> Iterator[Contende
     else:
         run = _in_process("peer_openvino.py", options.openvino, file, options)
         yield Contender(f"OpenVINO GenAI {kind}, in process", run)
+
+
+def _of_genai(precision: str, checkpoint: Path, options: peers.Options) -> Iterator[Contender]:
+    if options.genai is None:
+        print(f"not measured: onnxruntime-genai {precision}: no --genai")
+    else:
+        folder = peers.genai_model(checkpoint, precision, options)
+        run = _in_process("peer_genai.py", options.genai, folder, options)
+        yield Contender(f"onnxruntime-genai {precision}, in process", run)
 
 
 def _of_server(start: peers.Start, options: peers.Options) -> Callable[[], Figures]:
