@@ -205,10 +205,8 @@ class Loop:
     def _serve_inbox(self) -> bool:
         """Do what other threads asked for; wait while there is nothing to run."""
         self._wakeups.flush()
+        self._wait()
         with self._bell:
-            if self._inbox.is_draining and self._is_empty():
-                self._bell.notify_all()
-            self._wait()
             self._inbox.is_changed = self._is_stuck = False
             if self._inbox.is_closing:
                 return False
@@ -229,8 +227,13 @@ class Loop:
 
     def _wait(self) -> None:
         """Wait for something to do; after a moment, give back what the last requests took."""
-        if not self._bell.wait_for(self._has_work, IDLE_S):
-            heap.trim()
+        with self._bell:
+            if self._inbox.is_draining and self._is_empty():
+                self._bell.notify_all()
+            if self._bell.wait_for(self._has_work, IDLE_S):
+                return
+        heap.trim()  # without the lock: who comes now need not wait to be taken
+        with self._bell:
             self._bell.wait_for(self._has_work)
 
     def _has_work(self) -> bool:
