@@ -73,3 +73,13 @@ def test_an_encoder_leaves_the_tokenizer_as_it_is() -> None:
     TextEncoder(tokenizer, {"<end>"})
 
     assert tokenizer.to_str() == before
+
+
+def test_an_encoder_shares_the_vocabulary_and_cuts_no_text_short() -> None:
+    tokenizer = bpe()
+    tokenizer.enable_truncation(2)
+    encoder = TextEncoder(tokenizer, {"<end>"})
+    assert len(encoder.encode([Segment("a b a b", is_client=True)])) == 4
+
+    tokenizer.model.unk_token = "M"  # who shares it sees it
+    assert encoder.encode([Segment("?", is_client=True)]) == [tokenizer.token_to_id("M")]

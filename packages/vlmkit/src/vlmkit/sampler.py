@@ -52,7 +52,7 @@ class ArraySampler:
         rest = [row for row in range(len(sequences)) if row not in token_ids]
         if rest:
             others = [sequences[row] for row in rest]
-            copy = rows[xp.asarray(rest, device=array_api_compat.device(rows)), :]
+            copy = _copied(xp, rows, rest)
             self._adjust(xp, copy, others)
             token_ids.update(zip(rest, _choose(xp, copy, others), strict=True))
         return [
@@ -90,7 +90,7 @@ class _Reports:
         self._xp = xp
         self._rows: dict[int, Any] = {}
         if wanted:
-            chosen = logits[xp.asarray(wanted, device=array_api_compat.device(logits)), :]
+            chosen = _copied(xp, logits, wanted)
             values = chosen - xp.max(chosen, axis=-1, keepdims=True)
             values = values - xp.log(xp.sum(xp.exp(values), axis=-1, keepdims=True))
             self._rows = {row: values[i, :] for i, row in enumerate(wanted)}
@@ -105,13 +105,21 @@ class _Reports:
         return Sample(token_id, float(values[token_id]), top)
 
 
+def _copied(xp: Any, logits: Any, rows: list[int]) -> Any:
+    """Return a copy of some rows."""
+    return logits[xp.asarray(rows, device=array_api_compat.device(logits)), :]
+
+
 def _choose_plainly(xp: Any, logits: Any, sequences: Seq[Sequence]) -> dict[int, int]:
-    """Return by row the likeliest tokens, where nothing else can be meant: none is copied."""
+    """Return by row the likeliest tokens, where nothing else can be meant.
+
+    Where that is every row, none is copied.
+    """
     rows = [row for row, sequence in enumerate(sequences) if _is_plain(sequence)]
     if not rows:
         return {}
     if len(rows) < len(sequences):
-        logits = logits[xp.asarray(rows, device=array_api_compat.device(logits)), :]
+        logits = _copied(xp, logits, rows)
     found = zip(rows, _likeliest(xp, logits), strict=True)
     return {row: token_id for row, token_id in found if token_id not in sequences[row].banned_ids}
 
@@ -213,7 +221,7 @@ def _draw_any(xp: Any, logits: Any, rows: list[int], sequences: Seq[Sequence]) -
     temperatures = xp.asarray([p.temperature for p in params], dtype=xp.float32, device=device)
     draws = [uniform(sequences[row]) for row in rows]
     uniforms = xp.asarray(draws, dtype=xp.float32, device=device)
-    chosen = logits[xp.asarray(rows, device=device), :]
+    chosen = _copied(xp, logits, rows)
     chosen = (chosen - xp.max(chosen, axis=-1, keepdims=True)) / temperatures[:, None]
     cumulative = xp.cumulative_sum(xp.exp(chosen), axis=-1)
     return _invert(xp, cumulative, uniforms)
