@@ -63,6 +63,7 @@ def test_what_is_not_a_function_cannot_build(registry: Registry[Any]) -> None:
     [
         ("why_not", "no GPU", "a function"),
         ("cannot_serve", None, "a function"),
+        ("examine", "fast", "a function"),
         ("list_models", ["a/b"], "a function"),
         ("settings", dict, "a subclass of msgspec.Struct"),
         ("priority", "9", "a whole number or a function"),
@@ -105,6 +106,30 @@ def test_a_build_that_forgets_to_return_is_named(registry: Registry[Any]) -> Non
         registry.build("forgetful", {}, BuildContext())
     assert str(error.value) == "engine 'forgetful' from 'my-plugin' was built as None"
     assert error.value.hint == "its build function must return the component"
+
+
+def test_a_provider_says_how_it_would_run_a_model(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    registry.add(
+        "wordy",
+        built,
+        settings=Settings,
+        examine=lambda c: f"{c.settings.width} wide for {c.files.name}",
+    )
+    assert registry.examine("wordy", {"width": 3}, context) == "3 wide for model"
+    assert registry.examine("torch", {}, context) == ""
+    for name in ("wordy", "torch"):
+        with pytest.raises(ConfigError, match="width"):
+            registry.examine(name, {"width": 0}, context)
+
+
+def test_an_examination_that_fails_is_told_like_a_build_that_fails(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    registry.add("bad", built, examine=lambda _: str(1 // 0))
+    with pytest.raises(PluginError, match="engine 'bad' from 'my-plugin' could not be built: Zero"):
+        registry.examine("bad", {}, context)
 
 
 def test_providers_are_listed_by_name(registry: Registry[Any]) -> None:

@@ -22,6 +22,7 @@ from vlmkit.errors import (
 )
 
 T = TypeVar("T")
+R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 
@@ -89,6 +90,7 @@ _EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("build", callable, "a function"),
     ("why_not", callable, "a function"),
     ("cannot_serve", callable, "a function"),
+    ("examine", _is_function_or_none, "a function"),
     ("list_models", _is_function_or_none, "a function"),
     ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
     ("priority", _is_priority, "a whole number or a function"),
@@ -112,6 +114,8 @@ class Provider(Generic[T]):
             takes over only if it says more. A function is asked for each model: it gets what
             ``cannot_serve`` gets.
         description: one line for ``vlmkit plugins --json``.
+        examine: says in a few words how it would run a model, or raises what ``build`` would; for
+            ``vlmkit doctor``. May import heavy libraries; reads no weights and writes nothing.
         list_models: for sources of many models: the references of those that are on this disk.
         plugin: the distribution or file that offers it; filled in by the loader.
     """
@@ -123,6 +127,7 @@ class Provider(Generic[T]):
     settings: type[msgspec.Struct] | None = None
     priority: int | Callable[[Any], int] = 0
     description: str = ""
+    examine: Callable[[BuildContext], str] | None = None
     list_models: Callable[[], Iterable[str]] | None = None
     plugin: str = "vlmkit"
 
@@ -182,6 +187,7 @@ class Registry(Generic[T]):
         settings: type[msgspec.Struct] | None = None,
         priority: int | Callable[[Any], int] = 0,
         description: str = "",
+        examine: Callable[[BuildContext], str] | None = None,
         list_models: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
@@ -201,6 +207,7 @@ class Registry(Generic[T]):
                 settings=settings,
                 priority=priority,
                 description=description,
+                examine=examine,
                 list_models=list_models,
                 plugin=self.plugin,
             )
@@ -241,9 +248,7 @@ class Registry(Generic[T]):
         if name != "auto":
             provider = self.get(name)
             if reason := provider.objection(subject):
-                raise PluginUnavailable(
-                    f"{self.kind} {name!r} from {provider.plugin!r} cannot be used: {reason}"
-                )
+                raise PluginUnavailable(f"{self._who(provider)} cannot be used: {reason}")
             return provider
         reasons = self.objections(subject)
         able = [p for p in self if reasons[p.name] is None]
@@ -263,26 +268,26 @@ class Registry(Generic[T]):
             PluginError: the provider's ``build`` failed in a way that it does not explain, or
                 returned nothing.
         """
-        subject = context.checkpoint if context.checkpoint is not None else context.reference
-        provider = self.choose(name, subject)
-        checked = self.check_settings(provider, settings)
-        who = f"{self.kind} {provider.name!r} from {provider.plugin!r}"
-        try:
-            built = provider.build(replace(context, settings=checked))
-        except VlmkitError:
-            raise
-        except Exception as error:
-            log.warning("%s could not be built", who, exc_info=error)
-            text = " ".join(str(error).split())  # for the owner of this machine, like the log
-            raise PluginError(
-                f"{who} could not be built: {type(error).__name__}: {text}",
-                hint="the log shows where, as does `vlmkit --debug ...`",
-            ) from error
+        provider = self._chosen(name, context)
+        built = self._call(provider, provider.build, settings, context)
         if built is None:
             raise PluginError(
-                f"{who} was built as None", hint="its build function must return the component"
+                f"{self._who(provider)} was built as None",
+                hint="its build function must return the component",
             )
         return built
+
+    def examine(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> str:
+        """Say how a provider would run a model; empty where it does not say. Builds nothing.
+
+        Raises:
+            VlmkitError: what :meth:`build` would raise, as far as that shows without weights.
+        """
+        provider = self._chosen(name, context)
+        if provider.examine is None:
+            self.check_settings(provider, settings)
+            return ""
+        return self._call(provider, provider.examine, settings, context)
 
     def check_settings(self, provider: Provider[T], settings: Mapping[str, Any]) -> Any:
         """Return the settings as the provider's own struct.
@@ -309,6 +314,35 @@ class Registry(Generic[T]):
             return msgspec.convert(dict(settings), wanted, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{self.kind} {provider.name!r}: {error}") from error
+
+    def _chosen(self, name: str, context: BuildContext) -> Provider[T]:
+        subject = context.checkpoint if context.checkpoint is not None else context.reference
+        return self.choose(name, subject)
+
+    def _call(
+        self,
+        provider: Provider[T],
+        function: Callable[[BuildContext], R],
+        settings: Mapping[str, Any],
+        context: BuildContext,
+    ) -> R:
+        """Give a provider's function its checked settings; wrap what it does not explain."""
+        checked = self.check_settings(provider, settings)
+        try:
+            return function(replace(context, settings=checked))
+        except VlmkitError:
+            raise
+        except Exception as error:
+            who = self._who(provider)
+            log.warning("%s could not be built", who, exc_info=error)
+            text = " ".join(str(error).split())  # for the owner of this machine, like the log
+            raise PluginError(
+                f"{who} could not be built: {type(error).__name__}: {text}",
+                hint="the log shows where, as does `vlmkit --debug ...`",
+            ) from error
+
+    def _who(self, provider: Provider[T]) -> str:
+        return f"{self.kind} {provider.name!r} from {provider.plugin!r}"
 
     def _refuse_malformed(self, new: Provider[T]) -> None:
         for name, is_right, expected in _EXPECTED:

@@ -1,6 +1,6 @@
 """``vlmkit doctor``: what this machine is, and who could serve a model here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vlmkit.checkpoint import Checkpoint
     from vlmkit.config import Config
     from vlmkit.plugins import Plugins
+    from vlmkit.registry import BuildContext, Registry
 
 
 @click.command()
@@ -28,7 +29,7 @@ def doctor(
 ) -> None:
     """Say who can serve MODEL here, and why others cannot.
 
-    Describes this machine first. Loads no model and fetches nothing.
+    Describes this machine first. Reads no weights and fetches nothing.
     """
     from vlmkit.assembly import resolve_local
     from vlmkit.cli.loading import read_with_plugins
@@ -54,23 +55,33 @@ def _write(report: dict[str, Any]) -> None:
     family = report["model"]["family"] or "no family"
     click.echo(f"\nmodel {report['model']['name']} ({family})")
     rows = [
-        (v["component"], v["provider"], "chosen" if v["is_chosen"] else v["reason"] or "able")
+        (v["component"], v["provider"], _chosen(v) if v["is_chosen"] else v["reason"])
         for v in report["verdicts"]
     ]
     output.columns(("COMPONENT", "PROVIDER", "VERDICT"), rows)
 
 
+def _chosen(verdict: dict[str, Any]) -> str:
+    return f"chosen: {verdict['how']}" if verdict["how"] else "chosen"
+
+
 def verdicts(
     checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
 ) -> Iterator[dict[str, Any]]:
-    """Yield what becomes of each provider if this model is loaded with this config."""
+    """Yield what becomes of each provider if this model is loaded with this config.
+
+    Who would be taken is asked how it would run the model, and is not chosen if it refuses.
+    """
     from vlmkit.assembly import chosen, encoder_of_engine, sees
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import registry_of
+    from vlmkit.registry import BuildContext
 
+    context = BuildContext(checkpoint.name, checkpoint)
     for section in COMPONENTS:
         registry = registry_of(plugins, section)
-        is_auto_vision = section == "vision_encoder" and config.component(section).use == "auto"
+        component = config.component(section)
+        is_auto_vision = section == "vision_encoder" and component.use == "auto"
         follows = is_auto_vision and encoder_of_engine(config, plugins, checkpoint) is not None
         passed_over = "the engine's own is taken" if follows else "not preferred"
         try:
@@ -78,14 +89,17 @@ def verdicts(
         except VlmkitError:
             taken = None
         for provider in sorted(registry, key=lambda provider: provider.name != taken):
-            is_chosen = provider.name == taken
-            reason = provider.objection(checkpoint)
+            objection = provider.objection(checkpoint)
+            how, reason = "", objection or f"able, but {passed_over}"
+            if provider.name == taken:
+                how, reason = _examined(registry, taken, component.settings, context)
             yield {
                 "component": section,
                 "provider": provider.name,
-                "is_chosen": is_chosen,
-                "reason": reason or (None if is_chosen else f"able, but {passed_over}"),
-                "priority": None if reason else provider.priority_for(checkpoint),
+                "is_chosen": not reason,
+                "how": how,
+                "reason": reason or None,
+                "priority": None if objection else provider.priority_for(checkpoint),
             }
         if taken is None:
             is_blind = section == "vision_encoder" and not sees(checkpoint, plugins)
@@ -93,6 +107,17 @@ def verdicts(
                 "component": section,
                 "provider": "none",
                 "is_chosen": is_blind,
+                "how": "",
                 "reason": None if is_blind else "no installed provider can serve this model",
                 "priority": None,
             }
+
+
+def _examined(
+    registry: "Registry[Any]", name: str, settings: Mapping[str, Any], context: "BuildContext"
+) -> tuple[str, str]:
+    """Return how a provider would run a model, and why it refuses; one of them may be empty."""
+    try:
+        return registry.examine(name, settings, context), ""
+    except VlmkitError as error:
+        return "", f"refuses: {error}" + (f"; {error.hint}" if error.hint else "")
