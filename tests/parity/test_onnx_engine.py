@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from parity import runner
-from vlmkit_onnx import slots_decoder
+from vlmkit_onnx import products, slots_decoder
 from vlmkit_onnx.device_memory import DeviceMemory
 
 pytestmark = pytest.mark.torch
@@ -16,20 +16,55 @@ Saved = Callable[..., Path]
 Answered = Callable[[str], list[runner.Answer]]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "w8a8", "int8", "int4"])
-def test_what_else_is_in_a_batch_changes_no_bit(precision: str, exported: Saved) -> None:
-    folder = exported("llama", precision)
+@pytest.fixture(params=[products.SIGNED, products.UNSIGNED], ids=lambda form: form.name)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> products.Form:
+    """Each way to multiply 8-bit numbers that is exact on this CPU; sessions take it."""
+    taken: products.Form = request.param
+    if not products.are_exact(taken):
+        pytest.skip(f"this CPU cuts off sums of {taken.name}")
+    monkeypatch.setattr(products, "form", lambda: taken)
+    return taken
+
+
+def compare_batches(folder: Path) -> tuple[bool, bool, float]:
+    """Answer prompts together and alone.
+
+    Returns:
+        Whether the engine promises equal bits, whether all are equal, and the largest difference
+        of a logit.
+    """
     engine, _, config = runner.load_onnx_engine("llama", folder)
     prompts = runner.prompts("llama", config)
     # Steps that hold a prompt whole: where it is cut, rounding may differ.
     together = runner.run(engine, None, prompts, step_tokens=64)
+    differences = []
     for prompt, answer in zip(prompts, together, strict=True):
         fresh, _, _ = runner.load_onnx_engine("llama", folder)
         (alone,) = runner.run(fresh, None, [prompt], step_tokens=64)
         assert alone.token_ids == answer.token_ids
-        assert alone.logits.equal(answer.logits)
+        differences.append((alone.logits - answer.logits).abs().max().item())
+    return engine.limits.is_batch_invariant, not any(differences), max(differences)
 
-    assert engine.limits.is_batch_invariant
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_what_else_is_in_a_batch_changes_no_bit(precision: str, exported: Saved) -> None:
+    assert compare_batches(exported("llama", precision)) == (True, True, 0)
+
+
+@pytest.mark.parametrize("precision", ["w8a8"])
+def test_no_way_to_multiply_makes_a_row_depend_on_its_batch(
+    precision: str, exported: Saved, form: products.Form
+) -> None:
+    assert compare_batches(exported("llama", precision)) == (True, True, 0)
+
+
+@pytest.mark.parametrize("precision", ["int4"])
+def test_what_a_cpu_changes_with_the_batch_is_rounding_and_not_promised(
+    precision: str, exported: Saved
+) -> None:
+    is_promised, is_equal, difference = compare_batches(exported("llama", precision))
+    assert is_equal or not is_promised
+    assert difference < 1e-5
 
 
 def test_a_cache_that_a_device_holds_whole_changes_no_answer(

@@ -1,25 +1,15 @@
-"""The layer of largest numbers is what it says; a CPU that fails at it runs no such model."""
+"""8-bit products are exact on every CPU: which form a session takes is computed, not guessed."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx import products
-from vlmkit_onnx.layout import DecoderGraph, Layout
-
-
-def layout(precision: str) -> Layout:
-    return Layout(
-        kind="vlmkit",
-        precision=precision,
-        decoder=DecoderGraph(Path("decoder.onnx"), "slots"),
-        embeddings=None,
-        vision=None,
-        max_sequence_tokens=1,
-        is_batch_invariant=True,
-    )
+from vlmkit_onnx.session import open_session
+from vlmkit_onnx.settings import ComputeSettings
 
 
 def made() -> bytes:
@@ -45,16 +35,72 @@ def test_the_packaged_graph_is_the_one_made_here() -> None:
     assert products.GRAPH.read_bytes() == made()
 
 
-def test_this_machine_is_exact_or_runs_no_such_model() -> None:
-    if products.are_exact():
-        products.refuse_cut_off_sums(layout("w8a8"))
-    else:
-        with pytest.raises(CheckpointError, match="cuts off sums"):
-            products.refuse_cut_off_sums(layout("w8a8"))
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A layer as others quantise it: activations rounded at run time, signed weights."""
+    onnx = pytest.importorskip("onnx")
+    weights = np.full((products.DEPTH, products.WIDTH), -127, np.int8)
+    nodes = [
+        onnx.helper.make_node("DynamicQuantizeLinear", ["x"], ["codes", "scale", "zero"]),
+        onnx.helper.make_node("MatMulInteger", ["codes", "weights", "zero"], ["sums"]),
+        onnx.helper.make_node("Cast", ["sums"], ["floats"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Mul", ["floats", "scale"], ["y"]),
+    ]
+    shapes = {"x": ["n", products.DEPTH], "y": ["n", products.WIDTH]}
+    ends = {
+        name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    }
+    graph = onnx.helper.make_graph(
+        nodes, "layer", [ends["x"]], [ends["y"]], [onnx.numpy_helper.from_array(weights, "weights")]
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "g.onnx"
+    )
+    return tmp_path / "g.onnx"
 
 
-def test_a_cpu_that_cuts_off_runs_other_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "are_exact", lambda: False)
-    with pytest.raises(CheckpointError, match="the model is 'w8a8'"):
-        products.refuse_cut_off_sums(layout("w8a8"))
-    products.refuse_cut_off_sums(layout("int8"))
+def sums(file: Path) -> Any:
+    session = open_session(file, ComputeSettings(num_threads=1))
+    return session.run(None, {"x": np.ones((3, products.DEPTH), np.float32)})[0]
+
+
+def test_the_form_of_this_machine_is_exact() -> None:
+    assert products.are_exact(products.form())
+
+
+def test_unsigned_weights_are_exact_on_every_machine() -> None:
+    assert products.are_exact(products.UNSIGNED)
+
+
+@pytest.mark.parametrize("form", [products.SIGNED, products.UNSIGNED])
+def test_the_first_form_that_is_exact_is_taken(
+    form: products.Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = [products.SIGNED, products.UNSIGNED]
+    able = known[known.index(form) :]
+    monkeypatch.setattr(products, "are_exact", lambda form: form in able)
+    assert products.form.__wrapped__() is form
+
+
+def test_a_cpu_without_an_exact_form_runs_no_8_bit_products_and_all_else(
+    foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "are_exact", lambda form: False)
+    monkeypatch.setattr(products, "form", products.form.__wrapped__)
+    with pytest.raises(CheckpointError, match="this CPU cuts off sums"):
+        open_session(foreign, ComputeSettings())
+    monkeypatch.setattr(products, "OPERATORS", frozenset())
+    open_session(foreign, ComputeSettings())
+
+
+def test_layers_that_others_quantised_are_exact_here(foreign: Path) -> None:
+    np.testing.assert_allclose(sums(foreign), -127 * products.DEPTH, rtol=1e-5)
+
+
+def test_sessions_are_told_the_form(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "form", lambda: products.UNSIGNED)
+    options = open_session(foreign, ComputeSettings()).get_session_options()
+    for name, value in products.UNSIGNED.entries.items():
+        assert options.get_session_config_entry(name) == value

@@ -1,21 +1,24 @@
 """From settings and files to an engine and an encoder that are ready."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import onnxruntime
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
+from vlmkit_onnx import export_cache
 from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.decoder import Decoder
 from vlmkit_onnx.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.engine import OnnxEngine
 from vlmkit_onnx.families import family_of
+from vlmkit_onnx.invariance import keeps_rows_apart
 from vlmkit_onnx.layout import DecoderGraph, Layout, TokenGraph, TokenTable
-from vlmkit_onnx.locate import locate, locate_tower
-from vlmkit_onnx.products import refuse_cut_off_sums
-from vlmkit_onnx.session import device_of, open_session
+from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
+from vlmkit_onnx.refusal import kind_of
+from vlmkit_onnx.session import check, device_of, open_session
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slot_book import SlotBook
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
@@ -35,7 +38,6 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     checkpoint = context.files
     layout = locate(checkpoint, settings.precision, settings.variant, context.on_stage)
     _refuse_device(layout, settings)
-    refuse_cut_off_sums(layout)
     longest = settings.max_sequence_tokens or layout.max_sequence_tokens
     if settings.cache_tokens is not None:
         longest = min(longest, settings.cache_tokens)
@@ -72,6 +74,44 @@ def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
     session = open_session(graph.file, settings)
     fingerprint = replace(checkpoint, path=graph.file.parent).fingerprint
     return OnnxVisionEncoder(graph, session, fingerprint, settings.max_batch_images)
+
+
+def examine_engine(context: BuildContext) -> str:
+    """Say how the engine would run a model; reads no weights and exports nothing.
+
+    Raises:
+        VlmkitError: what :func:`build_engine` would raise, as far as that shows so early.
+    """
+    settings: EngineSettings = context.settings or EngineSettings()
+    checkpoint = context.files
+    layout = present(checkpoint, settings.precision, settings.variant)
+    if layout is None:
+        export_cache.refuse_without_exporter()
+        return f"to be exported as {settings.precision or DEFAULT_PRECISION}"
+    _refuse_device(layout, settings)
+    return _manner(layout.precision, layout.decoder.file, settings)
+
+
+def examine_encoder(context: BuildContext) -> str:
+    """Say how the encoder would run a model; as :func:`examine_engine` of the engine."""
+    settings: EncoderSettings = context.settings or EncoderSettings()
+    checkpoint = context.files
+    folder = export_cache.cached_folder(checkpoint, export_cache.TOWER)
+    if kind_of(checkpoint) == "safetensors" and not export_cache.is_whole(folder):
+        export_cache.refuse_without_exporter()
+        return "to be exported"
+    graph = locate_tower(checkpoint, settings.variant, context.on_stage)
+    return _manner("", graph.file, settings)
+
+
+def _manner(precision: str, file: Path, settings: ComputeSettings) -> str:
+    """Name the precision, the device and the kernels that a graph is computed with."""
+    form = check(file, settings)
+    kind, number = device_of(settings)
+    words = [precision, kind if kind == "cpu" else f"{kind}:{number}"]
+    if form is not None:
+        words.append(f"8-bit products with {form.name}")
+    return ", ".join(filter(None, words))
 
 
 def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
@@ -166,5 +206,6 @@ def _limits(
         capacity_tokens=capacity,
         max_chunk_tokens=settings.max_chunk_tokens,
         mixes_prefill_and_decode=True,
-        is_batch_invariant=layout.is_batch_invariant,
+        is_batch_invariant=layout.is_batch_invariant
+        and keeps_rows_apart(decoder, layout.sliding_window),
     )

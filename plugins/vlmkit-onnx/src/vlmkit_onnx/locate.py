@@ -3,18 +3,19 @@
 from collections.abc import Callable
 
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import CheckpointError
+from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit_onnx import export_cache
 from vlmkit_onnx.layout import Layout, VisionGraph, own_layout
 from vlmkit_onnx.manifest import Precision
-from vlmkit_onnx.refusal import kind_of
+from vlmkit_onnx.refusal import Kind, kind_of
 
 OnStage = Callable[[str], None]
+DEFAULT_PRECISION: Precision = "w8a8"
 
 
 def locate(
     checkpoint: Checkpoint,
-    precision: Precision,
+    precision: Precision | None,
     variant: str | None,
     on_stage: OnStage,
 ) -> Layout:
@@ -22,14 +23,44 @@ def locate(
 
     Args:
         checkpoint: the model's files.
-        precision: of an export.
+        precision: what was asked for; None takes graphs as they are, and exports in eight bits.
         variant: which files of an onnx-community folder.
         on_stage: told the stages of an export.
 
     Raises:
         CheckpointError: the folder holds nothing that can run, or its files are broken.
+        ConfigError: its graphs are of another precision.
+    """
+    layout = present(checkpoint, precision, variant)
+    if layout is not None:
+        return layout
+    folder = export_cache.cached_export(checkpoint, precision or DEFAULT_PRECISION, on_stage)
+    return own_layout(checkpoint, folder)
+
+
+def present(
+    checkpoint: Checkpoint, precision: Precision | None, variant: str | None
+) -> Layout | None:
+    """Return the parts of a model whose graphs are there, None where they are yet to be exported.
+
+    Arguments and errors as for :func:`locate`.
     """
     kind = kind_of(checkpoint)
+    if kind == "safetensors":
+        part = precision or DEFAULT_PRECISION
+        folder = export_cache.cached_folder(checkpoint, part)
+        return own_layout(checkpoint, folder) if export_cache.is_whole(folder) else None
+    layout = _layout(checkpoint, kind, variant)
+    if precision not in (None, layout.precision):
+        raise ConfigError(
+            f"engine.precision is {precision!r}, and the graphs of model {checkpoint.name!r} are "
+            f"{layout.precision!r}",
+            hint="leave it out, or `vlmkit export` the model's safetensors in that precision",
+        )
+    return layout
+
+
+def _layout(checkpoint: Checkpoint, kind: Kind | None, variant: str | None) -> Layout:
     if kind == "vlmkit":
         return own_layout(checkpoint, checkpoint.path)
     if kind == "genai":
@@ -40,9 +71,6 @@ def locate(
         from vlmkit_onnx.community import community_layout
 
         return community_layout(checkpoint, variant)
-    if kind == "safetensors":
-        folder = export_cache.cached_export(checkpoint, precision, on_stage)
-        return own_layout(checkpoint, folder)
     raise CheckpointError(
         f"model {checkpoint.name!r} has no ONNX graphs and no *.safetensors weights"
     )
@@ -57,7 +85,7 @@ def locate_tower(checkpoint: Checkpoint, variant: str | None, on_stage: OnStage)
     if kind_of(checkpoint) == "safetensors":
         folder = export_cache.cached_tower(checkpoint, on_stage)
         return VisionGraph(folder / export_cache.VISION, is_own=True)
-    graph = locate(checkpoint, "fp32", variant, on_stage).vision
+    graph = locate(checkpoint, None, variant, on_stage).vision
     if graph is None:
         raise CheckpointError(f"model {checkpoint.name!r} has no graph of a vision tower")
     return graph

@@ -22,6 +22,18 @@ def _build_encoder(context: BuildContext) -> Any:
     return build_encoder(context)
 
 
+def _examine_engine(context: BuildContext) -> str:
+    from vlmkit_onnx.build import examine_engine
+
+    return examine_engine(context)
+
+
+def _examine_encoder(context: BuildContext) -> str:
+    from vlmkit_onnx.build import examine_encoder
+
+    return examine_encoder(context)
+
+
 def _build_export(_: BuildContext) -> Any:
     from vlmkit_onnx.export.command import export
 
@@ -39,6 +51,7 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         settings=EngineSettings,
         priority=refusal.priority,
         description="ONNX graphs of three layouts, batched over cache slots; fast on CPUs",
+        examine=_examine_engine,
     )
 
 
@@ -53,6 +66,7 @@ def vlmkit_register_vision_encoders(registry: Registry[Any]) -> None:
         settings=EncoderSettings,
         priority=refusal.priority,
         description="the image tower and projector as one ONNX graph",
+        examine=_examine_encoder,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime
 
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit_onnx import external_data, graph_header
+from vlmkit_onnx import external_data, graph_header, products
 from vlmkit_onnx.settings import ComputeSettings
 
 FATAL = 4  # ONNX Runtime logs only what ends the process
@@ -20,22 +20,37 @@ def open_session(file: Path, settings: ComputeSettings) -> onnxruntime.Inference
     """Load a graph, ready to run.
 
     Raises:
-        CheckpointError: the file is absent, is no graph that can run here, or names external
-            data outside its folder.
+        CheckpointError: the file is absent, is no graph that can run here, names external
+            data outside its folder, or has 8-bit products that this CPU cannot compute.
         ConfigError: the device is not there.
     """
-    if not file.is_file():
-        raise CheckpointError(f"{file.name!r} is missing", hint="fetch or export the model again")
-    providers = _providers(settings.device)
-    external_data.check(file, file.parent, graph_header.read_header(file))
+    form = check(file, settings)
+    options = _options(settings)
+    for name, value in form.entries.items() if form else ():
+        options.add_session_config_entry(name, value)
     try:
         return onnxruntime.InferenceSession(
-            os.fspath(file), _options(settings), providers=providers
+            os.fspath(file), options, providers=_providers(settings.device)
         )
     except Exception as error:  # its exceptions have no common parent
         raise CheckpointError(
             f"{file.name!r} is not a graph that ONNX Runtime {onnxruntime.__version__} can run"
         ) from error
+
+
+def check(file: Path, settings: ComputeSettings) -> products.Form | None:
+    """Look at a graph without its weights; return how its 8-bit products are computed, if any.
+
+    Raises:
+        CheckpointError: as for :func:`open_session`, as far as the weights do not matter.
+        ConfigError: the device is not there.
+    """
+    if not file.is_file():
+        raise CheckpointError(f"{file.name!r} is missing", hint="fetch or export the model again")
+    _providers(settings.device)
+    header = graph_header.read_header(file)
+    external_data.check(file, file.parent, header)
+    return products.form() if header.op_types & products.OPERATORS else None
 
 
 def giving_back(session: onnxruntime.InferenceSession) -> onnxruntime.RunOptions:

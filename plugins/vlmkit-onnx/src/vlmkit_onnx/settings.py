@@ -43,7 +43,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     """Settings of the LLM engine.
 
     Attributes:
-        precision: of the export, where the model is a safetensors checkpoint.
+        precision: of the graphs; a safetensors checkpoint is exported in it. None takes graphs as
+            they are, and exports in ``w8a8``.
         cache_tokens: tokens that the cache holds; None derives it from ``cache_gib``.
         cache_gib: memory for the cache.
         prefix_cache: whether computed prefixes are reused by later prompts.
@@ -53,7 +54,7 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             longer between two tokens. Parts that may not be cut are longer where they must be.
     """
 
-    precision: Precision = "w8a8"
+    precision: Precision | None = None
     cache_tokens: Positive | None = None
     cache_gib: Annotated[float, Meta(gt=0)] = 4.0
     prefix_cache: bool = True

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.export.sample import Sample
 from vlmkit_onnx.manifest import Precision
+from vlmkit_onnx.session import open_session
+from vlmkit_onnx.settings import ComputeSettings
 
 CHUNKS = (20, 7, 1, 1, 5, 1)
 PREFIXES = (9, 17, 12)  # tokens of the slots that decode together
@@ -106,11 +107,7 @@ class _Runner:
     """A session and its cache, full of rubbish at first."""
 
     def __init__(self, path: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(
-            path, options, providers=["CPUExecutionProvider"]
-        )
+        self.session = open_session(path, ComputeSettings())
         self.inputs = {item.name: item for item in self.session.get_inputs()}
         self.vocab = int(self.session.get_outputs()[0].shape[1])
         random = np.random.default_rng(3)

@@ -6,8 +6,8 @@ arithmetic in torch, so that the exported graph can be compared with the modules
 
 w8a8   per-token activations of 8 bits, weights of 8 bits for each output, MatMulInteger: a row
        depends on nothing but itself, so results do not depend on the batch. Activations are
-       unsigned and weights signed, the fast way with VNNI; an x86 CPU without it adds such
-       products with saturation, and there the check after the export refuses the result
+       unsigned and weights signed, the fast way with VNNI; for an x86 CPU without it, which
+       cuts sums of such products off, sessions make the weights unsigned (products.py)
 int8   weights of 8 bits in blocks of 64, MatMulNBits, activations of 8 bits by block
 int4   the same with weights of 4 bits in blocks of 32
 

@@ -1,0 +1,83 @@
+"""What `vlmkit doctor` tells of a model, before a graph is opened or made."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable, VlmkitError
+from vlmkit.registry import BuildContext
+from vlmkit_onnx import build, export_cache, products
+from vlmkit_onnx.settings import EncoderSettings, EngineSettings
+
+vlmkit_demo = pytest.importorskip("vlmkit_demo")
+DEMO = Path(vlmkit_demo.__file__).with_name("checkpoint")
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The packaged model without its graphs, and an empty cache of exports."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    graphs = shutil.ignore_patterns("*onnx*", "embeddings.safetensors")
+    return Path(shutil.copytree(DEMO, tmp_path / "model", ignore=graphs))
+
+
+def engine(folder: Path, **settings: Any) -> str:
+    context = BuildContext("", Checkpoint("m", folder), EngineSettings(**settings))
+    return build.examine_engine(context)
+
+
+def encoder(folder: Path) -> str:
+    return build.examine_encoder(BuildContext("", Checkpoint("m", folder), EncoderSettings()))
+
+
+@pytest.mark.parametrize("form", [products.SIGNED, products.UNSIGNED])
+def test_the_kernels_of_this_cpu_are_named(
+    form: products.Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "form", lambda: form)
+    assert engine(DEMO) == f"w8a8, cpu, 8-bit products with {form.name}"
+    assert encoder(DEMO) == "cpu"
+
+
+def test_a_cpu_that_could_not_compute_it_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "are_exact", lambda form: False)
+    monkeypatch.setattr(products, "form", products.form.__wrapped__)
+    with pytest.raises(CheckpointError, match="this CPU cuts off sums"):
+        engine(DEMO)
+
+
+def test_an_export_that_is_to_come_is_told_and_not_made(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_cache, "missing_packages", list)
+    assert engine(weights) == "to be exported as w8a8"
+    assert engine(weights, precision="int4") == "to be exported as int4"
+    assert encoder(weights) == "to be exported"
+    assert not (weights.parent / "cache").exists()
+
+
+def test_an_export_that_cannot_be_made_here_is_told(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_cache, "missing_packages", lambda: ["onnxscript"])
+    for examine in (engine, encoder):
+        with pytest.raises(PluginUnavailable, match="onnxscript must be installed"):
+            examine(weights)
+
+
+@pytest.mark.parametrize("run", [build.examine_engine, build.build_engine])
+def test_graphs_of_another_precision_than_was_asked_for_are_refused(run: Any) -> None:
+    settings = EngineSettings(precision="int8")
+    with pytest.raises(ConfigError, match="'int8', and the graphs of model 'm' are 'w8a8'"):
+        run(BuildContext("", Checkpoint("m", DEMO), settings))
+
+
+@pytest.mark.parametrize("file", ["decoder.onnx", "decoder.onnx.data"])
+def test_a_folder_that_lacks_a_file_is_found_out(file: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    (folder / file).unlink()
+    with pytest.raises(VlmkitError, match=f"{file!r}.* is missing"):
+        engine(folder)

@@ -1,0 +1,64 @@
+"""What an exporter promises of batches is tried on the machine that runs the graph."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.registry import BuildContext
+from vlmkit_onnx import build, layout
+from vlmkit_onnx.engine import OnnxEngine
+from vlmkit_onnx.invariance import keeps_rows_apart
+from vlmkit_onnx.session import open_session
+from vlmkit_onnx.settings import ComputeSettings, EngineSettings
+from vlmkit_onnx.slots_decoder import SlotsDecoder
+
+pytestmark = pytest.mark.torch  # exports what it runs
+
+
+class AnotherKernelForLoneRows(SlotsDecoder):
+    """Computes a row by itself a rounding away from what it is in a batch."""
+
+    def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Any) -> Any:
+        logits = super().decode(first_slot, starts, tokens)
+        return logits if len(starts) > 1 else np.nextafter(logits, np.inf)
+
+
+def opened(folder: Path, kind: type[SlotsDecoder], num_slots: int = 8) -> SlotsDecoder:
+    graph = layout.own_layout(Checkpoint("model", folder), folder).decoder
+    session = open_session(graph.file, ComputeSettings(num_threads=1))
+    return kind(graph, session, num_slots, 16)
+
+
+def built(folder: Path) -> OnnxEngine:
+    settings = EngineSettings(cache_tokens=64, num_threads=1)
+    return build.build_engine(BuildContext("", Checkpoint("model", folder), settings))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_vl"])
+def test_a_graph_that_sums_every_row_alike_keeps_rows_apart(
+    name: str, exported: Callable[..., Path]
+) -> None:
+    assert keeps_rows_apart(opened(exported(name), SlotsDecoder), window=8)
+
+
+def test_a_rounding_of_lone_rows_is_seen(exported: Callable[..., Path]) -> None:
+    assert not keeps_rows_apart(opened(exported("llama"), AnotherKernelForLoneRows), window=None)
+
+
+def test_one_slot_has_no_batch(exported: Callable[..., Path]) -> None:
+    assert keeps_rows_apart(opened(exported("llama"), AnotherKernelForLoneRows, 1), window=None)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_only_what_holds_here_is_promised(
+    keeps: bool, exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "keeps_rows_apart", lambda decoder, window: keeps)
+    engine = built(exported("llama"))
+    assert engine.limits.is_batch_invariant is keeps
+    engine.close()
