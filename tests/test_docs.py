@@ -67,7 +67,7 @@ def test_the_readmes_python_example_runs_as_it_stands(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -84,7 +84,7 @@ def run_commands(commands, folder):
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -31,7 +31,7 @@ def run(*arguments, site=None):
         cwd=site,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

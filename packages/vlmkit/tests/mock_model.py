@@ -15,7 +15,7 @@ def picture(width=8, height=6, color="red"):
     return PIL.Image.new("RGB", (width, height), color)
 
 
-def wait_until(condition, timeout_s=5.0):
+def wait_until(condition, timeout_s=300.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

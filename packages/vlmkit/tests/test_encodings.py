@@ -38,7 +38,7 @@ class Gated(MockVisionEncoder):
         self.num_inside += 1
         assert self.num_inside == 1, "two calls at once"
         assert not self._is_closed
-        self.gate.wait(10)
+        self.gate.wait(300)
         self.num_inside -= 1
         return super().encode(slots)
 

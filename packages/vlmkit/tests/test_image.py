@@ -110,10 +110,10 @@ def test_opening_pictures_leaves_the_process_warnings_alone(monkeypatch):
     def slow_open(*arguments, **options):
         if threading.current_thread() is other:
             is_inside.set()
-            assert is_last.wait(5)
+            assert is_last.wait(300)
         else:
             other.start()
-            assert is_inside.wait(5)
+            assert is_inside.wait(300)
         return really_open(*arguments, **options)
 
     monkeypatch.setattr(PIL.Image, "open", slow_open)

@@ -55,7 +55,7 @@ def fetch(
         env={**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])

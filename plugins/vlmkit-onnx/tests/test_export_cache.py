@@ -88,7 +88,7 @@ def test_of_many_who_ask_at_once_one_exports(
         assert not with_tower
         made.append(folder)
         started.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
         folder.mkdir(parents=True)
         manifest.write(folder, _manifest())
 
@@ -104,7 +104,7 @@ def test_of_many_who_ask_at_once_one_exports(
 
     first = threading.Thread(target=cached_export, args=(checkpoint, "w8a8", _silent))
     first.start()
-    assert started.wait(30)
+    assert started.wait(300)
     folder = cached_export(checkpoint, "w8a8", tell)
     first.join(30)
     assert made == [folder]

@@ -76,7 +76,7 @@ class Running:
         connection = socket.socket()
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        connection.settimeout(30)
+        connection.settimeout(300)
         connection.connect(("127.0.0.1", self.port))
         connection.sendall(http_request(body))
         return connection
@@ -95,7 +95,7 @@ class Running:
 def http_client() -> httpx2.Client:
     """A client that opens a connection for each request, and needs no certificates."""
     once = httpx2.Limits(max_keepalive_connections=0)
-    return httpx2.Client(trust_env=False, verify=False, timeout=30, limits=once)
+    return httpx2.Client(trust_env=False, verify=False, timeout=300, limits=once)
 
 
 def http_request(body: Any) -> bytes:
@@ -127,7 +127,7 @@ def image_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def eventually(is_true: Callable[[], bool], *, timeout_s: float = 20.0) -> bool:
+def eventually(is_true: Callable[[], bool], *, timeout_s: float = 300.0) -> bool:
     """Wait for something that must come, not for a time in which it must come."""
     deadline = time.monotonic() + timeout_s
     while not is_true():

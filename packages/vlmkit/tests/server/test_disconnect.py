@@ -67,7 +67,7 @@ def test_a_client_that_goes_away_while_its_image_is_opened_never_reaches_the_eng
     is_busy, go_on = threading.Event(), threading.Event()
     with running({"mock": pipeline}) as server:
         blocker = pipeline._workers.submit(lambda: (is_busy.set(), go_on.wait()))
-        assert is_busy.wait(10)
+        assert is_busy.wait(300)
         parts = [image_part(picture())]
         body = {"model": "mock", "stream": stream, "messages": [{"role": "user", "content": parts}]}
         connection = server.connect(body)
@@ -131,14 +131,14 @@ def test_a_reader_that_takes_nothing_is_cut_off():
         body = chat(text, stream=True, logprobs=True, top_logprobs=20, max_tokens=900_000)
         connection = server.connect(body, receive_bytes=4096)
         assert eventually(lambda: server.service.num_open == 1)
-        assert eventually(server.is_idle, timeout_s=60)
+        assert eventually(server.is_idle)
         assert pipeline.stats().counters["num_aborted"] == 1
         connection.close()
 
 
 def test_a_slow_reader_gets_everything():
     text = scripted(text="x", tokens=3000)
-    with running(send_timeout_s=5) as server:
+    with running(send_timeout_s=300) as server:
         connection = server.connect(
             chat(text, stream=True, logprobs=True, top_logprobs=20, max_tokens=3000),
             receive_bytes=4096,

@@ -41,7 +41,7 @@ class Site(BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("content-length", "1000")
             self.end_headers()
-            self.server.is_over.wait(20)
+            self.server.is_over.wait(300)
         elif self.path == "/endless":
             self.send_response(200)
             self.end_headers()

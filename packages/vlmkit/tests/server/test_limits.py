@@ -30,7 +30,7 @@ def show(server, *urls):
 
 def exchange(server, data: bytes) -> bytes:
     """Send bytes and read to the end."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as connection:
         connection.sendall(data)
         received = b""
         while part := connection.recv(65_536):
@@ -76,7 +76,7 @@ def test_headers_that_trickle_or_never_come_cost_the_connection():
     with running(header_timeout_s=0.2) as server:
         assert exchange(server, b"") == b""
         assert exchange(server, b"GET /healthz HTTP/1.1\r\nhost: lo") == b""
-        assert server.get("/healthz").status_code == 200
+        assert server.service.num_open == 0
 
 
 @pytest.mark.parametrize(
