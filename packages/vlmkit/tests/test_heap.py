@@ -32,6 +32,26 @@ def test_what_was_freed_goes_back_to_the_system():
     assert last
 
 
+def resident_after_freeing(num_blocks):
+    """Return what freed blocks of 4 MiB leave in memory, when larger ones were freed before."""
+    bytes(16 * MIB)  # teaches the heap to keep blocks of this size
+    before = resident_bytes()
+    blocks = [b"x" * (4 * MIB) for _ in range(num_blocks)]
+    last = blocks.pop()  # the end of the heap stays in use
+    del blocks
+    assert last
+    return resident_bytes() - before
+
+
+@pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")
+def test_large_blocks_go_back_as_they_are_freed_where_that_is_wanted():
+    assert resident_after_freeing(20) > 60 * MIB  # the control: left alone, they are kept
+    heap.trim()
+    with heap.returning_large_blocks():
+        assert resident_after_freeing(20) < 20 * MIB
+    assert resident_after_freeing(20) > 60 * MIB
+
+
 def test_a_loop_gives_back_once_for_every_time_that_it_has_nothing_to_do(monkeypatch):
     calls = []
     monkeypatch.setattr(heap, "trim", lambda: calls.append(None))

@@ -6,11 +6,36 @@ still in use stays.
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+MIB = 2**20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers, which malloc.h keeps for good
 
 
 def trim() -> None:
     """Give back what is freed; takes milliseconds, and what is used next is asked for anew."""
-    if sys.platform != "linux":
-        return
-    if give_back := getattr(ctypes.CDLL(None), "malloc_trim", None):
+    if give_back := _glibc("malloc_trim"):
         give_back(0)
+
+
+@contextmanager
+def returning_large_blocks() -> Iterator[None]:
+    """Give blocks over 1 MiB back when they are freed, while weights are being converted.
+
+    Left alone, glibc keeps ever larger blocks the more of them are freed, and a converted model is
+    in memory twice for a while. Afterwards it keeps blocks up to 32 MiB, as it would in the end.
+    """
+    adjust = _glibc("mallopt") or (lambda *_: None)
+    adjust(M_MMAP_THRESHOLD, MIB)
+    try:
+        yield
+    finally:
+        adjust(M_MMAP_THRESHOLD, 32 * MIB)
+        adjust(M_TRIM_THRESHOLD, 64 * MIB)
+
+
+def _glibc(name: str) -> Any:
+    """Return a function of the C library; None where it has none of that name."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

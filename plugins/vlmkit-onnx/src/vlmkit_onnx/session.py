@@ -9,6 +9,7 @@ from typing import Any
 
 import onnxruntime
 
+from vlmkit import heap
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit_onnx import external_data, graph_header, products
 from vlmkit_onnx.settings import ComputeSettings
@@ -29,9 +30,10 @@ def open_session(file: Path, settings: ComputeSettings) -> onnxruntime.Inference
     for name, value in form.entries.items() if form else ():
         options.add_session_config_entry(name, value)
     try:
-        return onnxruntime.InferenceSession(
-            os.fspath(file), options, providers=_providers(settings.device)
-        )
+        with heap.returning_large_blocks():
+            return onnxruntime.InferenceSession(
+                os.fspath(file), options, providers=_providers(settings.device)
+            )
     except Exception as error:  # its exceptions have no common parent
         raise CheckpointError(
             f"{file.name!r} is not a graph that ONNX Runtime {onnxruntime.__version__} can run"
