@@ -12,10 +12,10 @@ import torch
 import transformers
 
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable
+from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable, VlmkitError
 from vlmkit.plugins import load as load_plugins
 from vlmkit.registry import BuildContext
-from vlmkit_torch import engine, refusal
+from vlmkit_torch import engine, refusal, weights
 from vlmkit_torch.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -196,6 +196,32 @@ def test_a_setting_that_cannot_be_met_says_so(
 
     with pytest.raises(ConfigError, match=words):
         build(made, **settings)
+
+
+def examined(folder: Path, config: dict[str, Any], **settings: Any) -> str:
+    context = BuildContext("", checkpoint(folder, config), EngineSettings(**settings), {})
+    return weights.examine(context)
+
+
+def test_device_and_precision_are_told_before_any_weight_is_read(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "dtype": "bfloat16", **TINY}
+    assert examined(tmp_path, config, device="cpu") == "float32, cpu"
+    assert examined(tmp_path, config, device="cpu", dtype="float16") == "float16, cpu"
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        ({"model_type": "llama", **TINY}, {"device": "cuda:99"}, "device 'cuda:99' was asked for"),
+        ({"model_type": "vit"}, {}, "of type 'vit' generates no text"),
+        ({"model_type": "llama", "hidden_size": "x"}, {}, "is not one that transformers can read"),
+    ],
+)
+def test_what_shows_without_weights_is_found_out_without_them(
+    config: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(VlmkitError, match=message):
+        examined(tmp_path, config, **settings)
 
 
 def test_an_unknown_tensor_argument_of_attention_is_refused() -> None:

@@ -22,6 +22,12 @@ def _build_encoder(context: BuildContext) -> Any:
     return build(context)
 
 
+def _examine(context: BuildContext) -> str:
+    from vlmkit_torch.weights import examine
+
+    return examine(context)
+
+
 @hookimpl
 def vlmkit_register_engines(registry: Registry[Any]) -> None:
     """Offer ``engine.use = "torch"``."""
@@ -33,6 +39,7 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         settings=EngineSettings,
         priority=10,
         description="any decoder-only family of transformers; paged cache; CUDA, MPS, CPU",
+        examine=_examine,
     )
 
 
@@ -47,4 +54,5 @@ def vlmkit_register_vision_encoders(registry: Registry[Any]) -> None:
         settings=EncoderSettings,
         priority=10,
         description="the image tower and projector of any family of transformers",
+        examine=_examine,
     )

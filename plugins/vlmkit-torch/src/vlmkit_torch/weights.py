@@ -70,11 +70,7 @@ def shared_model(context: BuildContext, *, leads: bool) -> LoadedModel:
     is_open = not leads and settings.device == "auto" and settings.dtype == "auto"
     if is_open and loaded:
         return loaded[0]
-    checkpoint = context.files
-    config = read_config(checkpoint)
-    device = choose_device(settings)
-    own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    dtype = choose_dtype(settings, device, own if isinstance(own, torch.dtype) else None)
+    config, device, dtype = _plan(context)
     for entry in loaded:
         if (entry.device, entry.dtype) == (device, dtype):
             return entry
@@ -83,8 +79,30 @@ def shared_model(context: BuildContext, *, leads: bool) -> LoadedModel:
             model.to(device=device, dtype=dtype)
             entry.is_open = False
             return entry
-    loaded.append(LoadedModel(load(checkpoint, config, device, dtype), is_open))
+    loaded.append(LoadedModel(load(context.files, config, device, dtype), is_open))
     return loaded[-1]
+
+
+def examine(context: BuildContext) -> str:
+    """Say how precisely and where a model would be computed; reads no weights.
+
+    Raises:
+        CheckpointError: transformers cannot read its configuration, or the family is not supported.
+        ConfigError: the device is not there.
+    """
+    config, device, dtype = _plan(context)
+    _auto_class(context.files, config)
+    return f"{str(dtype).removeprefix('torch.')}, {device}"
+
+
+def _plan(context: BuildContext) -> tuple[PretrainedConfig, torch.device, torch.dtype]:
+    """Return a model's configuration, and where and how precisely it is to be computed."""
+    settings: ComputeSettings = context.settings or ComputeSettings()
+    config = read_config(context.files)
+    device = choose_device(settings)
+    own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    dtype = choose_dtype(settings, device, own if isinstance(own, torch.dtype) else None)
+    return config, device, dtype
 
 
 def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
