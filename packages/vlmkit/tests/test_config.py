@@ -238,6 +238,50 @@ def test_variables_of_others_and_reserved_ones_are_no_settings() -> None:
     assert read(VLMKIT_BLOCK="a,b", VLMKITTEN="1", PATH="x").config == Config()
 
 
+def service_variables(name: str) -> dict[str, str]:
+    """What Kubernetes tells every container about a Service with two named ports."""
+    links = {
+        f"{name}_PORT_{port}_{protocol.upper()}{key}": value
+        for port, protocol in ((8000, "tcp"), (53, "udp"))
+        for key, value in {
+            "": f"{protocol}://10.0.0.7:{port}",
+            "_PROTO": protocol,
+            "_PORT": str(port),
+            "_ADDR": "10.0.0.7",
+        }.items()
+    }
+    return links | {
+        f"{name}_SERVICE_HOST": "10.0.0.7",
+        f"{name}_SERVICE_PORT": "8000",
+        f"{name}_SERVICE_PORT_HTTP_MAIN": "8000",
+        f"{name}_SERVICE_PORT_DNS": "53",
+        f"{name}_PORT": "tcp://10.0.0.7:8000",
+    }
+
+
+@pytest.mark.parametrize("name", ["VLMKIT", "VLMKIT_SERVER", "VLMKIT_SERVICE", "VLMKIT_PORT"])
+def test_what_kubernetes_tells_of_a_service_is_no_setting(name: str) -> None:
+    layered = read(VLMKIT_SERVER__PORT="9000", **service_variables(name))
+    assert layered.config == Config(server=ServerSettings(port=9000))
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"VLMKIT_PORT": "9000"},
+        {"VLMKIT_SERVICE_PORT": "9000"},
+        {"VLMKIT_SERVER_PORT": "9000"},
+        {"VLMKIT_SERVER_PORT": "9000", **service_variables("VLMKIT")},
+        {"VLMKIT_SERVER__PORT": "tcp://10.0.0.7:8000"},
+        {"VLMKIT_SERVER__PROT": "9000", **service_variables("VLMKIT")},
+        {"VLMKIT_SERVICE_HOTS": "10.0.0.7", **service_variables("VLMKIT")},
+    ],
+)
+def test_a_mistyped_variable_is_refused_beside_a_service_too(mistake: dict[str, str]) -> None:
+    message, _ = failure(**mistake)
+    assert f"(environment {next(iter(mistake))})" in message
+
+
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [

@@ -4,6 +4,7 @@ Each source gives leaves: a path, a value and an origin. What they mean is not k
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ RESERVED_VARIABLES = {
     "VLMKIT_CONFIG": "the config file, where --config names none",
 }
 MAX_FILE_BYTES = 2**20
+ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+ABOUT_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|_PORT(_\d+_[A-Z]+(_[A-Z]+)?)?")
 
 Keys = tuple[str, ...]
 
@@ -63,8 +66,9 @@ def from_file(file: Path) -> Iterator[Leaf]:
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Leaf]:
     """Yield a value for each ``VLMKIT_SECTION__KEY`` variable."""
+    others = RESERVED_VARIABLES.keys() | _of_services(environ)
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in RESERVED_VARIABLES:
+        if name.startswith(PREFIX) and name not in others:
             path = tuple(name.removeprefix(PREFIX).lower().split("__"))
             yield from _from_text(path, environ[name], f"environment {name}")
 
@@ -102,6 +106,22 @@ def nested(values: Mapping[Keys, Any]) -> dict[str, Any]:
             table = table.setdefault(key, {})
         table[path[-1]] = value
     return tree
+
+
+def _of_services(environ: Mapping[str, str]) -> set[str]:
+    """Return the variables by which Kubernetes tells where a Service is, such as one of our name.
+
+    Each Service has a ``NAME_PORT`` that holds an address. Without one, the others are mistakes.
+    """
+    ours = [name for name in environ if name.startswith(PREFIX) and "__" not in name]
+    ports = [name for name in ours if name.endswith("_PORT") and ADDRESS.match(environ[name])]
+    services = tuple(name.removesuffix("_PORT") for name in ports)
+    return {
+        name
+        for name in ours
+        for service in services
+        if name.startswith(service) and ABOUT_SERVICE.fullmatch(name, len(service))
+    }
 
 
 def _from_text(path: Keys, text: str, origin: str) -> Iterator[Leaf]:
