@@ -86,6 +86,9 @@ class SmallEngine(Engine):
         import dataclasses
         return dataclasses.replace(super().limits, capacity_tokens=1)
 
+class HalfEngine(Engine):
+    forward = None
+
 @hookimpl
 def vlmkit_register_vision_encoders(registry):
     registry.add("noted", build_encoder)
@@ -96,6 +99,7 @@ def vlmkit_register_engines(registry):
     registry.add("failing", fail(EngineError("no memory")))
     registry.add("interrupted", fail(KeyboardInterrupt()))
     registry.add("small", lambda context: SmallEngine(MockEngineSettings()))
+    registry.add("half", lambda context: HalfEngine(MockEngineSettings()))
 """
 )
 
@@ -220,7 +224,7 @@ def noted(folder: Path, **sections: str) -> list[str]:
     chosen = {name: Component(use=use) for name, use in sections.items()}
     config = Config(plugins=(str(plugin),), **chosen)  # type: ignore[arg-type]
     entry = ModelEntry(model="mock")
-    with pytest.raises((EngineError, ConfigError, KeyboardInterrupt)):
+    with pytest.raises((EngineError, ConfigError, PluginError, KeyboardInterrupt)):
         assemble(entry, config, load_plugins(config))
     log = plugin.with_suffix(".log")
     return log.read_text().splitlines() if log.exists() else []
@@ -228,6 +232,13 @@ def noted(folder: Path, **sections: str) -> list[str]:
 
 def test_an_engine_that_fails_to_build_leaves_no_encoder_behind(tmp_path: Path) -> None:
     assert noted(tmp_path, vision_encoder="noted", engine="failing") == [
+        "encoder built",
+        "encoder closed",
+    ]
+
+
+def test_an_engine_without_a_method_is_refused_and_leaves_no_encoder_behind(tmp_path: Path) -> None:
+    assert noted(tmp_path, vision_encoder="noted", engine="half") == [
         "encoder built",
         "encoder closed",
     ]

@@ -21,9 +21,15 @@ SAMPLER = """
 
     VLMKIT_API = 1
 
+    class Sampler:
+        name = "{name}"
+
+        def sample(self, logits, sequences):
+            return []
+
     @hookimpl
     def vlmkit_register_samplers(registry):
-        registry.add("{name}", lambda context: "built {name}")
+        registry.add("{name}", lambda context: Sampler())
 """
 
 
@@ -97,7 +103,7 @@ def test_a_plugin_offers_what_it_registers(site: Site) -> None:
     site.install("vlmkit-good", sampler("good"), version="2.3", entry="good")
     found = site.load()
     assert found.broken == {}
-    assert str(found.samplers.build("good", {}, BuildContext())) == "built good"
+    assert found.samplers.build("good", {}, BuildContext()).name == "good"
     assert found.samplers.get("good").plugin == "vlmkit-good"
 
 

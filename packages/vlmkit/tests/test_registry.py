@@ -1,6 +1,7 @@
 """A registry says what it has, picks what can serve, and explains what cannot."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin
+from vlmkit.plugins import KINDS, Registries
 from vlmkit.registry import BuildContext, Registry
 
 
@@ -130,6 +132,87 @@ def test_an_examination_that_fails_is_told_like_a_build_that_fails(
     registry.add("bad", built, examine=lambda _: str(1 // 0))
     with pytest.raises(PluginError, match="engine 'bad' from 'my-plugin' could not be built: Zero"):
         registry.examine("bad", {}, context)
+
+
+# What is built.
+
+
+def members(protocol: type) -> list[str]:
+    return [name for name in dir(protocol) if not name.startswith("_")]
+
+
+NEEDED = {
+    (kind, name)
+    for kind, makes in KINDS.items()
+    if kind not in ("models", "commands")
+    for name in members(makes)
+}
+
+
+def part(kind: str, **changes: Any) -> Any:
+    """A component of a kind, whose methods and properties are attributes."""
+    whole = dict.fromkeys(members(KINDS[kind]), print)
+    return SimpleNamespace(**{n: v for n, v in (whole | changes).items() if v != "absent"})
+
+
+def test_every_member_of_five_protocols_is_needed() -> None:
+    assert {("engines", "forward"), ("engines", "admit"), ("tokenizers", "vocab_size")} <= NEEDED
+    assert {kind for kind, _ in NEEDED} == {
+        "tokenizers",
+        "vision_encoders",
+        "engines",
+        "schedulers",
+        "samplers",
+    }
+
+
+@pytest.mark.parametrize(("kind", "name"), sorted(NEEDED))
+def test_a_component_that_lacks_a_member_is_refused_by_name(kind: str, name: str) -> None:
+    registry = getattr(Registries("my-plugin"), kind)
+    registry.add("whole", lambda _: part(kind))
+    registry.add("partial", lambda _: part(kind, **{name: "absent"}))
+    assert registry.build("whole", {}, BuildContext())
+    with pytest.raises(PluginError) as error:
+        registry.build("partial", {}, BuildContext())
+    assert str(error.value) == (
+        f"{registry.kind} 'partial' from 'my-plugin' was built as 'SimpleNamespace', which lacks "
+        f"{name!r} of the protocol {KINDS[kind].__name__}"
+    )
+    assert error.value.hint == "vlmkit.protocols says what each of its members does"
+
+
+def test_a_method_that_is_no_function_is_lacking_and_all_that_lack_are_named() -> None:
+    registry = Registries("my-plugin").vision_encoders
+    registry.add("partial", lambda _: part("vision_encoders", encode=None, close="absent"))
+    with pytest.raises(PluginError, match="lacks 'encode', 'close' of the protocol VisionEncoder"):
+        registry.build("partial", {}, BuildContext())
+
+
+def test_a_component_may_hand_its_members_on_and_compute_its_properties_when_asked() -> None:
+    class Wrapper:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        @property
+        def identity(self) -> str:
+            raise RuntimeError("not yet known")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+    registry = Registries("my-plugin").vision_encoders
+    registry.add("wrapper", lambda _: Wrapper(part("vision_encoders", identity="absent")))
+    assert isinstance(registry.build("wrapper", {}, BuildContext()), Wrapper)
+
+
+def test_a_model_that_is_no_checkpoint_is_refused() -> None:
+    registry = Registries("my-plugin").models
+    registry.add("bare", lambda _: Path("folder"))  # type: ignore[arg-type,return-value]
+    with pytest.raises(PluginError, match=r"was built as '.*Path', not as a Checkpoint"):
+        registry.build("bare", {}, BuildContext())
+
+
+# Listing.
 
 
 def test_providers_are_listed_by_name(registry: Registry[Any]) -> None:

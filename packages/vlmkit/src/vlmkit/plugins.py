@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -29,15 +29,16 @@ from vlmkit.registry import Registry
 if TYPE_CHECKING:
     import click
 
-KINDS = (
-    "tokenizers",
-    "vision_encoders",
-    "engines",
-    "schedulers",
-    "samplers",
-    "models",
-    "commands",
-)
+KINDS: Mapping[str, type | None] = {
+    "tokenizers": Tokenizer,
+    "vision_encoders": VisionEncoder,
+    "engines": Engine,
+    "schedulers": Scheduler,
+    "samplers": Sampler,
+    "models": Checkpoint,
+    "commands": None,  # the command line looks at what it was given, and knows click
+}
+"""What a plugin can offer, and what is built of it."""
 
 
 @dataclass(slots=True)
@@ -54,10 +55,10 @@ class Registries:
     commands: "Registry[click.Command]" = field(init=False)
 
     def __post_init__(self) -> None:
-        for kind in KINDS:
+        for kind, makes in KINDS.items():
             own = builtin.COMMANDS if kind == "commands" else ()
             name = kind.removesuffix("s").replace("_", " ")
-            setattr(self, kind, Registry(name, self.owner, reserved=own))
+            setattr(self, kind, Registry(name, self.owner, makes=makes, reserved=own))
 
     def merge(self, other: "Registries") -> None:
         """Take everything that ``other`` offers, or nothing."""

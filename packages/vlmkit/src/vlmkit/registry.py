@@ -20,6 +20,7 @@ from vlmkit.errors import (
     UnknownPlugin,
     VlmkitError,
 )
+from vlmkit.members import is_protocol, lacking
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -164,12 +165,21 @@ class Registry(Generic[T]):
     Args:
         kind: what it holds, for messages.
         plugin: who fills it.
+        makes: the protocol or class of what is built; None leaves the check to who asks for it.
         reserved: names that are vlmkit's own.
     """
 
-    def __init__(self, kind: str, plugin: str = "vlmkit", *, reserved: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        plugin: str = "vlmkit",
+        *,
+        makes: type | None = None,
+        reserved: Iterable[str] = (),
+    ) -> None:
         self.kind = kind
         self.plugin = plugin
+        self._makes = makes
         self._reserved = frozenset(reserved)
         self._providers: dict[str, Provider[T]] = {}
 
@@ -266,7 +276,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: a setting is unknown or out of range.
             PluginError: the provider's ``build`` failed in a way that it does not explain, or
-                returned nothing.
+                returned something other than the component.
         """
         provider = self._chosen(name, context)
         built = self._call(provider, provider.build, settings, context)
@@ -275,6 +285,7 @@ class Registry(Generic[T]):
                 f"{self._who(provider)} was built as None",
                 hint="its build function must return the component",
             )
+        self._refuse_other(built, self._who(provider))
         return built
 
     def examine(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> str:
@@ -343,6 +354,22 @@ class Registry(Generic[T]):
 
     def _who(self, provider: Provider[T]) -> str:
         return f"{self.kind} {provider.name!r} from {provider.plugin!r}"
+
+    def _refuse_other(self, built: T, who: str) -> None:
+        """Refuse what the pipeline could not use, before a request finds it out."""
+        if self._makes is None:
+            return
+        if not is_protocol(self._makes):
+            if not isinstance(built, self._makes):
+                raise PluginError(
+                    f"{who} was built as {type(built).__name__!r}, not as a {self._makes.__name__}"
+                )
+        elif missing := lacking(built, self._makes):
+            raise PluginError(
+                f"{who} was built as {type(built).__name__!r}, which lacks "
+                f"{', '.join(map(repr, missing))} of the protocol {self._makes.__name__}",
+                hint="vlmkit.protocols says what each of its members does",
+            )
 
     def _refuse_malformed(self, new: Provider[T]) -> None:
         for name, is_right, expected in _EXPECTED:
