@@ -3,13 +3,13 @@
 import shutil
 
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, helper
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx import external_data
+from vlmkit_onnx.runtime import onnxruntime
 
 NUMBERS = np.arange(4, dtype=np.float32)
 

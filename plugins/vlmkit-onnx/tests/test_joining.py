@@ -3,8 +3,9 @@
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
+
+from vlmkit_onnx.runtime import onnxruntime
 
 pytest.importorskip("onnx_ir")
 pytest.importorskip("torch")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.session import giving_back, open_session
 from vlmkit_onnx.settings import ComputeSettings
 

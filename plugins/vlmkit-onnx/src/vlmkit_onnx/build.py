@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import onnxruntime
-
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
@@ -18,6 +16,7 @@ from vlmkit_onnx.invariance import keeps_rows_apart
 from vlmkit_onnx.layout import DecoderGraph, Layout, TokenGraph, TokenTable
 from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
 from vlmkit_onnx.refusal import kind_of
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.session import check, device_of, open_session
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slot_book import SlotBook

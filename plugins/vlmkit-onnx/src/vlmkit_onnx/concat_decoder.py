@@ -9,13 +9,13 @@ that the whole cache is copied in every step.
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
 from vlmkit_onnx.decoder import Floats, Tokens
 from vlmkit_onnx.foreign_decoder import ForeignDecoder, part_of
 from vlmkit_onnx.layout import DecoderGraph
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.slot_memory import SlotMemory
 
 

@@ -7,9 +7,8 @@ its memory and a prefix is reused in the slot that holds it.
 import math
 from collections.abc import Mapping
 
-import onnxruntime
-
 from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.slot_memory import TOKEN_AXIS, Place, StateShape
 
 

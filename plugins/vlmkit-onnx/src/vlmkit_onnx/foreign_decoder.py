@@ -7,7 +7,6 @@ not listed here, such as a state of fixed size, is refused when it is loaded.
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
@@ -15,6 +14,7 @@ from vlmkit_onnx.cache_nodes import cache_pairs, cache_state
 from vlmkit_onnx.decoder import DecoderSpec, Floats, Tokens
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.node_types import BOOLEANS, FLOATS, INTEGERS, Dtypes
+from vlmkit_onnx.runtime import onnxruntime
 
 NUM_DIMENSIONS = {
     "input_ids": (2,),

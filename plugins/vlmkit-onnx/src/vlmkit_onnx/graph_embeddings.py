@@ -6,11 +6,11 @@ Image rows are not merged here, even by a graph that could: that is the engine's
 from collections.abc import Mapping
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.node_types import FLOATS, INTEGERS
+from vlmkit_onnx.runtime import onnxruntime
 
 ROWS = ("image_features", "audio_features")  # of other inputs; none are given
 PLAIN_TOKEN = 0

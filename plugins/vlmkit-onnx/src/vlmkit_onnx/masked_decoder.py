@@ -8,7 +8,6 @@ the longest. So slots of different lengths run together though none is padded.
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
@@ -16,6 +15,7 @@ from vlmkit_onnx.decoder import Floats, Tokens
 from vlmkit_onnx.foreign_decoder import ForeignDecoder
 from vlmkit_onnx.graph_header import read_header
 from vlmkit_onnx.layout import DecoderGraph
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.slot_memory import SlotMemory
 
 

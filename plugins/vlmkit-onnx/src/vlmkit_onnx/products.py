@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime
 
 from vlmkit.errors import CheckpointError
+from vlmkit_onnx.runtime import onnxruntime
 
 GRAPH = Path(__file__).with_name("products.onnx")
 DEPTH, WIDTH = 64, 32  # numbers in a sum, and sums in a row

@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-
 from vlmkit import heap
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit_onnx import external_data, graph_header, products
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.settings import ComputeSettings
 
 FATAL = 4  # ONNX Runtime logs only what ends the process

@@ -7,7 +7,6 @@ small inputs and runs, and no key or value is ever copied.
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
@@ -15,6 +14,7 @@ from vlmkit_onnx.cache_nodes import cache_pairs, cache_state
 from vlmkit_onnx.decoder import DecoderSpec, Floats, Tokens
 from vlmkit_onnx.device_memory import DeviceMemory
 from vlmkit_onnx.layout import DecoderGraph
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.slot_memory import SlotMemory
 
 CPU = ("cpu", 0)

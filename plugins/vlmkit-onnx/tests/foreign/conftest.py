@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from vlmkit_onnx.decoder import Tokens
+from vlmkit_onnx.runtime import onnxruntime
 
 SLOTS, SLOT_TOKENS, CHUNK = 4, 96, 10
 PROMPTS = (5, 31, 18)

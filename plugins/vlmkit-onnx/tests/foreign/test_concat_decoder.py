@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: TID251 - after the conftest
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 

@@ -7,13 +7,13 @@ rows mean to the decoder is the engine's business.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import onnxruntime
 
 from vlmkit.errors import EngineError
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
 from vlmkit_onnx.layout import VisionGraph
 from vlmkit_onnx.node_types import BOOLEANS, FLOATS, INTEGERS
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.session import giving_back
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats

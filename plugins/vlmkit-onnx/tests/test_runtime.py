@@ -1,0 +1,47 @@
+"""ONNX Runtime writes nothing into a user's home and keeps no book of what it does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="homes are told otherwise there")
+
+PROGRAM = """
+import os
+import vlmkit_onnx.plugin
+before = os.environ.get("ORT_DISABLE_TELEMETRY")
+import vlmkit_onnx.session
+print(before, os.environ.get("ORT_DISABLE_TELEMETRY"))
+"""
+
+
+def imported(home: Path, **environ: str) -> str:
+    """Import the plugin and then ONNX Runtime, in a process whose home is an empty folder."""
+    kept = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**kept, "HOME": str(home), **environ},
+        cwd=home,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def test_importing_onnx_runtime_writes_nothing(tmp_path: Path) -> None:
+    imported(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plugin_changes_the_environment_no_sooner_than_it_imports_onnx_runtime(
+    tmp_path: Path,
+) -> None:
+    assert imported(tmp_path) == "None 1"
+
+
+def test_a_user_who_has_decided_is_not_overruled(tmp_path: Path) -> None:
+    assert imported(tmp_path, ORT_DISABLE_TELEMETRY="true") == "true true"
