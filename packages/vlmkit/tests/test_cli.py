@@ -190,6 +190,10 @@ def test_a_config_can_name_the_model_and_its_own_settings(
         (["ask", "mock", "x", "--nope"], 2, "No such option", ""),
         (["serve", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["serve", "mock", "mock"], 2, "two models have one name", ""),
+        (["serve", "mock", "--port", "65536"], 2, "server.port = 65536 (--port): Expected", ""),
+        (["serve", "mock", "--port", "web"], 2, "server.port = 'web' (--port): Expected `int`", ""),
+        (["serve", "mock", "--host", ""], 2, "server.host = '' (--host): Expected", ""),
+        (["serve", "mock", "--host", "0.0.0.0"], 2, "can be reached by other machines", "proxy"),
         (["doctor", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["models", "info", "./none"], 1, "model folder './none' does not exist", "check"),
         (["frobnicate"], 2, "No such command", ""),
@@ -347,6 +351,23 @@ def test_a_server_says_how_to_ask_it_and_ends_when_told_to(start: Start) -> None
     _, error = process.communicate(timeout=300)
     assert process.returncode == 0
     assert "Traceback" not in error
+
+
+def test_the_address_of_the_command_line_wins_over_every_other(
+    start: Start, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[server]\nhost='192.0.2.1'\nport=1\n")
+    others = {"VLMKIT_SERVER__HOST": "192.0.2.2", "VLMKIT_SERVER__PORT": "2"}
+    sets = ("--set", "server.port=3", "--config", str(file))
+    address = ("--host", "localhost", "--port", "0")
+    process = start("serve", "mock", *address, *sets, env=os.environ | others)
+    told = read_until(process.stderr, "'mock' is ready\n")
+    (url,) = re.findall(r"listening on (\S+)", told)
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
+        assert json.load(answer)["data"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
 
 
 # Talking.

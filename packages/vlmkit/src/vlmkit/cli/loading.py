@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,12 +114,14 @@ def what_there_is(plugins: Plugins) -> str:
 
 
 def read_with_plugins(
-    config_file: Path | None, assignments: Sequence[str]
+    config_file: Path | None,
+    assignments: Sequence[str],
+    options: Mapping[str, str] | None = None,
 ) -> tuple[LayeredConfig, Plugins]:
     """Return the config and the plugins, for commands that build nothing."""
     from vlmkit.assembly import load_plugins
 
-    layered = read_config(config_file, assignments=assignments)
+    layered = read_config(config_file, assignments=assignments, options=options)
     return layered, load_plugins(layered.config)
 
 

@@ -28,24 +28,26 @@ ready. Ask it, for example, by
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("--host", metavar="ADDRESS", help="Address to listen on: the setting server.host.")
+@click.option("--port", metavar="NUMBER", help="Port to listen on: server.port; 0 for a free one.")
 @options.configured
 @click.pass_context
 def serve(
     context: click.Context,
     *,
     models: Sequence[str],
+    host: str | None,
+    port: str | None,
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Serve MODELs, or those of the config, over HTTP.
-
-    The port is a setting, as all else: vlmkit serve demo --set server.port=9000
-    """
+    """Serve MODELs, or those of the config, over HTTP."""
     from vlmkit.assembly import find, name_of
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.config.providers import check_components
 
-    layered, plugins = read_with_plugins(config_file, assignments)
+    address = options.stated(**{"server.host": host, "server.port": port})
+    layered, plugins = read_with_plugins(config_file, assignments, address)
     config = layered.config
     check_components(config, plugins)
     entries = wanted_entries(models, config, plugins)

@@ -87,6 +87,13 @@ def from_assignments(assignments: Iterable[str]) -> Iterator[Leaf]:
         yield from _from_text(path, text.strip(), f"--set {dotted.strip()}")
 
 
+def from_options(options: Mapping[str, str]) -> Iterator[Leaf]:
+    """Yield a value for each setting that an option of its own states; its last key names it."""
+    for dotted, text in options.items():
+        path = tuple(dotted.split("."))
+        yield from _from_text(path, text, f"--{path[-1]}")
+
+
 def leaves(tree: Mapping[str, Any], origin: str, prefix: Keys = ()) -> Iterator[Leaf]:
     """Yield the values of nested tables; a list and an empty table are values."""
     for key, value in tree.items():

@@ -18,6 +18,7 @@ from vlmkit.config.layers import (
     from_assignments,
     from_environment,
     from_file,
+    from_options,
     leaves,
     nested,
 )
@@ -95,6 +96,7 @@ def read_config(
     *,
     environ: Mapping[str, str] | None = None,
     assignments: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
     arguments: Mapping[str, Any] | None = None,
     base: Config | None = None,
 ) -> LayeredConfig:
@@ -104,6 +106,7 @@ def read_config(
         file: the TOML file; None takes what ``VLMKIT_CONFIG`` names, if anything.
         environ: the environment; None takes the process's own.
         assignments: ``section.key=value`` texts of the command line.
+        options: what the command line's own options for some settings say, by dotted path.
         arguments: nested values that a Python program gave; these win.
         base: a config to start from in place of the defaults.
 
@@ -119,6 +122,7 @@ def read_config(
         given += from_file(expanded(str(file)))
     given += from_environment(environ)
     given += from_assignments(assignments)
+    given += from_options(options or {})
     given += leaves(arguments or {}, ARGUMENT)
     merged = _merged(given)
     config = _converted(nested({path: leaf.value for path, leaf in merged.items()}), merged)
