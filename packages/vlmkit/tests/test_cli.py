@@ -171,6 +171,56 @@ def test_a_config_can_name_the_model_and_its_own_settings(
     assert capsys.readouterr().out == "from b\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "piped", "asked"),
+    [
+        ([], "what is\nthis?\n", "what is\nthis?\n"),
+        (["sum it up"], "some\nnotes\n", "some\nnotes\nsum it up\n"),
+        (["alone"], "", "alone\n"),
+        ([], "\ufeffwith a mark\r\n", "with a mark\n"),
+    ],
+)
+def test_what_is_piped_in_is_the_question_or_stands_above_it(
+    start: Start, arguments: list[str], piped: str, asked: str
+) -> None:
+    process = start("ask", "mock", *arguments, encoding="utf-8")
+    assert process.communicate(piped, timeout=60) == (asked, "")
+    assert process.returncode == 0
+
+
+def test_a_file_is_a_question_and_a_terminal_nothing_and_a_closed_input_are_none(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "q.txt").write_text("from a file")
+    with (tmp_path / "q.txt").open() as file:
+        assert start("ask", "mock", stdin=file).communicate()[0] == "from a file\n"
+    leader, follower = pty.openpty()
+    closed = {"stdin": None, "preexec_fn": partial(os.close, 0)}
+    for options in ({"stdin": follower}, {"stdin": subprocess.DEVNULL}, closed):
+        assert start("ask", "mock", "alone", **options).communicate() == ("alone\n", "")
+        process = start("ask", "mock", **options)
+        assert "say what to ask" in process.communicate()[1]
+        assert process.returncode == 2
+    os.close(leader)
+    os.close(follower)
+
+
+def test_a_pipe_that_says_nothing_is_told_to_be_waited_for(start: Start) -> None:
+    process = start("ask", "mock", "what is this?")
+    read_until(process.stderr, "reading standard input to its end")
+    assert process.communicate("notes")[0] == "notes\nwhat is this?\n"
+
+
+def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path) -> None:
+    with picture.open() as file:
+        process = start("ask", "mock", "what?", stdin=file)
+        assert "a picture is read by --image -" in process.communicate()[1]
+        assert process.returncode == 2
+    with picture.open() as file:
+        process = start("ask", "mock", "what?", "--image", "-", stdin=file)
+        assert "40x30" in process.communicate()[0]
+
+
 # Failing.
 
 
@@ -303,7 +353,7 @@ def test_no_colour_leaves_a_pipe(start: Start) -> None:
 
 
 def test_ctrl_c_ends_an_answer_quietly(start: Start) -> None:
-    process = start("ask", "mock", SLOW)
+    process = start("ask", "mock", SLOW, stdin=subprocess.DEVNULL)
     read_until(process.stdout, "tick")
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=300)
@@ -312,7 +362,7 @@ def test_ctrl_c_ends_an_answer_quietly(start: Start) -> None:
 
 
 def test_a_closed_pipe_ends_an_answer_without_a_traceback(start: Start) -> None:
-    process = start("ask", "mock", SLOW)
+    process = start("ask", "mock", SLOW, stdin=subprocess.DEVNULL)
     read_until(process.stdout, "tick")
     assert process.stdout is not None
     process.stdout.close()

@@ -41,13 +41,15 @@ def ask(
 ) -> None:
     """Ask MODEL one question, PROMPT, and write the answer as it comes.
 
-    MODEL is a packaged name such as demo, a folder, or a hub id.
+    MODEL is a packaged name such as demo, a folder, or a hub id. Text that is piped in is the
+    question, or stands above PROMPT.
     """
     from vlmkit.assembly import find
     from vlmkit.cli.images import opened as picture
     from vlmkit.cli.loading import opened, wanted
 
-    if model is not None and prompt is None:
+    question = _question(prompt, images)
+    if model is not None and question is None:
         raise click.UsageError('say what to ask: vlmkit ask MODEL "PROMPT" --image FILE')
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
     target = wanted(model, config_file, assignments)
@@ -55,11 +57,19 @@ def ask(
     limits = target.config.pipeline.images
     pictures = [picture(source, limits) for source in images]  # before the model, which takes long
     with opened(target) as pipeline:
-        request = pipeline.request(prompt or "", images=pictures, **params)
+        request = pipeline.request(question or "", images=pictures, **params)
         if as_json:
             output.json(_report(pipeline, request))
         else:
             _stream(pipeline, request)
+
+
+def _question(prompt: str | None, images: Sequence[str]) -> str | None:
+    """Return what to ask: what is piped in, unless that is a picture, and PROMPT below it."""
+    from vlmkit.cli.piped import piped_text
+
+    piped = "" if "-" in images else piped_text()
+    return "\n".join(text for text in (piped, prompt) if text) or prompt
 
 
 def _stream(pipeline: "Pipeline", request: "Request") -> None:
