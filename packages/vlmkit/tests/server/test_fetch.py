@@ -215,7 +215,7 @@ def test_a_fetched_file_is_opened_like_any_other_and_named_by_its_part(site):
         parts = [image_part(f"{site.url}{path}") for path in paths]
         body = chat(messages=[{"role": "user", "content": parts}])
         with mock_pipeline() as pipeline:
-            request = chat_request(json.dumps(body).encode())
+            request, _ = chat_request(json.dumps(body).encode())
             converting = Converter(settings, fetcher).request(request, pipeline, "id")
             return asyncio.run(converting)[0]
 

@@ -8,6 +8,7 @@ import pytest
 from running_server import running
 
 import vlmkit.server
+from vlmkit.server.ignored import CHANGING
 from vlmkit.server.settings import FetchSettings, ServerSettings
 from vlmkit.server.wire import ChatRequest
 
@@ -19,6 +20,11 @@ GUIDE = (DOCS / "how-to/serve.md").read_text()
 @pytest.mark.parametrize("name", ChatRequest.__struct_fields__)
 def test_every_field_of_a_request_is_in_the_reference(name):
     assert re.search(rf"`{name}[`:]", REFERENCE)
+
+
+@pytest.mark.parametrize("name", sorted(CHANGING))
+def test_every_field_that_changes_the_answer_elsewhere_is_in_the_reference(name):
+    assert f"`{name}`" in REFERENCE
 
 
 @pytest.mark.parametrize("name", ServerSettings.__struct_fields__ + FetchSettings.__struct_fields__)

@@ -39,14 +39,19 @@ def refusal(body: Any) -> RequestError:
     return caught.value
 
 
+def parsed(body: Any) -> ChatRequest:
+    return chat_request(json.dumps(body).encode())[0]
+
+
 def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
     names = set(openai_params.CompletionCreateParamsBase.__annotations__) | {"stream"}
     assert names <= set(ChatRequest.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_FIELDS))
-def test_a_field_that_cannot_be_honoured_is_refused_by_name(name):
-    for value in ("x", 1, {}, [], [{"type": "function"}], True):
+def test_a_field_that_cannot_be_honoured_is_refused_by_name_unless_it_is_empty(name):
+    assert parsed(chat(**{name: []}))
+    for value in ("x", 1, {}, [{"type": "function"}], True):
         error = refusal(chat(**{name: value}))
         assert error.param == name
         assert error.code == "unsupported_parameter"
@@ -58,7 +63,7 @@ def test_null_means_that_an_optional_field_is_not_given(name):
     if name in ("model", "messages"):
         assert refusal(chat(**{name: None})).param == name
     else:
-        assert getattr(chat_request(json.dumps(chat(**{name: None})).encode()), name) is None
+        assert getattr(parsed(chat(**{name: None})), name) is None
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
@@ -74,21 +79,6 @@ def test_a_value_that_would_have_an_effect_is_refused(name):
     assert error.code == "unsupported_parameter"
 
 
-def test_an_unknown_field_is_refused_by_name_at_any_depth():
-    error = refusal(chat(guided_regex="a"))
-    assert (error.param, error.code) == ("guided_regex", "unknown_parameter")
-    part = {"type": "text", "text": "x", "cache": 1}
-    error = refusal(chat(messages=[{"role": "user", "content": [part]}]))
-    assert error.param == "messages[0].content[0].cache"
-
-
-def test_a_strange_field_name_is_not_repeated():
-    for name in ("<script>", "x" * 65, "a`b - at `$.c`", "\n"):
-        error = refusal(chat(**{name: 1}))
-        assert error.code == "unknown_parameter"
-        assert name not in str(error)
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -100,8 +90,7 @@ def test_a_strange_field_name_is_not_repeated():
         ({"messages": [{"role": SECRET, "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages[0].name"),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": []}]},
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
          "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": [{"type": SECRET}]}]},
          "messages[0].content[0].type"),
@@ -167,18 +156,6 @@ def test_a_value_out_of_bounds_is_a_400_that_names_it(server, fields, param):
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize("detail", ["low", "high", SECRET])
-def test_an_image_detail_that_would_be_ignored_is_refused(detail):
-    part = image_part(picture())
-    part["image_url"]["detail"] = detail
-    error = refusal(chat(messages=[{"role": "user", "content": [part]}]))
-    assert error.param == "messages[0].content[0].image_url.detail"
-    assert error.code == "unsupported_parameter"
-    assert SECRET not in str(error)
-    part["image_url"]["detail"] = "auto"
-    chat_request(json.dumps(chat(messages=[{"role": "user", "content": [part]}])).encode())
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -193,7 +170,7 @@ def test_an_image_detail_that_would_be_ignored_is_refused(detail):
     ],
 )
 def test_a_body_that_is_no_json_object_is_refused(body):
-    assert refusal(body).code in ("invalid_json", "invalid_request", "unknown_parameter")
+    assert refusal(body).code in ("invalid_json", "invalid_request")
 
 
 JSON = st.recursive(

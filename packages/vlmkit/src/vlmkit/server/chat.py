@@ -16,6 +16,7 @@ from vlmkit.pipeline import Pipeline
 from vlmkit.server.answer import AnswerHead, completion_body, logprobs_of
 from vlmkit.server.convert import Converter
 from vlmkit.server.errors import BodyTooSlow, Unavailable, WrongMediaType
+from vlmkit.server.ignored import HEADER, counter_names, header_value
 from vlmkit.server.models import fingerprint
 from vlmkit.server.service import Service
 from vlmkit.server.sse import AnswerEvents
@@ -54,12 +55,14 @@ class _ChatCall:
         self._service = service
         self._converter = converter
         self._images_s = 0.0
+        self._headers: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, start the request, and answer; an error until then has its own status."""
         with self._service.admitted():
             with self._service.reserved(self._announced_bytes()):
-                chat = chat_request(await self._body())
+                chat, ignored = chat_request(await self._body())
+                self._note(ignored)
                 pipeline = self._service.pipeline(chat.model)
                 head = AnswerHead(
                     f"chatcmpl-{secrets.token_hex(12)}",
@@ -70,6 +73,12 @@ class _ChatCall:
                 stream = await self._service.attend(self._start(chat, pipeline, head), receive)
             respond = self._events if chat.stream else self._whole
             await respond(chat, pipeline, head, stream)(scope, receive, send)
+
+    def _note(self, ignored: frozenset[str]) -> None:
+        """Tell the client and the operator which keys of the body are ignored."""
+        if ignored:
+            self._headers[HEADER] = header_value(ignored)
+            self._service.num_ignored.update(counter_names(ignored))
 
     async def _start(self, chat: ChatRequest, pipeline: Pipeline, head: AnswerHead) -> Stream:
         try:
@@ -91,7 +100,7 @@ class _ChatCall:
             has_usage=bool(options and options.include_usage),
             logprobs=logprobs_of(pipeline.tokenizer) if chat.logprobs else None,
         )
-        return EventStream(stream, events, self._service)
+        return EventStream(stream, events, self._service, self._headers)
 
     def _whole(
         self, chat: ChatRequest, pipeline: Pipeline, head: AnswerHead, stream: Stream
@@ -103,9 +112,10 @@ class _ChatCall:
             if any(choice.finish_reason == "abort" for choice in completion.choices):
                 raise Unavailable("the answer was cut off", code="aborted")
             logprobs = logprobs_of(pipeline.tokenizer) if chat.logprobs else None
+            timing = _server_timing(self._images_s, completion.timings)
             response = ASGIResponse(
                 body=completion_body(head, completion, logprobs),
-                headers={"server-timing": _server_timing(self._images_s, completion.timings)},
+                headers={"server-timing": timing, **self._headers},
             )
             await response(scope, receive, send)
 

@@ -28,10 +28,11 @@ class ModelReadiness(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """Whether new work is taken, and why not."""
+    """Whether new work is taken, and why not; and how many requests had keys that were ignored."""
 
     status: Status
     models: dict[str, ModelReadiness]
+    num_ignored: dict[str, int]
 
 
 class HealthController(Controller):
@@ -46,7 +47,8 @@ class HealthController(Controller):
     async def readiness(self, service: NamedDependency[Service]) -> Response[Readiness]:
         """Answer 200 if new work is taken, or else 503 and when to ask again."""
         status = readiness_of(service)
-        body = Readiness(status, {name: _readiness(m) for name, m in service.models.items()})
+        models = {name: _readiness(model) for name, model in service.models.items()}
+        body = Readiness(status, models, dict(service.num_ignored))
         if status == "ready":
             return Response(body)
         return Response(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_S)})

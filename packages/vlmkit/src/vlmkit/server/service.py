@@ -7,6 +7,7 @@ called in the event loop's thread.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -70,6 +71,7 @@ class Service:
         self.settings = settings
         self.is_draining = False
         self.num_open = 0
+        self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
         self._num_admitted = 0
         self._num_pending_bytes = 0
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -6,6 +6,7 @@ way out, the client's going included, aborts the request.
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
@@ -29,18 +30,23 @@ class EventStream:
         stream: an answer that was accepted.
         events: encodes it.
         service: knows when the server gives up.
+        headers: what to say besides, of plain letters.
     """
 
-    def __init__(self, stream: Stream, events: AnswerEvents, service: Service) -> None:
+    def __init__(
+        self, stream: Stream, events: AnswerEvents, service: Service, headers: Mapping[str, str]
+    ) -> None:
         self._stream = stream
         self._events = events
         self._service = service
+        own = ((name.encode(), value.encode()) for name, value in headers.items())
+        self._headers = [*_HEADERS, *own]
         self._num_writes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream the answer, to its end or the client's."""
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             last = await self._last_event(scope, receive, send)
         except ClientGone:
             return

@@ -1,26 +1,28 @@
 """The chat API's bodies: what may be sent, and what comes back. Shapes and bounds, no behaviour.
 
-Nothing is ignored in silence: a field that is not listed here is refused by name, and one that
-OpenAI defines but this server cannot honour has the type ``None``, so that only ``null`` passes.
+Nothing is ignored in silence: a field that OpenAI defines but this server cannot honour is refused
+by name, and a key that is not listed here is told, or refused where it would change the answer.
 """
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
 from vlmkit.errors import RequestError
+from vlmkit.server.ignored import ignored_names
+from vlmkit.server.unused import UnusedKeys
 
-NotSupported: TypeAlias = None
-"""The type of a field that OpenAI defines and this server refuses."""
+NotSupported: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
+"""The type of a field that OpenAI defines and this server refuses, unless it is empty."""
 
 Text: TypeAlias = str  # the sum over a request is bounded by ServerSettings.max_text_chars
 Label = Annotated[str, Meta(max_length=512)]
 
 
-class _Wire(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Wire(msgspec.Struct, kw_only=True):
     """Something a client sends."""
 
 
@@ -34,7 +36,6 @@ class ImageUrl(_Wire):
     """Where an image is: a ``data:`` URL, or http(s) where the server fetches."""
 
     url: str
-    detail: Literal["auto"] | None = None
 
 
 class ImagePart(_Wire, tag_field="type", tag="image_url"):
@@ -51,30 +52,25 @@ class SystemMessage(_Wire, tag_field="role", tag="system"):
     """Instructions."""
 
     content: Text | Texts
-    name: NotSupported = None
 
 
 class DeveloperMessage(_Wire, tag_field="role", tag="developer"):
     """Instructions, by their newer name."""
 
     content: Text | Texts
-    name: NotSupported = None
 
 
 class UserMessage(_Wire, tag_field="role", tag="user"):
     """What a user says and shows."""
 
     content: Text | Parts
-    name: NotSupported = None
 
 
 class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
     """What the model said before; an answer of this server fits as it is."""
 
     content: Text | Texts
-    name: NotSupported = None
     refusal: NotSupported = None
-    annotations: NotSupported = None
     audio: NotSupported = None
     function_call: NotSupported = None
     tool_calls: NotSupported = None
@@ -162,22 +158,28 @@ class ChatRequest(_Wire):
     web_search_options: NotSupported = None
 
 
-REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type is type(None))
+REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type == NotSupported)
 """What OpenAI's chat API has and this server refuses."""
 
+_REFUSED_NAMES = REFUSED_FIELDS.union(
+    f.name
+    for struct in (AssistantMessage, ResponseFormat)
+    for f in fields(struct)
+    if f.type == NotSupported
+)
 _DECODER = msgspec.json.Decoder(ChatRequest)
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([A-Za-z0-9_.-]{1,64})`")
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
-def chat_request(body: bytes) -> ChatRequest:
-    """Decode and check a body.
+def chat_request(body: bytes) -> tuple[ChatRequest, frozenset[str]]:
+    """Decode and check a body; return it with the names of keys that are ignored.
 
     Raises:
         RequestError: names the first field that is wrong, and never shows what it held.
     """
     try:
-        return _DECODER.decode(body)
+        chat = _DECODER.decode(body)
+        return chat, ignored_names(UnusedKeys().of(chat, body))
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except (ValueError, RecursionError):  # DecodeError and UnicodeDecodeError are ValueErrors
@@ -188,24 +190,14 @@ def _refusal(text: str) -> RequestError:
     """Say what a validation error means, without the values that its text may quote."""
     found = _PLACE.search(text)
     place = found.group(1).replace("[...]", "") if found else ""
-    if text.startswith("Object contains unknown field"):
-        return _unknown_field(text, place)
-    if text.startswith(("Expected `null`", "Invalid enum value")):
+    if place.rpartition(".")[2] in _REFUSED_NAMES:
+        message = f"{place} is not supported by this server"
+        return RequestError(message, param=place, code="unsupported_parameter")
+    if text.startswith("Invalid enum value"):
         message = f"{place} is not supported with this value by this server"
-        if text.startswith("Expected `null`"):
-            message = f"{place} is not supported by this server"
         return RequestError(message, param=place, code="unsupported_parameter")
     if text.startswith("Invalid value"):
         message = f"{place} has a value that this server does not support"
         return RequestError(message, param=place, code="unsupported_value")
     wrong = text[: found.start()] if found else text
     return RequestError(f"{place or 'the body'}: {wrong}", param=place or None)
-
-
-def _unknown_field(text: str, place: str) -> RequestError:
-    if (name := _UNKNOWN_FIELD.match(text)) is None:
-        return RequestError(
-            "a field has a name that is not known", param=place or None, code="unknown_parameter"
-        )
-    param = f"{place}.{name.group(1)}" if place else name.group(1)
-    return RequestError(f"{param} is not a known field", param=param, code="unknown_parameter")

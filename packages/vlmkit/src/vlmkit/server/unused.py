@@ -1,0 +1,69 @@
+"""Finding keys of a JSON text that nothing uses, at any depth; not what that means."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct
+
+MAX_KEYS = 2**16  # of all objects of one text: a client's keys take memory while they are compared
+START_BYTES = 16
+
+
+class UnusedKey(NamedTuple):
+    """A key without a field.
+
+    Attributes:
+        place: the keys that lead to it, with dots; indices of lists are left out.
+        start: the first bytes of its value.
+    """
+
+    place: str
+    start: bytes
+
+
+class _Key(str):
+    """A key that is counted when it is read."""
+
+    __slots__ = ()
+
+
+class UnusedKeys:
+    """Compares one JSON text with the struct that was read from it."""
+
+    def __init__(self) -> None:
+        self._num_keys = 0
+        self._object = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=self._counted)
+        self._objects = msgspec.json.Decoder(list[dict[_Key, Raw]], dec_hook=self._counted)
+
+    def of(self, value: Any, content: bytes | Raw, place: str = "") -> Iterator[UnusedKey]:
+        """Yield the keys that a struct, and the structs in it, have no field for.
+
+        Args:
+            value: what was read; anything but a struct and a list of structs has no such keys.
+            content: what it was read from.
+            place: where that stands.
+
+        Raises:
+            msgspec.ValidationError: there are too many keys.
+            ValueError: a key is not UTF-8.
+        """
+        if isinstance(value, Struct):
+            yield from self._in(value, self._object.decode(content), place)
+        elif isinstance(value, list) and value and isinstance(value[0], Struct):
+            for struct, held in zip(value, self._objects.decode(content), strict=True):
+                yield from self._in(struct, held, place)
+
+    def _in(self, struct: Struct, held: Mapping[_Key, Raw], place: str) -> Iterator[UnusedKey]:
+        for key, content in held.items():
+            inner = f"{place}.{key}" if place else str(key)
+            if key in struct.__struct_fields__:
+                yield from self.of(getattr(struct, key), content, inner)
+            elif key != struct.__struct_config__.tag_field:
+                yield UnusedKey(inner, bytes(memoryview(content)[:START_BYTES]))
+
+    def _counted(self, kind: type[_Key], key: str) -> _Key:
+        self._num_keys += 1
+        if self._num_keys > MAX_KEYS:
+            raise ValueError(f"the objects have more than {MAX_KEYS} keys")
+        return kind(key)

@@ -1,0 +1,166 @@
+"""Keys that nothing uses: told where they change nothing, refused where they would."""
+
+import json
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from running_server import chat, image_part, picture, running
+
+from vlmkit.server.ignored import CHANGING, COUNTED
+
+# What clients send, key by key, each recorded from the library that its name says.
+LITELLM_SECOND_TURN = {
+    "messages": [
+        {"role": "user", "content": "one"},
+        {"content": "hi", "role": "assistant", "provider_specific_fields": {"refusal": None}},
+        {"role": "user", "content": "two"},
+    ],
+    "model": "mock",
+}
+AUTOGEN = {
+    "messages": [
+        {"content": "You are a helpful AI assistant.", "role": "system"},
+        {"role": "user", "name": "user", "content": "Say hello"},
+        {"role": "assistant", "content": "hi"},
+        {
+            "role": "user",
+            "name": "user",
+            "content": [
+                {"type": "text", "text": "two"},
+                {"type": "image_url", "image_url": {"url": picture(), "detail": "auto"}},
+            ],
+        },
+    ],
+    "model": "mock",
+    "stream": False,
+}
+AN_ECHOED_ANSWER = {
+    "messages": [
+        {"role": "user", "content": "one"},
+        {
+            "role": "assistant",
+            "content": "hi",
+            "refusal": None,
+            "annotations": [],
+            "audio": None,
+            "function_call": None,
+            "tool_calls": [],
+            "provider_specific_fields": None,
+            "reasoning_content": "so I said hi",
+        },
+        {"role": "user", "content": [{"type": "text", "text": "two", "cache_control": {"a": 1}}]},
+    ],
+    "model": "mock",
+}
+
+
+def ignored(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.headers.get("x-vlmkit-ignored")
+
+
+def shown(detail):
+    part = {"type": "image_url", "image_url": {"url": picture(), "detail": detail}}
+    return {"model": "mock", "messages": [{"role": "user", "content": [part]}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (LITELLM_SECOND_TURN, "messages.provider_specific_fields"),
+        (AUTOGEN, "messages.name"),
+        (AN_ECHOED_ANSWER, "messages.content.cache_control, messages.reasoning_content"),
+        (shown("low"), "messages.content.image_url.detail"),
+        (shown("high"), "messages.content.image_url.detail"),
+        (shown("auto"), None),
+        (chat(stream_options={"include_usage": True, "continuous_usage_stats": True}, stream=True),
+         "stream_options.continuous_usage_stats"),
+        (chat(request_id="x", cache_salt="y", extra=None, more={}), "cache_salt, request_id"),
+        (chat(), None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_clients_send_besides_is_answered_and_named(server, body, names, stream):
+    if not stream and "stream_options" in body:
+        return
+    assert ignored(server.post(body | {"stream": stream})) == names
+
+
+def test_what_is_ignored_changes_no_answer(server):
+    with_names = server.post(AUTOGEN).json()["choices"]
+    plain = json.loads(json.dumps(AUTOGEN))
+    for message in plain["messages"]:
+        message.pop("name", None)
+    assert server.post(plain).json()["choices"] == with_names
+    assert (
+        server.post(shown("low")).json()["choices"] == server.post(shown("auto")).json()["choices"]
+    )
+
+
+def test_the_official_client_may_ask_for_a_detail_and_sees_that_it_had_no_effect(server):
+    part = image_part(picture())
+    part["image_url"]["detail"] = "low"
+    messages = [{"role": "user", "name": "bob", "content": [part]}]
+    answer = server.client().chat.completions.with_raw_response.create(
+        model="mock", messages=messages
+    )
+    assert answer.parse().choices[0].message.content.startswith("image 1: 8x6")
+    assert answer.headers["x-vlmkit-ignored"] == "messages.content.image_url.detail, messages.name"
+
+
+@pytest.mark.parametrize("name", sorted(CHANGING))
+def test_a_field_that_changes_the_answer_elsewhere_is_refused_by_name(server, name):
+    refused = server.post(chat(**{name: "x"}))
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    for neutral in (b"null", b"[]", b"{}", *CHANGING[name]):
+        assert ignored(server.post(chat(**{name: json.loads(neutral)}))) is None
+
+
+@pytest.mark.parametrize("key", ["refusal", "audio", "function_call", "tool_calls"])
+def test_a_part_of_an_answer_that_the_model_would_not_see_is_refused(server, key):
+    said = {"role": "assistant", "content": "x", key: [{"id": "1"}]}
+    body = chat() | {"messages": [said]}
+    error = server.post(body).json()["error"]
+    assert (error["param"], error["code"]) == (f"messages[0].{key}", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "name", ["a\r\nset-cookie: a=b", "a b", "<script>", "é", "a,b", "x" * 65, "\x00"]
+)
+def test_no_header_holds_more_than_names(server, name):
+    for body in (
+        chat(**{name: 1}),
+        chat() | {"messages": [{"role": "user", "content": "x", name: 1}]},
+    ):
+        answer = server.post(body)
+        assert ignored(answer) == "other"
+        assert "set-cookie" not in answer.headers
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.dictionaries(st.text(max_size=80).map("_{}".format), st.just(1), max_size=60))
+def test_the_header_is_bounded_sorted_and_of_plain_letters(server, keys):
+    names = (ignored(server.post(keys | chat())) or "").split(", ")
+    assert len(names) <= 17
+    assert names == sorted(names)
+    assert all(len(name) <= 64 for name in names)
+
+
+def test_more_keys_than_anybody_needs_are_refused(server):
+    refused = server.post(chat(**{f"key{n}": 1 for n in range(70_000)}))
+    assert refused.status_code == 400
+    assert "more than 65536 keys" in refused.json()["error"]["message"]
+
+
+def test_the_operator_sees_how_often_and_clients_choose_no_name_of_a_counter():
+    with running() as server:
+        assert server.get("/readyz").json()["num_ignored"] == {}
+        server.post(AUTOGEN)
+        server.post(AUTOGEN | {"ads.example": 1, "more": 2})
+        server.post(chat())
+        assert server.get("/readyz").json()["num_ignored"] == {"messages.name": 2, "other": 1}
+        for number in range(40):
+            server.post(chat(**{f"key{number}": 1}))
+        assert set(server.get("/readyz").json()["num_ignored"]) <= COUNTED | {"other"}
