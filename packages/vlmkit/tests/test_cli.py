@@ -444,7 +444,7 @@ def test_a_refused_message_leaves_the_conversation_as_it_was(
     assert run(["chat", "mock", *sets]) == 0
     shown = capsys.readouterr()
     assert shown.out == "short\n"
-    assert "the context holds 64 tokens" in shown.err
+    assert "maximum context length is 64 tokens" in shown.err
 
 
 def test_a_terminal_chat_prompts_and_survives_ctrl_c_and_ends_by_ctrl_d(start: Start) -> None:

@@ -69,9 +69,24 @@ class RequestError(VlmkitError):
 
 
 class PromptTooLong(RequestError):  # noqa: N818
-    """The prompt and its answer do not fit the context."""
+    """The prompt and its answer do not fit the context.
+
+    Clients look for the first sentence, which is OpenAI's, and then shorten the conversation.
+
+    Args:
+        max_tokens: what the context holds, prompt and answer together.
+        problem: what was asked for, as the end of a sentence.
+        param: the field of the request that is too large.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(self, max_tokens: int, problem: str, *, param: str = "messages") -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_tokens} tokens. However, {problem}",
+            param=param,
+            hint="shorten the conversation, use smaller images or ask for fewer tokens",
+        )
 
 
 class ImageError(RequestError):

@@ -47,7 +47,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     Attributes:
         max_images: images of one request.
-        max_output_tokens: most tokens of one answer, whatever a request asks.
+        max_output_tokens: most tokens of one answer, whatever a request asks; null leaves that
+            to the context.
         max_unread_tokens: chunks a slow reader may have unread before its request is held.
         feature_cache_bytes: memory for features of images that were seen before; 0 keeps none.
         num_workers: threads that tokenize and preprocess images.
@@ -55,7 +56,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """
 
     max_images: Positive = 16
-    max_output_tokens: Positive = 4096
+    max_output_tokens: Positive | None = None
     max_unread_tokens: Positive = 256
     feature_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 2**20
     num_workers: Positive = 4
@@ -387,23 +388,28 @@ class Pipeline:
         return sequences
 
     def _max_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
-        """Return how many tokens may be generated; never silently fewer than were asked for."""
-        room = self.limits.max_sequence_tokens - len(prompt)
+        """Return how many tokens may be generated; never silently fewer than were asked for.
+
+        An answer that ends before the length that was asked for could not be told from a whole one
+        that the client's own limit ended.
+        """
+        most, num_prompt = self.limits.max_sequence_tokens, len(prompt)
+        room, bound = most - num_prompt, self.settings.max_output_tokens
         asked = params.max_tokens
-        if asked is not None and asked > self.settings.max_output_tokens:
-            raise RequestError(
-                f"max_tokens is over the limit of {self.settings.max_output_tokens}",
+        if asked is not None and bound is not None and asked > bound:
+            raise RequestError(f"max_tokens is over the limit of {bound}", param="max_tokens")
+        if room < 1:
+            raise PromptTooLong(most, f"your messages resulted in {num_prompt} tokens")
+        if asked is None:
+            return room if bound is None else min(room, bound)
+        if asked > room:
+            raise PromptTooLong(
+                most,
+                f"you requested {num_prompt + asked} tokens ({num_prompt} in the messages, {asked} "
+                "in the completion)",
                 param="max_tokens",
             )
-        if room < 1 or (asked is not None and asked > room):
-            wanted = f" and {asked} to generate" if asked is not None else ""
-            raise PromptTooLong(
-                f"the context holds {self.limits.max_sequence_tokens} tokens, but the prompt has "
-                f"{len(prompt)}{wanted}",
-                param="messages",
-                hint="shorten the conversation, use smaller images or ask for fewer tokens",
-            )
-        return asked if asked is not None else min(room, self.settings.max_output_tokens)
+        return asked
 
 
 def _abort_result(future: Any) -> None:

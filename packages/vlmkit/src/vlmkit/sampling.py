@@ -14,7 +14,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A request's choices, within bounds. The defaults choose the likeliest token each time.
 
     Attributes:
-        max_tokens: most tokens to generate; None is what the context and the server allow.
+        max_tokens: most tokens to generate; None is what the context holds.
         min_tokens: tokens before which no end-of-sequence token or stop string may end the answer.
         temperature: divides the logits; 0, and less than 1e-5, takes the likeliest token.
         top_p: keep the likeliest tokens whose probabilities reach this sum.
@@ -33,8 +33,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         n: how many answers to the same prompt.
     """
 
-    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0

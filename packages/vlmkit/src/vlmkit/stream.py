@@ -122,24 +122,33 @@ class Stream:
         Raises:
             VlmkitError: the request failed.
         """
-        choices = self._new_choices()
+        whole = _Whole(self.num_choices)
         for chunk in self:
-            _extend(choices, chunk)
-        return Completion(choices, self.usage, self.timings)
+            whole.add(chunk)
+        return Completion(whole.choices(), self.usage, self.timings)
 
     async def aresult(self) -> Completion:
         """Wait for the end and return everything; the asynchronous form of :meth:`result`."""
-        choices = self._new_choices()
+        whole = _Whole(self.num_choices)
         async for chunk in self:
-            _extend(choices, chunk)
-        return Completion(choices, self.usage, self.timings)
-
-    def _new_choices(self) -> list[Choice]:
-        return [Choice() for _ in range(self.num_choices)]
+            whole.add(chunk)
+        return Completion(whole.choices(), self.usage, self.timings)
 
 
-def _extend(choices: list[Choice], chunk: Chunk) -> None:
-    choice = choices[chunk.index]
-    choice.text += chunk.text
-    choice.samples.extend(chunk.samples)
-    choice.finish_reason = chunk.finish_reason or choice.finish_reason
+class _Whole:
+    """Puts the chunks of an answer together, and their texts last: so a long one is copied once."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._choices = [Choice() for _ in range(num_choices)]
+        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+
+    def add(self, chunk: Chunk) -> None:
+        choice = self._choices[chunk.index]
+        self._texts[chunk.index].append(chunk.text)
+        choice.samples.extend(chunk.samples)
+        choice.finish_reason = chunk.finish_reason or choice.finish_reason
+
+    def choices(self) -> list[Choice]:
+        for choice, texts in zip(self._choices, self._texts, strict=True):
+            choice.text = "".join(texts)
+        return self._choices

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import openai
 import pytest
@@ -203,11 +204,41 @@ def test_an_unknown_model_is_not_found(server):
     assert "other" not in caught.value.message
 
 
-def test_a_prompt_over_the_context_is_refused_before_a_stream_starts(server):
+@pytest.mark.parametrize(
+    ("text", "limit", "param", "problem"),
+    [
+        ("x" * 40_000, {}, "messages", r"your messages resulted in 4\d{4} tokens"),
+        ("x" * 2_000_001, {}, "messages", "the text is over 2000000 characters"),
+        ("x", {"max_tokens": 32_768}, "max_tokens", "32768 in the completion"),
+        ("x", {"max_completion_tokens": 10**9}, "max_completion_tokens", "you requested 10000000"),
+    ],
+)
+def test_what_does_not_fit_the_context_is_refused_in_words_that_clients_look_for(
+    server, text, limit, param, problem
+):
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
-            ask(server, "x" * 40_000, stream=stream)
+            ask(server, text, stream=stream, **limit)
         assert caught.value.code == "context_length_exceeded"
+        assert caught.value.param == param
+        words = f"This model's maximum context length is 32768 tokens. However, .*{problem}"
+        assert re.match(words, caught.value.body["message"])
+
+
+def test_an_answer_is_as_long_as_the_context_unless_the_operator_says_otherwise(server):
+    text = scripted(text="ab", tokens=9000)
+    for limit in ({}, {"max_tokens": 20_000}):
+        answer = ask(server, text, **limit)
+        assert answer.choices[0].message.content == "ab" * 4500
+        assert answer.choices[0].finish_reason == "stop"
+    endless = ask(server, scripted(text="x", tokens=10**6))
+    assert endless.usage.total_tokens == 32_768
+    assert endless.choices[0].finish_reason == "length"
+    bounded = mock_pipeline(settings=PipelineSettings(max_output_tokens=5))
+    with running({"mock": bounded}) as other:
+        assert ask(other, text).usage.completion_tokens == 5
+        with pytest.raises(openai.BadRequestError, match="max_tokens is over the limit of 5"):
+            ask(other, text, max_tokens=6)
 
 
 def test_async_clients_stream_side_by_side(server):

@@ -19,7 +19,6 @@ from running_server import (
 from vlmkit.pipeline import PipelineSettings
 
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)
-LONG = PipelineSettings(max_output_tokens=1_000_000)
 
 
 def close(connection: socket.socket, how: str) -> None:
@@ -125,7 +124,7 @@ def test_nothing_is_left_of_many_requests_that_were_cut_off_anywhere():
 
 
 def test_a_reader_that_takes_nothing_is_cut_off():
-    pipeline = mock_pipeline(settings=LONG, max_sequence_tokens=10**6, capacity_tokens=10**6)
+    pipeline = mock_pipeline(max_sequence_tokens=10**6, capacity_tokens=10**6)
     with running({"mock": pipeline}, send_timeout_s=0.3) as server:
         text = scripted(text="x", tokens=900_000)
         body = chat(text, stream=True, logprobs=True, top_logprobs=20, max_tokens=900_000)

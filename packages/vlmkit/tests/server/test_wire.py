@@ -137,7 +137,7 @@ def test_a_wrong_value_is_refused_with_its_place(fields, param):
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 4097}, "max_tokens"),
+        ({"max_tokens": 32_768}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
         ({"max_tokens": 1, "min_tokens": 2}, "min_tokens"),

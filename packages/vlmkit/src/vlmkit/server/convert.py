@@ -100,7 +100,8 @@ class Converter:
                     num_images += 1
         if num_chars > self._settings.max_text_chars:
             raise PromptTooLong(
-                f"the text is over {self._settings.max_text_chars} characters", param="messages"
+                pipeline.limits.max_sequence_tokens,
+                f"the text is over {self._settings.max_text_chars} characters",
             )
         if num_images and not pipeline.takes_images:
             raise RequestError("this model takes no images", param="messages")
