@@ -390,7 +390,7 @@ def test_a_server_says_how_to_ask_it_and_ends_when_told_to(start: Start) -> None
     process = start(
         "serve", "mock", "--set", f"server.port={port}", "--set", "server.drain_timeout_s=300"
     )
-    told = read_until(process.stderr, "is ready\n")
+    told = read_until(process.stderr, 'api_key="none")\n')
     for stage in ("model files", "tokenizer", "vision encoder", "engine", "sampler"):
         assert re.search(rf"{stage} +\d+\.\d\d s", told)
     assert f"http://127.0.0.1:{port}/v1" in told

@@ -61,19 +61,14 @@ def serve(
 
 
 def _run(loaders: "dict[str, Callable[[], Pipeline]]", settings: "ServerSettings") -> None:
-    """Serve, and say how to talk to the server once the last model is loaded."""
+    """Serve, and say how to talk to the server once its models are loaded."""
     from vlmkit.server.run import serve as run_server
 
-    *_, last = loaders
-    load_last = loaders[last]
-
-    def load_and_tell() -> "Pipeline":
-        pipeline = load_last()
+    def tell(names: Sequence[str]) -> None:
         if settings.port:
-            click.echo(EXAMPLE.format(url=_url(settings), model=last), err=True)
-        return pipeline
+            click.echo(EXAMPLE.format(url=_url(settings), model=names[-1]), err=True)
 
-    run_server({**loaders, last: load_and_tell}, settings)
+    run_server(loaders, settings, on_loaded=tell)
 
 
 def _loader(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "Callable[[], Pipeline]":

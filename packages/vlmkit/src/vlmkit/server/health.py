@@ -58,10 +58,9 @@ def readiness_of(service: Service) -> Status:
     """Return the first reason not to send work here."""
     if service.is_draining:
         return "draining"
-    states = {model.state for model in service.models.values()}
-    if "failed" in states:
+    if service.has_failed:
         return "failed"
-    if states != {"ready"}:
+    if {model.state for model in service.models.values()} & {"waiting", "loading"}:
         return "loading"
     return "full" if service.is_full else "ready"
 

@@ -9,12 +9,13 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence as Seq
 from types import FrameType
 
 import uvicorn
 
-from vlmkit.errors import ConfigError
+from vlmkit.config.providers import described
+from vlmkit.errors import ConfigError, VlmkitError
 from vlmkit.pipeline import Pipeline
 from vlmkit.server.app import create_app
 from vlmkit.server.connection import Connection
@@ -25,27 +26,40 @@ from vlmkit.server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 Loader = Callable[[], Pipeline]
+OnLoaded = Callable[[Seq[str]], None]
 LAST_WORDS_S = 5  # for requests that were cut off to send their error
 
 
-def serve(models: Mapping[str, Pipeline | Loader], settings: ServerSettings | None = None) -> None:
+def _tell_nobody(_names: Seq[str]) -> None:
+    pass
+
+
+def serve(
+    models: Mapping[str, Pipeline | Loader],
+    settings: ServerSettings | None = None,
+    *,
+    on_loaded: OnLoaded = _tell_nobody,
+) -> None:
     """Serve models until a signal ends it; closes every pipeline at the end.
+
+    A model that cannot be loaded is logged, and its requests get a 503; the others are served.
 
     Args:
         models: by the name they are served under: pipelines, or functions that load one. Those run
             one after the other in a thread of their own, while the port answers already.
         settings: the defaults when None.
+        on_loaded: called with the names of the models that are served, when loading is over.
 
     Raises:
         ConfigError: the address may not or cannot be listened on.
-        VlmkitError: whatever a loader raised; the server is down by then.
+        VlmkitError: no model could be loaded: what the last loader raised. The server is down then.
     """
     settings = settings or ServerSettings()
     service = Service(models, settings)
     loading = _Loading(service, models)
     server = Server(service)
     listener = _listener(settings)
-    loading.start(on_failure=server.stop)
+    loading.start(on_loaded, on_failure=server.stop)
     try:
         server.run(sockets=[listener])
     finally:
@@ -123,10 +137,10 @@ class _Loading:
             if isinstance(model, Pipeline):
                 self._add(name, model)
 
-    def start(self, on_failure: Callable[[], None]) -> None:
+    def start(self, on_loaded: OnLoaded, on_failure: Callable[[], None]) -> None:
         """Load in a thread; it does not keep a process alive that is asked to end."""
         threading.Thread(
-            target=self._run, args=(on_failure,), name="vlmkit-load", daemon=True
+            target=self._run, args=(on_loaded, on_failure), name="vlmkit-load", daemon=True
         ).start()
 
     def close(self) -> None:
@@ -134,23 +148,34 @@ class _Loading:
         for pipeline in self._pipelines:
             pipeline.close()
 
-    def _run(self, on_failure: Callable[[], None]) -> None:
+    def _run(self, on_loaded: OnLoaded, on_failure: Callable[[], None]) -> None:
         for name, load in self._models.items():
             if isinstance(load, Pipeline):
                 continue
             self._service.models[name].start()
             try:
                 self._add(name, load())
-            except Exception as error:  # noqa: BLE001 - serve() raises it
+            except Exception as error:  # noqa: BLE001 - a plugin may raise anything
                 self._service.models[name].fail()
-                self.error = error
-                on_failure()
-                return
+                if self._service.has_failed:
+                    self.error = error
+                    on_failure()
+                    return
+                _log_failure(name, error)
+        on_loaded([name for name, model in self._service.models.items() if model.pipeline])
 
     def _add(self, name: str, pipeline: Pipeline) -> None:
         self._pipelines.append(pipeline)
         self._service.models[name].finish(pipeline)
         log.info("model %r is ready", name)
+
+
+def _log_failure(name: str, error: Exception) -> None:
+    """Write for the operator why a model is not served; where that is a bug, with its trace."""
+    hint = getattr(error, "hint", "")
+    text = f"{described(error)} ({hint})" if hint else described(error)
+    trace = None if isinstance(error, VlmkitError) else error
+    log.error("model %r could not be loaded: %s", name, text, exc_info=trace)
 
 
 def _listener(settings: ServerSettings) -> socket.socket:

@@ -58,6 +58,11 @@ class Model:
         return "loading" if self._started else "waiting"
 
     @property
+    def is_dead(self) -> bool:
+        """Whether it was loaded and can serve nothing any more; only a new process can."""
+        return self.pipeline is not None and not self.pipeline.is_ready
+
+    @property
     def load_s(self) -> float:
         """How long loading took, or takes so far."""
         return (self._ended or time.monotonic()) - self._started if self._started else 0.0
@@ -88,8 +93,10 @@ class Service:
             Unavailable: it is not ready.
         """
         model = self.model(name)
-        if model.state == "failed":
+        if model.is_dead:
             raise Unavailable("the model has failed", code="model_failed")
+        if model.state == "failed":
+            raise Unavailable("the model could not be loaded", code="model_failed")
         if model.pipeline is None:
             raise Unavailable("the model is still loading", code="model_loading")
         return model.pipeline
@@ -138,6 +145,13 @@ class Service:
             yield
         finally:
             self._num_pending_bytes -= num_bytes
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a model is dead, or none of them could be loaded."""
+        models = self.models.values()
+        states = {model.state for model in models}
+        return states == {"failed"} or any(model.is_dead for model in models)
 
     @property
     def is_full(self) -> bool:
