@@ -5,6 +5,7 @@ imports torchvision for the sake of one helper. Images need neither, so here
 
 * a processor that insists on a video processor gets one that can do nothing, through a subclass
   that accepts it: everything about images and text is the family's own code;
+* SmolVLMProcessor, which wants num2words to spell how many frames a video has, is built without;
 * PixtralProcessor's module is loaded with the Pillow twin of the module it wants; the two define
   the same helper.
 """
@@ -14,11 +15,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import transformers
 from PIL import Image
 from transformers import BatchFeature, ProcessorMixin
+from transformers.models.smolvlm import processing_smolvlm
 
 from zoo.family import Family, VisionSide
 from zoo.text import TEXT
@@ -57,7 +60,8 @@ def processor(name: str) -> ProcessorMixin:
     if "video_processor" in kind.get_attributes():
         kind = _without_video(kind)
         parts["video_processor"] = NoVideo()
-    return kind(**parts, chat_template=family(name).template, **side.processor_settings)
+    with mock.patch.object(processing_smolvlm, "num2words", NoVideo):
+        return kind(**parts, chat_template=family(name).template, **side.processor_settings)
 
 
 def image_processor(side: VisionSide) -> Any:

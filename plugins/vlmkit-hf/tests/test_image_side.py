@@ -10,6 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from transformers.models.smolvlm import processing_smolvlm
 
 import zoo
 from vlmkit.checkpoint import Checkpoint
@@ -91,6 +92,18 @@ def test_the_digest_changes_with_the_processors_settings(
     digests = {prompt(t, plain(64, 48)).images[0].digest for t in (tokenizer_of("qwen2_vl"), other)}
 
     assert len(digests) == 2
+
+
+def test_a_processor_that_spells_numbers_for_video_shows_images_without_what_spells(
+    checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = prompt(tokenizer_of("smolvlm"), plain(64, 48))
+    monkeypatch.setattr(processing_smolvlm, "num2words", None)
+    made = prompt(HfTokenizer(checkpoint_of("smolvlm"), HfTokenizerSettings()), plain(64, 48))
+
+    assert made.token_ids == expected.token_ids
+    assert made.images[0].digest == expected.images[0].digest
+    assert processing_smolvlm.num2words is None, "whoever else asks for video is told the truth"
 
 
 def test_a_model_that_wants_an_image_refuses_a_prompt_without(tokenizer_of: TokenizerOf) -> None:

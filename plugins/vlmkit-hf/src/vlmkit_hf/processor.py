@@ -10,6 +10,8 @@ import importlib
 import importlib.util
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +20,7 @@ from vlmkit.errors import CheckpointError
 
 # Not settings of a processor: what it consists of, or how transformers found it.
 _NOT_SETTINGS = frozenset({"processor_class", "auto_map", "chat_template", "audio_tokenizer"})
-_import_lock = threading.Lock()
+_patch_lock = threading.Lock()
 
 
 class Absent:
@@ -56,7 +58,8 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
     """
     name = processor_class_name(checkpoint)
     try:
-        kind = _without_other_senses(_processor_class(str(name)))
+        own = _processor_class(str(name))
+        kind = _without_other_senses(own)
         parts = {part: _part(part, checkpoint, tokenizer) for part in kind.get_attributes()}
         settings = checkpoint.read_json("processor_config.json")
         accepted = kind.__init__.__code__.co_varnames
@@ -65,7 +68,8 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
             for key, value in settings.items()
             if key in accepted and key not in parts and key not in _NOT_SETTINGS
         }
-        return kind(**parts, **values)
+        with _without_words_for_video(sys.modules[own.__module__]):
+            return kind(**parts, **values)
     except CheckpointError:
         raise
     except Exception as error:  # a processor may raise anything
@@ -112,7 +116,7 @@ def _import_without_torchvision(name: str) -> ModuleType:
         wanted = f"{package}.image_processing_{family}"
         pillow = f"{package}.image_processing_pil_{family}"
         if _exists(f"{package}.processing_{family}") and _exists(pillow):
-            with _import_lock:
+            with _patch_lock:
                 sys.modules.setdefault(wanted, importlib.import_module(pillow))
                 try:
                     return importlib.import_module(f"{package}.processing_{family}")
@@ -120,6 +124,24 @@ def _import_without_torchvision(name: str) -> ModuleType:
                     if sys.modules[wanted].__name__ == pillow:
                         del sys.modules[wanted]
     raise CheckpointError(f"{name} needs torchvision")
+
+
+@contextmanager
+def _without_words_for_video(module: ModuleType) -> Iterator[None]:
+    """Let a module's processor be built where what spells the number of a video's frames is absent.
+
+    SmolVLM's refuses to exist without num2words, of which images have no use, and which needs a
+    package that is no wheel.
+    """
+    with _patch_lock:
+        is_absent = getattr(module, "num2words", Absent) is None
+        if is_absent:
+            vars(module)["num2words"] = Absent
+        try:
+            yield
+        finally:
+            if is_absent:
+                vars(module)["num2words"] = None
 
 
 def _known_processors() -> dict[str, str | None]:
