@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from mock_model import script, wait_until
@@ -50,6 +51,15 @@ def test_large_blocks_go_back_as_they_are_freed_where_that_is_wanted():
     with heap.returning_large_blocks():
         assert resident_after_freeing(20) < 20 * MIB
     assert resident_after_freeing(20) > 60 * MIB
+
+
+def test_the_heap_of_macos_is_asked_by_its_own_name(monkeypatch):
+    library = Mock()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    heap.trim()
+
+    library.malloc_zone_pressure_relief.assert_called_once_with(None, 0)
 
 
 def test_a_loop_gives_back_once_for_every_time_that_it_has_nothing_to_do(monkeypatch):

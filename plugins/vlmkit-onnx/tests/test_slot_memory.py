@@ -19,6 +19,21 @@ def memory(num_slots=3, slot_tokens=100, **states):
     return SlotMemory(shapes, num_slots, slot_tokens)
 
 
+class WithoutAdvice(mmap.mmap):
+    """As macOS has it: the pages stay where they are, and so does what is in them."""
+
+    def madvise(self, *_):
+        pass
+
+
+@pytest.fixture(params=["linux", "darwin"])
+def system(request, monkeypatch):
+    if request.param == "darwin":
+        monkeypatch.setattr(sys, "platform", "darwin")
+        monkeypatch.setattr(mmap, "mmap", WithoutAdvice)
+    return request.param
+
+
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
@@ -40,7 +55,8 @@ def test_a_prefix_is_copied_in_every_state():
         assert (made.rows(name, 2, 1)[0, :, 7:] == 0).all()
 
 
-def test_two_slots_exchange_what_they_hold_and_keep_nothing_behind_it():
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows takes no memory back")
+def test_two_slots_exchange_what_they_hold_and_keep_nothing_behind_it(system):
     fixed = StateShape((2, 5, 16), FLOAT, grows=False)
     made = memory(slot_tokens=4096, key=StateShape((2, 0, 16), FLOAT), conv=fixed)
     for slot in range(3):
@@ -52,12 +68,11 @@ def test_two_slots_exchange_what_they_hold_and_keep_nothing_behind_it():
     assert (keys[2, :, :3] == 1).all()
     assert (keys[1] == 2).all()
     assert (made.rows("conv", 0, 3)[:, 0, 0, 0] == [3, 2, 1]).all()
-    if hasattr(mmap, "MADV_DONTNEED"):
-        assert not keys[0, :, 9:].any()
-        assert not keys[2, :, 3:].any()
+    assert not keys[0, :, 9:].any()
+    assert not keys[2, :, 3:].any()
 
 
-def test_a_discarded_slot_is_empty_and_its_neighbours_are_not():
+def test_a_discarded_slot_is_empty_and_its_neighbours_are_not(system):
     made = memory()
     for slot in range(3):
         made.rows("key", slot, 1)[...] = slot + 1
@@ -68,7 +83,7 @@ def test_a_discarded_slot_is_empty_and_its_neighbours_are_not():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_reserving_takes_no_memory_and_discarding_gives_it_back():
+def test_reserving_takes_no_memory_and_discarding_gives_it_back(system):
     before = resident_bytes()
     made = memory(num_slots=64, slot_tokens=32768, key=StateShape((8, 0, 64), FLOAT))
     assert made.rows("key", 0, 64).nbytes == 2**32

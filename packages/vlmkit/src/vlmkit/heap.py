@@ -1,7 +1,7 @@
 """Gives freed memory back to the system, so that what was needed for a moment is not kept for good.
 
-Only glibc's heap keeps it and can be asked; elsewhere nothing is done. Knows no caches: what is
-still in use stays.
+The heaps of glibc and of macOS keep it and can be asked; elsewhere nothing is done. Knows no
+caches: what is still in use stays.
 """
 
 import ctypes
@@ -18,6 +18,10 @@ def trim() -> None:
     """Give back what is freed; takes milliseconds, and what is used next is asked for anew."""
     if give_back := _glibc("malloc_trim"):
         give_back(0)
+    elif sys.platform == "darwin":
+        relieve = ctypes.CDLL(None).malloc_zone_pressure_relief
+        relieve.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        relieve(None, 0)  # of all zones, as much as there is
 
 
 @contextmanager

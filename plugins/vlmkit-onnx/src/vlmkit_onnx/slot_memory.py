@@ -1,11 +1,10 @@
 """The cache: for each named state one array with a place for every slot.
 
 Room for the longest sequence is reserved in every slot, but only as addresses: a page of memory is
-taken when it is first written and can be given back, so the operating system is the pager. Who has
-which slot is the slot book's business.
+taken when it is first written and can be given back, so the operating system is the pager (but see
+``system_memory`` for Windows). Who has which slot is the slot book's business.
 """
 
-import contextlib
 import math
 import mmap
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import ConfigError
+from vlmkit_onnx import system_memory
 
 TOKEN_AXIS = 1  # of a slot's part of a state that grows: [heads, tokens, width]
 
@@ -114,7 +114,9 @@ class SlotMemory:
     def __init__(self, states: Mapping[str, StateShape], num_slots: int, slot_tokens: int) -> None:
         self.states = dict(states)
         self.num_slots = num_slots
-        self.slot_tokens = _whole_pages(slot_tokens, self.states.values())
+        if not system_memory.is_set_aside():
+            slot_tokens = _whole_pages(slot_tokens, self.states.values())
+        self.slot_tokens = slot_tokens
         self._maps: list[mmap.mmap] = []
         try:
             self._arrays = {name: self._reserve(state) for name, state in self.states.items()}
@@ -185,26 +187,15 @@ class SlotMemory:
         num_bytes = math.prod(shape) * state.dtype.itemsize
         # Not numpy's allocator: it asks for huge pages, and those of a few tokens would fill
         # the whole reservation.
-        pages = _anonymous(max(1, num_bytes))
+        pages = system_memory.reserve(max(1, num_bytes))
         self._maps.append(pages)
         return np.frombuffer(pages, state.dtype, math.prod(shape)).reshape(shape)
 
 
 def _give_back(pages: mmap.mmap, array: NDArray[Any], slot: int) -> None:
     num_bytes = array[slot].nbytes
-    if hasattr(mmap, "MADV_DONTNEED") and num_bytes % mmap.PAGESIZE == 0:
-        pages.madvise(mmap.MADV_DONTNEED, slot * num_bytes, num_bytes)
-
-
-def _anonymous(num_bytes: int) -> mmap.mmap:
-    """Reserve addresses that take memory page by page, in pages of the smallest size."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, num_bytes)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return pages
+    if num_bytes % mmap.PAGESIZE == 0:
+        system_memory.give_back(pages, slot * num_bytes, num_bytes)
 
 
 def _whole_pages(num_tokens: int, states: Iterable[StateShape]) -> int:
