@@ -1,12 +1,14 @@
 """From settings and files to an engine and an encoder that are ready."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
-from vlmkit_onnx import export_cache
+from vlmkit_onnx import export_cache, system_memory
+from vlmkit_onnx.cache_nodes import cached_token_bytes
 from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.decoder import Decoder
 from vlmkit_onnx.embeddings import Embeddings, TableEmbeddings
@@ -21,6 +23,8 @@ from vlmkit_onnx.session import check, device_of, open_session
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slot_book import SlotBook
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
+
+log = logging.getLogger(__name__)
 
 GIB = 2**30
 LEAST_TOKENS = 32  # a cache of fewer is of no use
@@ -37,10 +41,9 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     checkpoint = context.files
     layout = locate(checkpoint, settings.precision, settings.variant, context.on_stage)
     _refuse_device(layout, settings)
-    longest = settings.max_sequence_tokens or layout.max_sequence_tokens
-    if settings.cache_tokens is not None:
-        longest = min(longest, settings.cache_tokens)
-    decoder = _open_decoder(layout, settings, longest + 1)
+    session = open_session(layout.decoder.file, settings)
+    longest = _longest(layout, settings, session)
+    decoder = _open_decoder(layout.decoder, session, settings, longest + 1)
     limits = _limits(layout, settings, decoder, longest)
     shares = settings.prefix_cache and decoder.memory.is_shareable
     book = SlotBook(
@@ -129,9 +132,36 @@ def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
         )
 
 
-def _open_decoder(layout: Layout, settings: EngineSettings, slot_tokens: int) -> Decoder:
-    graph = layout.decoder
-    session = open_session(graph.file, settings)
+def _longest(
+    layout: Layout, settings: EngineSettings, session: onnxruntime.InferenceSession
+) -> int:
+    """Return how many tokens a sequence may have.
+
+    Where the memory of all slots is set aside at once, they hold no more than ``cache_gib``, unless
+    the user says how long a sequence or the cache is.
+    """
+    longest = settings.max_sequence_tokens or layout.max_sequence_tokens
+    if settings.cache_tokens is not None:
+        return min(longest, settings.cache_tokens)
+    if settings.max_sequence_tokens is not None or not system_memory.is_set_aside():
+        return longest
+    slot_bytes = int(settings.cache_gib * GIB) // settings.max_sequences
+    room = max(LEAST_TOKENS, slot_bytes // cached_token_bytes(layout.decoder, session) - 1)
+    if room < longest:
+        log.warning(
+            "this system sets a cache's memory aside at once: sequences have at most %d tokens, "
+            "not %d; engine.max_sequence_tokens allows more, fewer engine.max_sequences make room",
+            *(room, longest),
+        )
+    return min(longest, room)
+
+
+def _open_decoder(
+    graph: DecoderGraph,
+    session: onnxruntime.InferenceSession,
+    settings: EngineSettings,
+    slot_tokens: int,
+) -> Decoder:
     decoder = _driver(graph, session, settings, slot_tokens)
     if graph.kind != "slots":  # our own graphs were tried when they were exported
         refuse_discontinuous(decoder, graph.file.name)

@@ -6,6 +6,8 @@ Told from what the graph states, for every driver; how the cache is fed is the d
 from collections.abc import Mapping
 from typing import Any
 
+import onnxruntime
+
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.node_types import FLOATS
@@ -66,3 +68,15 @@ def cache_state(graph: DecoderGraph, node: Any) -> StateShape:
             "how wide they are"
         )
     return StateShape((num_heads, 0, width), FLOATS[node.type])
+
+
+def cached_token_bytes(graph: DecoderGraph, session: onnxruntime.InferenceSession) -> int:
+    """Return the bytes that one token takes in the caches of all layers.
+
+    Raises:
+        CheckpointError: as for the functions above.
+    """
+    inputs = {node.name: node for node in session.get_inputs()}
+    outputs = {node.name: node for node in session.get_outputs()}
+    pairs = cache_pairs(graph, inputs, outputs)
+    return sum(cache_state(graph, inputs[name]).token_bytes for name in pairs)
