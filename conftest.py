@@ -4,11 +4,18 @@ Nothing heavy is imported before a test asks for it.
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what a system cannot do."""
+    if sys.platform == "win32" and item.get_closest_marker("posix"):
+        pytest.skip("Windows has no such signals, terminals or links")
 
 
 @pytest.fixture(scope="session")

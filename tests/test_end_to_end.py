@@ -16,6 +16,8 @@ import PIL.Image
 import PIL.ImageDraw
 import pytest
 
+pytestmark = pytest.mark.posix
+
 PICTURE = Path(__file__).parents[1] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png"
 WITHOUT_TORCH = """
 import sys

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pty
 import re
 import select
 import signal
@@ -343,6 +342,14 @@ def test_what_computes_nothing_imports_nothing_heavy(arguments: list[str]) -> No
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
+def test_a_pipe_gets_utf8_from_a_system_of_another_encoding() -> None:
+    question = "naïve 東京 🙂"
+    windows = os.environ | {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "1"}
+    command = [*VLMKIT, "ask", "mock", question]
+    done = subprocess.run(command, env=windows, capture_output=True, check=False)
+    assert (done.stdout.decode(), done.stderr) == (f"{question}\n", b"")
+
+
 def test_no_colour_leaves_a_pipe(start: Start) -> None:
     for arguments in (["plugins"], ["ask", "mok", "x"]):
         process = start(*arguments)
@@ -352,6 +359,7 @@ def test_no_colour_leaves_a_pipe(start: Start) -> None:
 # Stopping.
 
 
+@pytest.mark.posix
 def test_ctrl_c_ends_an_answer_quietly(start: Start) -> None:
     process = start("ask", "mock", SLOW, stdin=subprocess.DEVNULL)
     read_until(process.stdout, "tick")
@@ -371,6 +379,7 @@ def test_a_closed_pipe_ends_an_answer_without_a_traceback(start: Start) -> None:
     assert process.wait(300) != 0
 
 
+@pytest.mark.posix
 def test_ctrl_c_stops_an_answer_of_a_chat_and_not_the_chat(start: Start) -> None:
     process = start("chat", "mock")
     assert process.stdin is not None
@@ -384,6 +393,7 @@ def test_ctrl_c_stops_an_answer_of_a_chat_and_not_the_chat(start: Start) -> None
     assert "still there?" in said
 
 
+@pytest.mark.posix
 def test_a_server_says_how_to_ask_it_and_ends_when_told_to(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -447,8 +457,9 @@ def test_a_refused_message_leaves_the_conversation_as_it_was(
     assert "maximum context length is 64 tokens" in shown.err
 
 
+@pytest.mark.posix
 def test_a_terminal_chat_prompts_and_survives_ctrl_c_and_ends_by_ctrl_d(start: Start) -> None:
-    leader, follower = pty.openpty()
+    leader, follower = os.openpty()
     process = start("chat", "mock", stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
     terminal = Terminal(leader)

@@ -287,7 +287,11 @@ def test_a_folder_without_a_config_is_no_model(
 
 
 @pytest.mark.parametrize(
-    "reference", ["./nowhere", "../nowhere", "/no/where", "a/b/c", "~no-such-user/a"]
+    "reference",
+    [
+        *("./nowhere", "../nowhere", "/no/where", "/nowhere", "a/b/c", "~no-such-user/a"),
+        *("C:\\models\\x", "C:/x", "models\\x", "\\\\server\\x"),
+    ],
 )
 def test_a_path_that_is_not_there_is_said_to_be_no_folder(reference: str) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):

@@ -1,6 +1,7 @@
 """The exporter: what it writes computes what the model computes, or it writes nothing."""
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import zoo  # noqa: E402
-from vlmkit_onnx.export import loading, sample  # noqa: E402
+from vlmkit_onnx.export import exporter, loading, sample  # noqa: E402
 from vlmkit_onnx.export.anatomy import examine  # noqa: E402
 from vlmkit_onnx.export.check import check  # noqa: E402
 from vlmkit_onnx.export.decoder import export_decoder  # noqa: E402
@@ -246,6 +247,30 @@ def test_an_interrupted_export_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         export(checkpoint("llama"), tmp_path / "out", "fp32", interrupt)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_export_gets_its_name_where_no_folder_gets_the_name_of_another(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def as_on_windows(source: Path, target: Path) -> None:
+        if Path(target).exists():
+            raise PermissionError(13, "Access is denied", str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", as_on_windows)
+    monkeypatch.setattr(os, "replace", as_on_windows)
+    place, folder = tmp_path / "place", tmp_path / "out"
+    place.mkdir()
+    (place / "decoder.onnx").write_bytes(b"graph")
+    if is_there:
+        folder.mkdir()
+    exporter._publish(place, folder)
+
+    assert (folder / "decoder.onnx").read_bytes() == b"graph"
+    assert not place.exists()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(

@@ -11,6 +11,8 @@ from vlmkit.errors import CheckpointError
 from vlmkit_onnx import external_data
 from vlmkit_onnx.runtime import onnxruntime
 
+pytestmark = pytest.mark.posix
+
 NUMBERS = np.arange(4, dtype=np.float32)
 
 

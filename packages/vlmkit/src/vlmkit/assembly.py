@@ -279,8 +279,13 @@ def _folder(folder: Path) -> Checkpoint:
 
 
 def _is_path(reference: str) -> bool:
-    """Tell whether a reference can only be meant as a path; a hub id has at most one slash."""
-    return reference.startswith((".", "~", os.sep)) or reference.count("/") > 1
+    """Tell whether a reference can only be meant as a path, here or on Windows.
+
+    A hub id has at most one slash, no backslash and no drive.
+    """
+    has_drive = reference[1:2] == ":" and reference[0].isalpha()
+    is_rooted = reference.startswith((".", "~", "/")) or "\\" in reference
+    return has_drive or is_rooted or reference.count("/") > 1
 
 
 def _what_there_is(reference: str, plugins: Plugins) -> str:

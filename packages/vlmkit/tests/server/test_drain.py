@@ -7,11 +7,14 @@ import subprocess
 import sys
 import textwrap
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import openai
 import pytest
 from running_server import eventually, http_client, scripted
+
+pytestmark = pytest.mark.posix
 
 PROGRAM = textwrap.dedent("""
     import json, sys
@@ -54,7 +57,7 @@ class Process:
 def server_process(tmp_path, **settings):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    here = __file__.rpartition("/")[0]
+    here = str(Path(__file__).parent)
     command = [sys.executable, "-c", PROGRAM, here, json.dumps({"port": port} | settings)]
     with (tmp_path / "log").open("w+") as log:
         process = subprocess.Popen(command, stderr=log)

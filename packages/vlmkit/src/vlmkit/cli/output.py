@@ -1,5 +1,6 @@
 """How the command line writes: columns, errors, and text that a model made."""
 
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,15 @@ from vlmkit.errors import EngineError, VlmkitError
 
 # A model can be made to write what a terminal takes for commands.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def write_utf8() -> None:
+    """Write UTF-8 to a pipe or a file, whatever the system's own encoding: not all have all signs.
+
+    A terminal says itself what it shows.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8")
 
 
 def error(problem: VlmkitError, debug: bool = False) -> None:

@@ -173,7 +173,8 @@ def _publish(place: Path, folder: Path) -> None:
     for path in place.iterdir():
         path.chmod(allowed & 0o666)
     place.chmod(allowed)
-    place.replace(folder)
+    folder.rmdir()  # Windows gives no folder the name of another
+    place.rename(folder)
 
 
 def _companions(folder: Path) -> Iterator[Path]:
