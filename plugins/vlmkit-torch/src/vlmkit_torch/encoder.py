@@ -3,7 +3,7 @@
 Gives one set of rows for each image, so that images can be cached and recombined one by one. What
 the rows mean to the decoder is the engine's business. Runs in another thread than the engine, at
 the same time: the two share weights, which neither changes, and no module keeps notes for both (the
-Prepare view keeps its own, and is never given pixels).
+Prepare view keeps its own, and is never given pixels). On MPS they take turns.
 """
 
 import inspect
@@ -17,6 +17,7 @@ from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
 from vlmkit.registry import BuildContext
+from vlmkit_torch import hardware
 from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, to_tensor
 from vlmkit_torch.settings import EncoderSettings
 from vlmkit_torch.weights import LoadedModel, shared_model
@@ -58,7 +59,8 @@ class TorchVisionEncoder:
         """
         features: list[ImageFeatures] = []
         for group in _groups(slots, self._max_batch_images):
-            features += self._encode_group(group)
+            with hardware.alone(self._loaded.device):
+                features += self._encode_group(group)
         return features
 
     def close(self) -> None:
@@ -146,7 +148,7 @@ def _rows(value: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
 
 def _features(layers: dict[str, torch.Tensor]) -> ImageFeatures:
     """Make one image's features of its own copy of the rows."""
-    own = {name: rows.clone() for name, rows in layers.items()}
+    own = {name: hardware.handed_over(rows.clone()) for name, rows in layers.items()}
     main = own.pop("", None)
     if main is None:  # a family that has deepstack rows only
         main = torch.zeros_like(next(iter(own.values())))

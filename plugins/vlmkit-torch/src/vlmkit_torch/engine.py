@@ -10,13 +10,13 @@ from typing import TypeAlias
 import torch
 
 from vlmkit.block_pool import BlockPool
-from vlmkit.errors import CheckpointError, EngineError, RequestError, VlmkitError
+from vlmkit.errors import CheckpointError, RequestError, VlmkitError
 from vlmkit.prompt import Prompt, Span
 from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
 from vlmkit.sequence import Sequence
 from vlmkit.step import WorkItem
-from vlmkit_torch import capacity, packing, selfcheck
+from vlmkit_torch import capacity, hardware, packing, selfcheck
 from vlmkit_torch.attention.paged import Board, bind
 from vlmkit_torch.batch import Batch, Batcher, PromptState
 from vlmkit_torch.kv_cache import KVCache
@@ -70,7 +70,8 @@ class TorchEngine:
         Raises:
             RequestError: a range is longer than one step may be.
         """
-        spans = self._layout(prompt).spans()
+        with hardware.alone(self._board.cache.device):
+            spans = self._layout(prompt).spans()
         longest = max((span.stop - span.start for span in spans), default=0)
         if longest > self._limits.max_chunk_tokens:
             raise RequestError(
@@ -110,6 +111,10 @@ class TorchEngine:
     @torch.no_grad()
     def forward(self, items: Seq[WorkItem]) -> torch.Tensor:
         """Compute the items; see :meth:`vlmkit.protocols.Engine.forward`."""
+        with hardware.alone(self._board.cache.device):
+            return hardware.handed_over(self._logits(items))
+
+    def _logits(self, items: Seq[WorkItem]) -> torch.Tensor:
         if not items:
             return torch.zeros(0, self._limits.vocab_size)
         for item in items:
@@ -219,16 +224,13 @@ def build(context: BuildContext) -> TorchEngine:
     loaded = shared_model(context, leads=True)
     try:
         capacity.refuse_unsupported(loaded.model)
-        with torch.no_grad():
+        with hardware.alone(loaded.device), torch.no_grad():
             return _make(loaded, settings)
     except VlmkitError:
         raise
-    except torch.OutOfMemoryError as error:
-        raise EngineError(
-            f"the memory of {str(loaded.device)!r} is not enough for this model and its cache",
-            hint="lower engine.cache_gib, or take a smaller model or precision",
-        ) from error
     except Exception as error:  # a family's code may raise anything where it is not as expected
+        if hardware.is_out_of_memory(error):
+            raise hardware.out_of_memory(loaded.device) from error
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} is built in a way that this engine "
             "does not know"

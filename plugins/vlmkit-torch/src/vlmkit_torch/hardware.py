@@ -1,18 +1,40 @@
-"""Chooses the device and the precision, and says how much memory a cache may take."""
+"""Chooses the device and the precision, and knows what is particular to a kind of device.
+
+How much memory a cache may take, how running out of it is told, and what MPS cannot do: compute for
+two threads at once.
+"""
+
+import logging
+import threading
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from vlmkit.errors import ConfigError
+from vlmkit.errors import ConfigError, EngineError
+from vlmkit_torch.refusal import release_of
 from vlmkit_torch.settings import ComputeSettings
+
+log = logging.getLogger(__name__)
 
 GIB = 2**30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU_CACHE_BYTES = 4 * GIB
 FREE_FRACTION = 0.8  # of a device's free memory; the rest is for activations and other programs
+MPS_RELEASE = (2, 13)  # of torch; earlier ones attend wrong over views and grouped heads there
+OUT_OF_MEMORY = (
+    "MPS backend out of memory",
+    "Invalid buffer size",  # MPS, of one that is larger than the device takes
+    "DefaultCPUAllocator",
+)
+"""How torch tells that memory is not enough where it has no exception for it."""
+
+_mps_turn = threading.RLock()  # one for the process, as is MPS's queue of commands
 
 
 def choose_device(settings: ComputeSettings) -> torch.device:
     """Return the device to run on, and let torch use as many CPU threads as was asked for.
+
+    It is named as tensors name it: with its number, but for the CPU, which has none.
 
     Raises:
         ConfigError: the device is not there, or its name means nothing to torch.
@@ -20,9 +42,7 @@ def choose_device(settings: ComputeSettings) -> torch.device:
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     if settings.device == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return _numbered(_best_device())
     try:
         device = torch.device(settings.device)
     except RuntimeError as error:
@@ -30,7 +50,7 @@ def choose_device(settings: ComputeSettings) -> torch.device:
             f"device {settings.device!r} must be auto, cpu, mps, cuda or cuda:N"
         ) from error
     _check_present(device, settings.device)
-    return device
+    return _numbered(device)
 
 
 def choose_dtype(
@@ -63,6 +83,66 @@ def cache_bytes(device: torch.device) -> int:
     return CPU_CACHE_BYTES
 
 
+def is_mps(device: torch.device) -> bool:
+    """Tell whether a device is Apple's GPU."""
+    return device.type == "mps"
+
+
+def alone(device: torch.device) -> AbstractContextManager[object]:
+    """Return what lets one thread at a time compute on a device, where two would end the process.
+
+    That is MPS (pytorch#197805). Elsewhere nothing is held.
+    """
+    return _mps_turn if is_mps(device) else nullcontext()
+
+
+def handed_over(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor for whoever computes on without asking for a turn: not on MPS."""
+    return tensor.cpu() if is_mps(tensor.device) else tensor
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether a computation failed because memory was not enough."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def out_of_memory(device: torch.device) -> EngineError:
+    """Return what is raised where a model does not fit a device."""
+    return EngineError(
+        f"the memory of {str(device)!r} is not enough for this model and its cache",
+        hint="lower engine.cache_gib, or take a smaller model or precision",
+    )
+
+
+def _best_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        if (reason := _why_not_mps()) is None:
+            return torch.device("mps")
+        log.warning("the CPU computes, not MPS: %s", reason)
+    return torch.device("cpu")
+
+
+def _numbered(device: torch.device) -> torch.device:
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if ":" in str(device):
+        return device
+    return torch.device(device.type, torch.cuda.current_device() if device.type == "cuda" else 0)
+
+
+def _why_not_mps() -> str | None:
+    """Say why MPS cannot be used; None where it can."""
+    if not torch.backends.mps.is_available():
+        return "there is no MPS device"
+    if release_of(torch.__version__) < MPS_RELEASE:
+        return f"torch {torch.__version__} computes wrong there, 2.13 is needed"
+    return None
+
+
 def _check_present(device: torch.device, name: str) -> None:
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -71,7 +151,8 @@ def _check_present(device: torch.device, name: str) -> None:
             raise ConfigError(
                 f"device {name!r} was asked for, and there are {torch.cuda.device_count()}"
             )
-    elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"device {name!r} was asked for, and there is no MPS device")
-    elif device.type not in ("cuda", "mps", "cpu"):
+    elif device.type == "mps":
+        if reason := _why_not_mps():
+            raise ConfigError(f"device {name!r} was asked for, and {reason}")
+    elif device.type != "cpu":
         raise ConfigError(f"device {name!r} must be auto, cpu, mps, cuda or cuda:N")

@@ -79,15 +79,15 @@ class KVCache:
                 self._make_pool((value.shape[0], value.shape[2]), value.dtype),
             )
         keys, values = self._pools[layer]
-        keys.index_copy_(0, slots, key.transpose(0, 1))
-        values.index_copy_(0, slots, value.transpose(0, 1))
+        keys[slots] = key.transpose(0, 1)
+        values[slots] = value.transpose(0, 1)
         return keys, values
 
     def wipe(self, slots: torch.Tensor) -> None:
         """Set slots back to zero in every layer."""
         for keys, values in self._pools.values():
-            keys.index_fill_(0, slots, 0)
-            values.index_fill_(0, slots, 0)
+            keys[slots] = 0
+            values[slots] = 0
 
     def free(self) -> None:
         """Give all memory back."""

@@ -39,10 +39,14 @@ def why_not() -> str | None:
         if importlib.util.find_spec(name) is None:
             return f"{name} is not installed: pip install vlmkit-torch"
         version = importlib.metadata.version(name)
-        found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-        if found < wanted:
+        if release_of(version) < wanted:
             return f"{name} {version} found, {'.'.join(map(str, wanted))} needed"
     return None
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:

@@ -57,8 +57,9 @@ def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
         rows.append(engine.forward([WorkItem(sequence, start, stop - start, True)])[0])
         start = stop
     engine.release(sequence)
-    wanted = expected[[stop - 1 for stop in STOPS]].float()
-    difference = (torch.stack(rows).float() - wanted).abs().max().item()
+    found = torch.stack(rows).float()
+    wanted = expected[[stop - 1 for stop in STOPS]].float().to(found.device)
+    difference = (found - wanted).abs().max().item()
     largest = wanted.abs().max().item()
     if not difference <= TOLERANCE.get(expected.dtype, 8e-2) * max(largest, 1e-6):
         raise CheckpointError(

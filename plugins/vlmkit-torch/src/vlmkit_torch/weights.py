@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
 from vlmkit.registry import BuildContext
-from vlmkit_torch.hardware import choose_device, choose_dtype
+from vlmkit_torch import hardware
 from vlmkit_torch.settings import ComputeSettings
 
 logger = logging.getLogger(__name__)
@@ -75,8 +75,7 @@ def shared_model(context: BuildContext, *, leads: bool) -> LoadedModel:
         if (entry.device, entry.dtype) == (device, dtype):
             return entry
         if leads and entry.is_open:
-            model: Any = entry.model
-            model.to(device=device, dtype=dtype)
+            _move(entry.model, device, dtype=dtype)
             entry.is_open = False
             return entry
     loaded.append(LoadedModel(load(context.files, config, device, dtype), is_open))
@@ -99,9 +98,9 @@ def _plan(context: BuildContext) -> tuple[PretrainedConfig, torch.device, torch.
     """Return a model's configuration, and where and how precisely it is to be computed."""
     settings: ComputeSettings = context.settings or ComputeSettings()
     config = read_config(context.files)
-    device = choose_device(settings)
+    device = hardware.choose_device(settings)
     own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    dtype = choose_dtype(settings, device, own if isinstance(own, torch.dtype) else None)
+    dtype = hardware.choose_dtype(settings, device, own if isinstance(own, torch.dtype) else None)
     return config, device, dtype
 
 
@@ -129,6 +128,7 @@ def load(
 
     Raises:
         CheckpointError: weights are absent, of the wrong shape, or need what is not installed.
+        EngineError: they do not fit the memory.
     """
     auto = _auto_class(checkpoint, config)
     try:
@@ -143,6 +143,8 @@ def load(
                 output_loading_info=True,
             )
     except Exception as error:
+        if hardware.is_out_of_memory(error):
+            raise hardware.out_of_memory(torch.device("cpu")) from error
         method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
         hint = f"it is quantized with {method!r}, which needs packages of its own" if method else ""
         raise CheckpointError(
@@ -150,7 +152,23 @@ def load(
         ) from error
     _refuse_gaps(checkpoint, report)
     model.eval().requires_grad_(requires_grad=False)
-    return model.to(device)  # type: ignore[no-any-return]
+    _move(model, device)
+    return model  # type: ignore[no-any-return]
+
+
+def _move(model: Any, device: torch.device, **precision: torch.dtype) -> None:
+    """Put a model's weights on a device, and in another precision if it is named.
+
+    Raises:
+        EngineError: they do not fit its memory.
+    """
+    try:
+        with hardware.alone(device):
+            model.to(device=device, **precision)
+    except Exception as error:
+        if hardware.is_out_of_memory(error):
+            raise hardware.out_of_memory(device) from error
+        raise
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from vlmkit.errors import CheckpointError
+from vlmkit_torch import hardware
 from vlmkit_torch.attention.step import LayerKind, Reach, Step
 from vlmkit_torch.kv_cache import KVCache
 
@@ -154,9 +155,7 @@ def _decode(
     kv_heads = keys.shape[1]
     grouped = query.transpose(0, 1).reshape(batch, kv_heads, -1, query.shape[-1])
     if rule.is_plain:
-        out = functional.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=reach.mask, scale=rule.scale
-        )
+        out = _attention(grouped, keys, values, attn_mask=reach.mask, scale=rule.scale)
     else:
         out = _explicit(grouped[:, :, :, None], keys, values, reach.mask, rule)[:, :, :, 0]
     return out.reshape(batch, query.shape[0], -1)
@@ -166,9 +165,8 @@ def _start_of_sequence(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Attend causally among the chunk's own tokens; the cache is not read."""
-    out = functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    shares_keys = query.shape[1] != key.shape[1]
+    out = _attention(query, key, value, is_causal=True, scale=scale, enable_gqa=shares_keys)
     return out[0].transpose(0, 1)
 
 
@@ -182,7 +180,7 @@ def _chunk(
     keys, values = (_read(pool, reach.slots, 1) for pool in cached)
     heads, kv_heads = query.shape[1], keys.shape[1]
     if rule.is_plain:
-        out = functional.scaled_dot_product_attention(
+        out = _attention(
             query,
             keys,
             values,
@@ -196,6 +194,15 @@ def _chunk(
             1, heads, query.shape[2], -1
         )
     return out[0].transpose(0, 1)
+
+
+def _attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
+) -> torch.Tensor:
+    """Attend with torch's own kernel; on MPS it has misread views more than once."""
+    if hardware.is_mps(query.device):
+        query, keys, values = query.contiguous(), keys.contiguous(), values.contiguous()
+    return functional.scaled_dot_product_attention(query, keys, values, **how)
 
 
 def _read(pool: torch.Tensor, slots: torch.Tensor | slice, batch: int) -> torch.Tensor:
