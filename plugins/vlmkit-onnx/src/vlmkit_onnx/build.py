@@ -163,8 +163,9 @@ def _open_decoder(
     slot_tokens: int,
 ) -> Decoder:
     decoder = _driver(graph, session, settings, slot_tokens)
-    if graph.kind != "slots":  # our own graphs were tried when they were exported
-        refuse_discontinuous(decoder, graph.file.name)
+    on_cpu = device_of(settings)[0] == "cpu"
+    hint = "" if on_cpu else 'engine.device = "cpu" computes it without the device'
+    refuse_discontinuous(decoder, graph.file.name, hint=hint)
     return decoder
 
 

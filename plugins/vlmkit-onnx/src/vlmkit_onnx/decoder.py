@@ -42,6 +42,15 @@ class DecoderSpec:
         """Whether tokens arrive as embeddings."""
         return self.hidden_size > 0
 
+    def no_deepstack(self, num_rows: int, num_tokens: int) -> Floats | None:
+        """Return image rows of tokens that have none, ``[levels, rows, tokens, hidden]``, or None.
+
+        None is for a decoder that takes no such rows.
+        """
+        if not self.num_deepstack:
+            return None
+        return np.zeros((self.num_deepstack, num_rows, num_tokens, self.hidden_size), np.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:

@@ -168,7 +168,7 @@ class OnnxEngine:
         ids = np.zeros((num_rows, 1), np.int64)
         ids[rows, 0] = [item.sequence.tokens(item.start, item.stop)[0] for item in items]
         places = np.zeros((max(1, spec.num_position_axes), num_rows, 1), np.int64)
-        deepstack = self._no_deepstack(num_rows, 1)
+        deepstack = spec.no_deepstack(num_rows, 1)
         embeddings = None if self._embed is None else self._embed(ids[:, 0])[:, None]
         for item, row in zip(items, rows, strict=True):
             inputs = self._inputs(item.sequence)
@@ -188,7 +188,7 @@ class OnnxEngine:
         tokens = Tokens(ids[None], None, places)
         if self._embed is not None:
             rows = self._embed(ids)
-            deepstack = self._no_deepstack(1, len(ids))
+            deepstack = spec.no_deepstack(1, len(ids))
             levels = None if deepstack is None else deepstack[:, 0]
             merge(inputs, rows, item.start, sequence.features, levels)
             extras = {} if deepstack is None else {"deepstack": deepstack}
@@ -201,12 +201,6 @@ class OnnxEngine:
         )
         self._book.note_computed(sequence, item.start, item.stop)
         return logits
-
-    def _no_deepstack(self, num_rows: int, num_tokens: int) -> Floats | None:
-        spec = self._decoder.spec
-        if not spec.num_deepstack:
-            return None
-        return np.zeros((spec.num_deepstack, num_rows, num_tokens, spec.hidden_size), np.float32)
 
     def _close_ranks(self, items: Seq[WorkItem]) -> None:
         """Move the last sequence into a gap, while there is one: an idle row costs as a busy one.

@@ -1,7 +1,9 @@
 """Runs our own exporter's decoder: each row says how long it is, the cache is written in place.
 
 A graph and a slot memory are bound once for each run of neighbouring slots; a step then fills the
-small inputs and runs, and no key or value is ever copied.
+small inputs and runs, and no key or value is ever copied. On a CPU the small inputs are bound once,
+too. On a device ONNX Runtime copies them when they are bound, and not when the graph runs: there
+they are bound anew for each step.
 """
 
 from typing import Any
@@ -47,6 +49,7 @@ class SlotsDecoder:
         device: tuple[str, int] = CPU,
     ) -> None:
         self._session = session
+        self._copies_inputs = device != CPU
         inputs = {node.name: node for node in session.get_inputs()}
         outputs = {node.name: node for node in session.get_outputs()}
         self._present = cache_pairs(graph, inputs, outputs)
@@ -72,7 +75,7 @@ class SlotsDecoder:
         binding.bind_cpu_input("seqlens_k", np.array([stop - 1], np.int32))
         binding.bind_cpu_input("total_sequence_length", np.array(stop, np.int32))
         binding.bind_cpu_input("logits_indices", np.array([stop - start - 1], np.int64))
-        self._session.run_with_iobinding(binding)
+        self._run(binding)
         return self._logits[: 1 if wants_logits else 0]
 
     def decode(self, first_slot: int, starts: NDArray[np.int32], tokens: Tokens) -> Floats:
@@ -85,9 +88,11 @@ class SlotsDecoder:
         column.positions[:] = self._positions(tokens)
         column.lengths[:] = starts
         column.total[...] = starts.max() + 1
+        if self._copies_inputs:
+            column.bind()
         for name, array in tokens.extras.items():
             column.binding.bind_cpu_input(name, array)
-        self._session.run_with_iobinding(column.binding)
+        self._run(column.binding)
         return self._logits[: len(starts)]
 
     def close(self) -> None:
@@ -96,6 +101,11 @@ class SlotsDecoder:
         self._chunks.clear()
         del self._session
         self.memory.close()
+
+    def _run(self, binding: Any) -> None:
+        if self._copies_inputs:
+            binding.synchronize_inputs()  # a copy to a device is only begun when it is bound
+        self._session.run_with_iobinding(binding)
 
     def _feed(self, binding: Any, tokens: Tokens) -> None:
         binding.bind_cpu_input("inputs_embeds", np.ascontiguousarray(tokens.rows))
@@ -131,11 +141,15 @@ class _Column:
         self.lengths = np.zeros(num_rows, np.int32)
         self.total = np.zeros((), np.int32)
         self._indices = np.arange(num_rows)  # held here: the binding has its address only
-        _bind_input(binding, "inputs_embeds", self.embeddings)
-        _bind_input(binding, "position_ids", self.positions)
-        _bind_input(binding, "seqlens_k", self.lengths)
-        _bind_input(binding, "total_sequence_length", self.total)
-        _bind_input(binding, "logits_indices", self._indices)
+        self.bind()
+
+    def bind(self) -> None:
+        """Bind the inputs as they are now."""
+        _bind_input(self.binding, "inputs_embeds", self.embeddings)
+        _bind_input(self.binding, "position_ids", self.positions)
+        _bind_input(self.binding, "seqlens_k", self.lengths)
+        _bind_input(self.binding, "total_sequence_length", self.total)
+        _bind_input(self.binding, "logits_indices", self._indices)
 
 
 def _bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
