@@ -9,8 +9,9 @@ import math
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
+
+from vlmkit_onnx.runtime import onnxruntime
 
 PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 ON_HOST = frozenset({"total_sequence_length"})  # where the attention kernel reads it

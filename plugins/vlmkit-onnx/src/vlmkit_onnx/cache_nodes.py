@@ -6,11 +6,10 @@ Told from what the graph states, for every driver; how the cache is fed is the d
 from collections.abc import Mapping
 from typing import Any
 
-import onnxruntime
-
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.node_types import FLOATS
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.slot_memory import StateShape
 
 MAX_LAYERS = 1024
