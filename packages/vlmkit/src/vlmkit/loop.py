@@ -9,7 +9,7 @@ its place are gone afterwards.
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -91,6 +91,7 @@ class Loop:
         self._inbox = _Inbox()
         self._bell = threading.Condition()
         self._failure: BaseException | None = None
+        self._watchers: list[Callable[[BaseException], None]] = []
         self.stats = LoopStats()
         self._thread = threading.Thread(target=self._run, name="vlmkit-loop", daemon=True)
         self._thread.start()
@@ -121,6 +122,14 @@ class Loop:
     def num_jobs(self) -> int:
         """Sequences that the loop knows of; zero when every request is over."""
         return len(self._jobs)
+
+    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+        """Call a function with the reason when the loop fails, in its thread; here if it has."""
+        with self._bell:
+            if self._failure is None:
+                self._watchers.append(tell)
+                return
+        tell(self._failure)
 
     def submit(self, jobs: list[Job]) -> None:
         """Hand over the sequences of one request.
@@ -193,6 +202,8 @@ class Loop:
             with self._bell:
                 self._failure = error
             self._end_all(error)
+            for tell in self._watchers:
+                tell(error)
         finally:
             self._encodings.stop()
 

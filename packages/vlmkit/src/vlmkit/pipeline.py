@@ -281,6 +281,14 @@ class Pipeline:
         """Whether requests can be served."""
         return self._loop.is_alive
 
+    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+        """Call a function with the reason when no request can be served any more.
+
+        Every request has its error by then. It is called in a thread of the pipeline's, which it
+        must not hold up; or in this one, at once, where that has happened already.
+        """
+        self._loop.on_failure(tell)
+
     @property
     def is_full(self) -> bool:
         """Whether a request would be refused now because too many wait."""

@@ -4,11 +4,13 @@ import base64
 import io
 import json
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -163,3 +165,47 @@ def running(
         for pipeline in pipelines.values():
             if isinstance(pipeline, Pipeline):
                 pipeline.close()
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = http_client()
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
+        )
+
+    def stream(self, text: str, model: str = "mock") -> "openai.Stream[Any]":
+        return self.client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": text}], stream=True
+        )
+
+    def status(self, path: str = "/readyz") -> int | None:
+        try:
+            return self.http.get(f"{self.url}{path}").status_code
+        except httpx2.HTTPError:
+            return None
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def process(command: Sequence[str], port: int, folder: Path) -> Iterator[Process]:
+    """Run a server's command in a folder, where what it says goes into the file ``log``."""
+    with (folder / "log").open("wb") as log:
+        started = subprocess.Popen(command, cwd=folder, stderr=log)
+        server = Process(started, port, folder / "log")
+        try:
+            yield server
+        finally:
+            server.client.close()
+            started.kill()
+            started.wait()

@@ -2,17 +2,14 @@
 
 import json
 import signal
-import socket
-import subprocess
 import sys
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
 import openai
 import pytest
-from running_server import eventually, http_client, scripted
+from running_server import eventually, free_port, process, scripted
 
 pytestmark = pytest.mark.posix
 
@@ -30,45 +27,14 @@ SLOW = scripted(text="x", tokens=40, latency_s=0.02)
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.05)
 
 
-class Process:
-    """A server in a process of its own."""
-
-    def __init__(self, process, port):
-        self.process = process
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = http_client()
-        self.client = openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
-        )
-
-    def stream(self, text):
-        return self.client.chat.completions.create(
-            model="mock", messages=[{"role": "user", "content": text}], stream=True
-        )
-
-    def status(self, path="/readyz"):
-        try:
-            return self.http.get(f"{self.url}{path}").status_code
-        except httpx2.HTTPError:
-            return None
-
-
 @contextmanager
 def server_process(tmp_path, **settings):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     here = str(Path(__file__).parent)
     command = [sys.executable, "-c", PROGRAM, here, json.dumps({"port": port} | settings)]
-    with (tmp_path / "log").open("w+") as log:
-        process = subprocess.Popen(command, stderr=log)
-        server = Process(process, port)
-        try:
-            assert eventually(lambda: server.status() == 200)
-            yield server
-        finally:
-            server.client.close()
-            process.kill()
-            process.wait()
+    with process(command, port, tmp_path) as server:
+        assert eventually(lambda: server.status() == 200)
+        yield server
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])

@@ -83,7 +83,6 @@ def test_an_engine_that_breaks_fails_its_requests_without_its_own_words():
         broken = server.post(chat(scripted(text="abc", crash_at_token=1)))
         assert broken.status_code == 500
         assert "crash" not in broken.text
-        assert server.get("/healthz").status_code == 200
 
 
 def test_a_pipeline_whose_loop_is_gone_is_not_ready():

@@ -1,4 +1,8 @@
-"""``/healthz``: the process answers. ``/readyz``: it takes work, or says what it waits for."""
+"""Whether this process is of use, and whether it takes work now.
+
+``/healthz``, which others call ``/health``: it answers, and none of its engines failed for good.
+``/readyz``: it takes work, or says what it waits for.
+"""
 
 from typing import Literal
 
@@ -13,9 +17,9 @@ Status = Literal["ready", "loading", "failed", "full", "draining"]
 
 
 class Health(msgspec.Struct):
-    """The process answers."""
+    """Whether the process can go on, or must be started again."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok", "failed"] = "ok"
 
 
 class ModelReadiness(msgspec.Struct):
@@ -38,10 +42,12 @@ class Readiness(msgspec.Struct):
 class HealthController(Controller):
     """For load balancers and supervisors."""
 
-    @get("/healthz")
-    async def health(self) -> Health:
-        """Answer."""
-        return Health()
+    @get(["/healthz", "/health"])
+    async def health(self, service: NamedDependency[Service]) -> Response[Health]:
+        """Answer 200, or 503 if an engine failed for good."""
+        if any(model.is_dead for model in service.models.values()):
+            return Response(Health("failed"), status_code=503)
+        return Response(Health())
 
     @get("/readyz")
     async def readiness(self, service: NamedDependency[Service]) -> Response[Readiness]:

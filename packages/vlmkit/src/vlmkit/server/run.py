@@ -1,21 +1,25 @@
 """Runs the server: one port, open at once, and a clean end.
 
 The first SIGTERM or SIGINT starts a drain: ``/readyz`` says 503, new work is refused, running
-answers finish until the deadline. A second one ends the process at once.
+answers finish until the deadline. A second one ends the process at once. An engine that fails for
+good, and a server that has no model at all, start a drain whose end is an error: who watches the
+process can start another.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence as Seq
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
 from vlmkit.config.providers import described
-from vlmkit.errors import ConfigError, VlmkitError
+from vlmkit.errors import ConfigError, EngineError, VlmkitError
 from vlmkit.pipeline import Pipeline
 from vlmkit.server.app import create_app
 from vlmkit.server.connection import Connection
@@ -52,14 +56,15 @@ def serve(
 
     Raises:
         ConfigError: the address may not or cannot be listened on.
-        VlmkitError: no model could be loaded: what the last loader raised. The server is down then.
+        EngineError: a model's engine failed for good; the server is down then.
+        VlmkitError: no model could be loaded: what the last loader raised. The same holds.
     """
     settings = settings or ServerSettings()
     service = Service(models, settings)
-    loading = _Loading(service, models)
     server = Server(service)
+    loading = _Loading(service, models, server.stop)
     listener = _listener(settings)
-    loading.start(on_loaded, on_failure=server.stop)
+    loading.start(on_loaded)
     try:
         server.run(sockets=[listener])
     finally:
@@ -76,6 +81,7 @@ class Server(uvicorn.Server):
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
+        self._is_told_to_end = False
         settings = service.settings
         connection = type("Connection", (Connection,), {"settings": settings})
         super().__init__(
@@ -102,10 +108,10 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain at the first signal; end the process at the second."""
-        if self._service.is_draining or self._loop is None:
+        if self._is_told_to_end or self._loop is None:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
-        self._service.is_draining = True
+        self._is_told_to_end = self._service.is_draining = True
         self.stop()
 
     def stop(self) -> None:
@@ -113,7 +119,8 @@ class Server(uvicorn.Server):
         if self._loop is None:
             self.should_exit = True
         else:
-            self._loop.call_soon_threadsafe(self._start_drain)
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._start_drain)
 
     def _start_drain(self) -> None:
         if self._drain is None:
@@ -126,29 +133,45 @@ class Server(uvicorn.Server):
 
 
 class _Loading:
-    """Loads models one after the other, beside the server."""
+    """Loads models one after the other, beside the server, and hears of those that die.
 
-    def __init__(self, service: Service, models: Mapping[str, Pipeline | Loader]) -> None:
+    Args:
+        service: gets the models.
+        models: pipelines, or functions that load one.
+        on_failure: called in any thread when there is a first ``error``.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        models: Mapping[str, Pipeline | Loader],
+        on_failure: Callable[[], None],
+    ) -> None:
         self._service = service
         self._models = models
+        self._on_failure = on_failure
         self._pipelines: list[Pipeline] = []
         self.error: Exception | None = None
         for name, model in models.items():
             if isinstance(model, Pipeline):
                 self._add(name, model)
 
-    def start(self, on_loaded: OnLoaded, on_failure: Callable[[], None]) -> None:
+    def start(self, on_loaded: OnLoaded) -> None:
         """Load in a thread; it does not keep a process alive that is asked to end."""
         threading.Thread(
-            target=self._run, args=(on_loaded, on_failure), name="vlmkit-load", daemon=True
+            target=self._run, args=(on_loaded,), name="vlmkit-load", daemon=True
         ).start()
 
     def close(self) -> None:
-        """Close every pipeline that was loaded."""
+        """Close every pipeline that was loaded, whether or not another one can be closed."""
         for pipeline in self._pipelines:
-            pipeline.close()
+            try:
+                pipeline.close()
+            except Exception as error:
+                log.exception("model %r could not be closed", pipeline.name)
+                self._fail(error)
 
-    def _run(self, on_loaded: OnLoaded, on_failure: Callable[[], None]) -> None:
+    def _run(self, on_loaded: OnLoaded) -> None:
         for name, load in self._models.items():
             if isinstance(load, Pipeline):
                 continue
@@ -158,8 +181,7 @@ class _Loading:
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything
                 self._service.models[name].fail()
                 if self._service.has_failed:
-                    self.error = error
-                    on_failure()
+                    self._fail(error)
                     return
                 _log_failure(name, error)
         on_loaded([name for name, model in self._service.models.items() if model.pipeline])
@@ -168,6 +190,20 @@ class _Loading:
         self._pipelines.append(pipeline)
         self._service.models[name].finish(pipeline)
         log.info("model %r is ready", name)
+        pipeline.on_failure(partial(self._note_death, name))
+
+    def _note_death(self, name: str, cause: BaseException) -> None:
+        error = EngineError(
+            f"the engine of model {name!r} failed, and the server ended",
+            hint="the log says why; start the server again",
+        )
+        error.__cause__ = cause
+        self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+            self._on_failure()
 
 
 def _log_failure(name: str, error: Exception) -> None:
