@@ -18,6 +18,7 @@ from vlmkit.errors import CheckpointError, ImageError, RequestError
 from vlmkit.image import Image, ImageLimits
 from vlmkit.message import Message
 from vlmkit.prompt import Transform
+from vlmkit_hf.image_side import ImageSide
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
 
@@ -78,6 +79,18 @@ def test_a_picture_that_the_family_refuses_is_an_image_error(tokenizer_of: Token
     with pytest.raises(ImageError) as caught:
         prompt(tokenizer_of("qwen2_vl"), image)
     assert str(caught.value) == "the model's image processor cannot take an image of 402x2"
+
+
+def test_a_picture_that_memory_is_wanting_for_is_not_refused(
+    tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        np.empty(2**60, np.uint8)
+
+    tokenizer = tokenizer_of("qwen2_vl")
+    monkeypatch.setattr(ImageSide, "_process", fail)
+    with pytest.raises(MemoryError):
+        prompt(tokenizer, plain(64, 48))
 
 
 def test_the_digest_changes_with_the_processors_settings(

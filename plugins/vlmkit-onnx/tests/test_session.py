@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.session import giving_back, open_session
+from vlmkit_onnx.session import giving_back, is_out_of_memory, open_session
 from vlmkit_onnx.settings import ComputeSettings
 
 MIB = 2**20
@@ -18,7 +18,12 @@ MIB = 2**20
 @pytest.fixture
 def widening(tmp_path: Path) -> onnxruntime.InferenceSession:
     """Return an open graph that takes MiB of memory for each number of its input."""
-    width = helper.make_tensor("width", TensorProto.INT64, [2], [1, MIB // 4])
+    return opened(tmp_path, MIB // 4)
+
+
+def opened(folder: Path, num_columns: int) -> onnxruntime.InferenceSession:
+    """Return an open graph that makes many numbers of each number of its input."""
+    width = helper.make_tensor("width", TensorProto.INT64, [2], [1, num_columns])
     graph = helper.make_graph(
         [
             helper.make_node("Expand", ["x", "width"], ["wide"]),
@@ -31,8 +36,8 @@ def widening(tmp_path: Path) -> onnxruntime.InferenceSession:
         [width],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, tmp_path / "widening.onnx")
-    return open_session(tmp_path / "widening.onnx", ComputeSettings(num_threads=1))
+    onnx.save(model, folder / "widening.onnx")
+    return open_session(folder / "widening.onnx", ComputeSettings(num_threads=1))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what memory is resident")
@@ -44,6 +49,17 @@ def test_a_large_run_gives_its_memory_back(widening: onnxruntime.InferenceSessio
     assert resident_bytes() - before < 16 * MIB
     widening.run(None, {"x": np.zeros((64, 1), np.float32)})  # the control: it was that large
     assert resident_bytes() - before > 48 * MIB
+
+
+def test_want_of_memory_is_told_from_other_failures(tmp_path: Path) -> None:
+    session = opened(tmp_path, 2**46)  # more than there are addresses
+    one = np.zeros((1, 1), np.float32)
+    with pytest.raises(Exception, match="allocate") as caught:
+        session.run(None, {"x": one})
+    assert is_out_of_memory(caught.value)
+    with pytest.raises(Exception, match="rank") as caught:
+        session.run(None, {"x": one[0]})
+    assert not is_out_of_memory(caught.value)
 
 
 def resident_bytes() -> int:

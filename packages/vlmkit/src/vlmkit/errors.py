@@ -11,6 +11,7 @@ VlmkitError
 │   ├── ImageError         an image is refused: format, size, address or content
 │   └── QueueFull          too many requests are waiting; try again later
 └── EngineError            a component failed while it ran this request
+    └── OutOfMemory        there was not enough memory for it; later there may be
 
 A message names the subject, shows the value with ``!r`` and says what was expected; ``hint`` says
 what to do next. Messages never repeat what a client sent beyond the name of a field, and never
@@ -103,3 +104,12 @@ class QueueFull(RequestError):  # noqa: N818
 
 class EngineError(VlmkitError):
     """A component failed while it ran this request."""
+
+
+class OutOfMemory(EngineError):  # noqa: N818
+    """There was not enough memory for this request, which need not be at fault for that."""
+
+    code = "out_of_memory"
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"there is not enough memory for {subject}", hint="try again later")

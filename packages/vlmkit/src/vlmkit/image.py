@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import msgspec
 
-from vlmkit.errors import ImageError
+from vlmkit.errors import ImageError, OutOfMemory
 
 if TYPE_CHECKING:
     import PIL.Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ORIENTATION_TAG = 0x0112
+NO_MEMORY = "out of memory"  # how words of Pillow's decoders begin that are no MemoryError
 STRIP_ROWS = 256  # hashed at once, so that a large picture is not copied whole
 BASE64_PIECE_CHARS = 2**20  # a multiple of 4, so that pieces decode alone
 ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image or an array
@@ -98,10 +99,17 @@ class Image:
 
         Raises:
             ImageError: the source is not a picture that may be decoded.
+            OutOfMemory: this machine has no room for it now.
         """
         if isinstance(source, Image):
             return source
-        limits = limits or ImageLimits()
+        try:
+            return cls._open(source, limits or ImageLimits())
+        except MemoryError as error:
+            raise _out_of_memory() from error
+
+    @classmethod
+    def _open(cls, source: ImageSource, limits: ImageLimits) -> "Image":
         if isinstance(source, str) and source.startswith("data:"):
             return cls._decode(_data_url_bytes(source, limits), limits)
         if isinstance(source, bytes | bytearray | memoryview):
@@ -123,7 +131,7 @@ class Image:
                 f"image is over {limits.max_pixels} pixels", code="image_too_large"
             ) from error
         except Exception as error:
-            raise ImageError(f"image is not a readable {_listed(FORMATS)} file") from error
+            raise _meant(error, f"image is not a readable {_listed(FORMATS)} file") from error
         _check_size(picture.size, limits)
         return cls._upright(picture)
 
@@ -155,7 +163,18 @@ class Image:
             pixels.info.clear()
             return cls(pixels, source_size=size, turned=turn is not None)
         except Exception as error:
-            raise ImageError("image is broken: its pixels cannot be decoded") from error
+            raise _meant(error, "image is broken: its pixels cannot be decoded") from error
+
+
+def _meant(error: Exception, message: str) -> ImageError | OutOfMemory:
+    """Return what an error of the decoder means; want of memory is no fault of the picture."""
+    if isinstance(error, MemoryError) or str(error).startswith(NO_MEMORY):
+        return _out_of_memory()
+    return ImageError(message)
+
+
+def _out_of_memory() -> OutOfMemory:
+    return OutOfMemory("this image")
 
 
 def _turn(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
@@ -173,6 +192,8 @@ def _turn(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
     }
     try:
         return turns.get(picture.getexif().get(ORIENTATION_TAG, 1))
+    except MemoryError:
+        raise
     except Exception:  # noqa: BLE001 - the pixels are good, whatever is wrong with the tags
         return None
 

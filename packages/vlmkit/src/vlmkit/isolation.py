@@ -8,9 +8,11 @@ import logging
 from collections.abc import Callable, Sequence as Seq
 from typing import TypeVar
 
-from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.errors import EngineError, OutOfMemory, VlmkitError
 
 log = logging.getLogger(__name__)
+
+SEE_LOG = "see the server's log"
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -31,6 +33,7 @@ def engine_error(message: str, cause: Exception) -> VlmkitError:
     if isinstance(cause, VlmkitError):
         return cause
     log.error("%s", message, exc_info=cause)
-    error = EngineError(message, hint="see the server's log")
+    is_memory = isinstance(cause, MemoryError)
+    error = OutOfMemory("this request") if is_memory else EngineError(message, hint=SEE_LOG)
     error.__cause__ = cause
     return error

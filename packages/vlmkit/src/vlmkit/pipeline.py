@@ -21,7 +21,7 @@ import msgspec
 
 from vlmkit.channel import Channel
 from vlmkit.completion import Completion
-from vlmkit.errors import ConfigError, PromptTooLong, RequestError
+from vlmkit.errors import ConfigError, OutOfMemory, PromptTooLong, RequestError
 from vlmkit.feature_cache import FeatureCache
 from vlmkit.image import Image, ImageLimits, ImageSource
 from vlmkit.job import Job
@@ -139,6 +139,7 @@ class Pipeline:
 
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
+            OutOfMemory: this machine has no room for its prompt now.
         """
         started = time.perf_counter()
         params = self._checked_params(request)
@@ -365,7 +366,10 @@ class Pipeline:
                 param="messages",
                 code="too_many_images",
             )
-        prompt = self.tokenizer.prompt(request.messages, tools=request.tools)
+        try:
+            prompt = self.tokenizer.prompt(request.messages, tools=request.tools)
+        except MemoryError as error:
+            raise OutOfMemory("this prompt") from error
         if not prompt.token_ids:
             raise RequestError("the prompt has no tokens", param="messages")
         return prompt

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 from running_server import chat, image_part, mock_pipeline, picture, running
 
-from vlmkit.errors import ImageError
+from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.server.convert import Converter
 from vlmkit.server.fetch import ImageFetcher, is_public
 from vlmkit.server.settings import FetchSettings, ServerSettings
@@ -251,3 +251,12 @@ def test_an_ipv4_address_written_as_ipv6_is_never_public(address):
     for prefix in ("::ffff:0:0", "64:ff9b::"):
         translated = ipaddress.IPv6Address(int(ipaddress.IPv6Address(prefix)) + int(address))
         assert not is_public(translated)
+
+
+def test_want_of_memory_is_not_told_as_an_address_that_is_not_allowed(site, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(ImageFetcher, "_read", fail)
+    with pytest.raises(OutOfMemory):
+        fetch(f"{site.url}/picture")

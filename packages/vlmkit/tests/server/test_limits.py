@@ -165,3 +165,16 @@ def test_connections_are_bounded():
         assert server.get("/healthz").status_code == 503
         for connection in held:
             connection.close()
+
+
+def test_a_request_that_finds_no_memory_is_asked_to_come_back(server, monkeypatch, caplog):
+    def fail(*_, **__):
+        raise MemoryError("the words of a library")
+
+    monkeypatch.setattr(type(server.pipeline().tokenizer), "prompt", fail)
+    answer = server.post(chat())
+    error = fault(answer, 503)
+    assert (error["code"], error["type"]) == ("out_of_memory", "service_unavailable_error")
+    assert "library" not in answer.text
+    assert answer.headers["retry-after"]
+    assert "failed: OutOfMemory" in caplog.text

@@ -54,6 +54,8 @@ class ImageSide:
         self._owner = checkpoint.name
         try:
             self._prepare_processor(checkpoint.config)
+        except MemoryError:
+            raise
         except Exception as error:  # a processor may raise anything
             raise self._unknown() from error
 
@@ -98,6 +100,8 @@ class ImageSide:
         try:
             arrays, written = self._process(image.to_pil())
             transform = transform_of(image, arrays, self._processor.image_processor, self._options)
+        except MemoryError:
+            raise
         except Exception as error:  # a processor may raise anything
             raise ImageError(
                 f"the model's image processor cannot take an image of {image.width}x{image.height}"
@@ -128,6 +132,8 @@ class ImageSide:
                 text=[text], images=pictures, return_tensors="np", add_special_tokens=False
             )
             theirs = np.asarray(made["input_ids"])[0].tolist()
+        except MemoryError:
+            raise
         except Exception as error:  # a processor may raise anything
             raise self._unknown() from error
         if ours != theirs:

@@ -70,7 +70,7 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
         }
         with _without_words_for_video(sys.modules[own.__module__]):
             return kind(**parts, **values)
-    except CheckpointError:
+    except (CheckpointError, MemoryError):
         raise
     except Exception as error:  # a processor may raise anything
         raise CheckpointError(

@@ -13,6 +13,7 @@ from vlmkit_onnx import external_data, graph_header, products
 from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.settings import ComputeSettings
 
+NO_MEMORY = "Failed to allocate memory"
 FATAL = 4  # ONNX Runtime logs only what ends the process
 
 
@@ -64,6 +65,11 @@ def giving_back(session: onnxruntime.InferenceSession) -> onnxruntime.RunOptions
     if session.get_providers() == ["CPUExecutionProvider"]:
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether a run failed for want of memory, which ONNX Runtime may say in words only."""
+    return isinstance(error, MemoryError) or NO_MEMORY in str(error)
 
 
 def device_of(settings: ComputeSettings) -> tuple[str, int]:

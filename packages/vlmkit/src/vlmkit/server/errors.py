@@ -15,7 +15,7 @@ from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
 from litestar.types import Scope
 
-from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
+from vlmkit.errors import EngineError, OutOfMemory, QueueFull, RequestError, VlmkitError
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ _STATUS: Mapping[type[VlmkitError], _Status] = {
     QueueFull: _Status(429, "rate_limit_error", RETRY_AFTER_S),
     RequestError: _Status(400, "invalid_request_error"),
     Unavailable: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
+    OutOfMemory: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     EngineError: _Status(500, "server_error"),
 }
 _INTERNAL = _Status(500, "server_error")
@@ -105,7 +106,7 @@ INTERNAL_FAULT = Fault("the server failed; see its log", "server_error", code="i
 def fault_of(error: Exception, scope: Scope) -> Fault:
     """Return what a client may know about an error; anything unexpected goes to the log."""
     status = _status_of(error)
-    if status.status == 500:
+    if status is _INTERNAL or isinstance(error, EngineError):
         request_id = scope["state"].get("request_id", "")
         trace = error if status is _INTERNAL else None  # the loop logs an engine's own trace
         log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=trace)

@@ -17,7 +17,7 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from vlmkit.errors import ImageError
+from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.server.settings import FetchSettings
 
 log = logging.getLogger(__name__)
@@ -57,12 +57,15 @@ class ImageFetcher:
 
         Raises:
             ImageError: it may not be fetched, cannot be reached, or is too large.
+            OutOfMemory: this machine has no room for it now.
         """
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 return await self._fetch(url)
         except ImageError:
             raise
+        except MemoryError as error:
+            raise OutOfMemory("this image") from error
         except Exception as error:  # noqa: BLE001 - whatever a network may do
             log.info("an image was not fetched: %s", type(error).__name__)
             raise not_allowed() from None

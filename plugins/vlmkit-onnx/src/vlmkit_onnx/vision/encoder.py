@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vlmkit.errors import EngineError
+from vlmkit.errors import EngineError, OutOfMemory
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
 from vlmkit_onnx.layout import VisionGraph
 from vlmkit_onnx.node_types import BOOLEANS, FLOATS, INTEGERS
 from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.session import giving_back
+from vlmkit_onnx.session import giving_back, is_out_of_memory
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
@@ -80,6 +80,8 @@ class OnnxVisionEncoder:
         try:
             values = self._session.run(self._outputs, feeds, self._run_options)
         except Exception as error:  # its exceptions have no common parent
+            if is_out_of_memory(error):
+                raise OutOfMemory("the images of this request") from error
             raise EngineError("the vision graph does not take an image's arrays") from error
         return {
             name: np.asarray(value, np.float32)
