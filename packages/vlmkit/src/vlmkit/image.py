@@ -1,7 +1,8 @@
 """A picture that was checked, decoded and turned upright.
 
-Everything hostile about picture files ends here: the size is read from the header before a pixel
-is decoded, only listed formats are opened, and no text of the decoder's errors leaves this module.
+Everything hostile about picture files ends here: size and scans are read from the file before a
+pixel is decoded, only listed formats are opened, and no text of the decoder's errors leaves this
+module.
 Resizing and normalising for a model is the tokenizer's business; fetching by URL is the server's.
 """
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import msgspec
 
+from vlmkit import jpeg
 from vlmkit.errors import ImageError, OutOfMemory
 
 if TYPE_CHECKING:
@@ -38,12 +40,14 @@ class ImageLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_pixels: width times height, read from the header.
         min_side_pixels: shortest side that a model's processor is trusted with.
         max_aspect_ratio: longest side divided by the shortest.
+        max_scans: times that a JPEG file may go over its pixels; 10 are usual in progressive ones.
     """
 
     max_bytes: Positive = 32 * 2**20
     max_pixels: Positive = 50_000_000
     min_side_pixels: Positive = 2
     max_aspect_ratio: Annotated[float, msgspec.Meta(ge=1.0)] = 100.0
+    max_scans: Positive = 100
 
 
 class Image:
@@ -124,6 +128,8 @@ class Image:
 
         if len(content) > limits.max_bytes:
             raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
+        if content.startswith(jpeg.BEGIN):
+            jpeg.check(content, limits.max_scans)
         try:
             picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
         except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
