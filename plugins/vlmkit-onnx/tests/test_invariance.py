@@ -43,22 +43,22 @@ def built(folder: Path) -> OnnxEngine:
 def test_a_graph_that_sums_every_row_alike_keeps_rows_apart(
     name: str, exported: Callable[..., Path]
 ) -> None:
-    assert keeps_rows_apart(opened(exported(name), SlotsDecoder), window=8)
+    assert keeps_rows_apart(opened(exported(name), SlotsDecoder))
 
 
 def test_a_rounding_of_lone_rows_is_seen(exported: Callable[..., Path]) -> None:
-    assert not keeps_rows_apart(opened(exported("llama"), AnotherKernelForLoneRows), window=None)
+    assert not keeps_rows_apart(opened(exported("llama"), AnotherKernelForLoneRows))
 
 
 def test_one_slot_has_no_batch(exported: Callable[..., Path]) -> None:
-    assert keeps_rows_apart(opened(exported("llama"), AnotherKernelForLoneRows, 1), window=None)
+    assert keeps_rows_apart(opened(exported("llama"), AnotherKernelForLoneRows, 1))
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_only_what_holds_here_is_promised(
     keeps: bool, exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "keeps_rows_apart", lambda decoder, window: keeps)
+    monkeypatch.setattr(build, "keeps_rows_apart", lambda decoder: keeps)
     engine = built(exported("llama"))
     assert engine.limits.is_batch_invariant is keeps
     engine.close()

@@ -236,6 +236,5 @@ def _limits(
         capacity_tokens=capacity,
         max_chunk_tokens=settings.max_chunk_tokens,
         mixes_prefill_and_decode=True,
-        is_batch_invariant=layout.is_batch_invariant
-        and keeps_rows_apart(decoder, layout.sliding_window),
+        is_batch_invariant=layout.is_batch_invariant and keeps_rows_apart(decoder),
     )
