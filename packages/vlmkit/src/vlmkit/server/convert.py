@@ -1,6 +1,8 @@
 """From a body of the chat API to a request for a pipeline: messages, opened images, parameters."""
 
+import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,19 +43,22 @@ _ROLES: dict[type[wire.ChatMessage], Role] = {
 
 @dataclass(slots=True)
 class ImageBudget:
-    """What is left for the images of one request."""
+    """What is left for the images of one request, and how many of them are opened at once."""
 
     num_pixels_left: int
+    places: asyncio.Semaphore
 
-    def take(self, image: Image) -> None:
+    def take(self, num_pixels: int = 0) -> None:
         """Count an image.
 
         Raises:
             ImageError: all images together have too many pixels.
         """
-        self.num_pixels_left -= image.width * image.height
+        self.num_pixels_left -= num_pixels
         if self.num_pixels_left < 0:
-            raise ImageError("the images have too many pixels together", code="image_too_large")
+            raise ImageError(
+                "the images have too many pixels together", param="messages", code="image_too_large"
+            )
 
 
 class Converter:
@@ -79,11 +84,8 @@ class Converter:
         self._check_size(chat, pipeline)
         params = sampling_params(chat, pipeline)
         started = time.perf_counter()
-        budget = ImageBudget(self._settings.max_request_pixels)
-        messages = [
-            await self._message(message, f"messages[{index}]", pipeline, budget)
-            for index, message in enumerate(chat.messages)
-        ]
+        images = iter(await self._images(chat, pipeline))
+        messages = [_message(message, images) for message in chat.messages]
         request = Request(
             messages=messages, params=params, priority=chat.priority or 0, id=request_id
         )
@@ -112,22 +114,36 @@ class Converter:
                 code="too_many_images",
             )
 
-    async def _message(
-        self, message: wire.ChatMessage, place: str, pipeline: Pipeline, budget: ImageBudget
-    ) -> Message:
-        parts: list[Part] = []
-        for index, part in enumerate(_parts(message)):
-            if isinstance(part, wire.TextPart):
-                parts.append(TextPart(part.text))
-                continue
+    async def _images(self, chat: wire.ChatRequest, pipeline: Pipeline) -> list[Image]:
+        """Open the images of all messages side by side; of several that fail, raise for the first.
+
+        One of the pipeline's workers is left to other requests.
+        """
+        places = asyncio.Semaphore(max(1, pipeline.settings.num_workers - 1))
+        budget = ImageBudget(self._settings.max_request_pixels, places)
+        tasks = [
+            asyncio.ensure_future(self._image_at(place, url, pipeline, budget))
+            for place, url in _image_urls(chat)
+        ]
+        try:
+            return [await task for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _image_at(
+        self, place: str, url: str, pipeline: Pipeline, budget: ImageBudget
+    ) -> Image:
+        async with budget.places:
+            budget.take()  # raises where it is spent, before the image costs anything
             try:
-                image = await self._image(part.image_url.url, pipeline)
-                budget.take(image)
+                image = await self._image(url, pipeline)
             except ImageError as error:
-                error.param = f"{place}.content[{index}].image_url.url"
+                error.param = place
                 raise
-            parts.append(ImagePart(image))
-        return Message(_ROLES[type(message)], tuple(parts))
+            budget.take(image.width * image.height)
+            return image
 
     async def _image(self, url: str, pipeline: Pipeline) -> Image:
         """Open an image in a worker thread; nothing but URLs is taken, so no path of this disk."""
@@ -162,6 +178,23 @@ def sampling_params(chat: wire.ChatRequest, pipeline: Pipeline) -> SamplingParam
     if chat.stream_options is not None and not chat.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     return pipeline.params(**values)
+
+
+def _image_urls(chat: wire.ChatRequest) -> Iterator[tuple[str, str]]:
+    """Yield the place and the URL of every image, in order."""
+    for number, message in enumerate(chat.messages):
+        for index, part in enumerate(_parts(message)):
+            if isinstance(part, wire.ImagePart):
+                yield f"messages[{number}].content[{index}].image_url.url", part.image_url.url
+
+
+def _message(message: wire.ChatMessage, images: Iterator[Image]) -> Message:
+    """Return a message with the next images in their places."""
+    parts: list[Part] = [
+        TextPart(part.text) if isinstance(part, wire.TextPart) else ImagePart(next(images))
+        for part in _parts(message)
+    ]
+    return Message(_ROLES[type(message)], tuple(parts))
 
 
 def _parts(message: wire.ChatMessage) -> list[wire.TextPart] | list[wire.TextPart | wire.ImagePart]:

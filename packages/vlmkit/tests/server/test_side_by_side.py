@@ -1,0 +1,65 @@
+"""Images of one request are opened side by side, and none of what was promised of one is lost."""
+
+import threading
+
+import pytest
+from running_server import image_part, mock_pipeline, picture, running
+
+from vlmkit.image import Image
+from vlmkit.pipeline import PipelineSettings
+
+
+def body(*urls):
+    parts = [image_part(url) for url in urls]
+    return {"model": "mock", "messages": [{"role": "user", "content": [part]} for part in parts]}
+
+
+class Meeting:
+    """Lets images be opened only when as many are being opened as are expected at once."""
+
+    def __init__(self, monkeypatch, num_expected):
+        self._lock = threading.Lock()
+        self._barrier = threading.Barrier(num_expected)
+        self._num_open = self.num_most = 0
+        self._open = Image.open
+        monkeypatch.setattr(Image, "open", self.open)
+
+    def open(self, *arguments):
+        with self._lock:
+            self._num_open += 1
+            self.num_most = max(self.num_most, self._num_open)
+        try:
+            self._barrier.wait(timeout=30)
+            return self._open(*arguments)
+        finally:
+            with self._lock:
+                self._num_open -= 1
+
+
+@pytest.mark.parametrize(("num_workers", "num_at_once"), [(4, 3), (3, 2), (2, 1), (1, 1)])
+def test_images_are_opened_at_once_in_all_workers_but_one(monkeypatch, num_workers, num_at_once):
+    pipeline = mock_pipeline(settings=PipelineSettings(num_workers=num_workers))
+    with running({"mock": pipeline}) as server:
+        meeting = Meeting(monkeypatch, num_at_once)
+        answer = server.post(body(*(picture(8 + n, 6) for n in range(6))))
+        assert answer.status_code == 200, answer.text
+        text = answer.json()["choices"][0]["message"]["content"]
+        assert [line.split()[2] for line in text.splitlines()] == [f"{8 + n}x6" for n in range(6)]
+        assert meeting.num_most == num_at_once
+
+
+def test_of_several_broken_images_the_first_is_named(server):
+    large = picture(3000, 2000, kind="JPEG")
+    for _ in range(5):
+        error = server.post(body(large, "data:,", large, "data:,")).json()["error"]
+        assert error["param"] == "messages[1].content[0].image_url.url"
+        assert error["code"] == "invalid_image"
+
+
+def test_images_that_are_too_large_together_are_refused_in_any_order():
+    with running(max_request_pixels=100) as server:
+        for sizes in ([(8, 6), (10, 6)], [(10, 6), (8, 6)], [(2, 2)] * 10 + [(9, 9)]):
+            answer = server.post(body(*(picture(*size) for size in sizes)))
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "image_too_large"
+        assert server.post(body(*[picture(5, 5)] * 4)).status_code == 200
