@@ -105,9 +105,10 @@ def test_pictures_come_from_files_urls_and_standard_input(
     monkeypatch.setattr(sys, "stdin", Input())
     url = "data:image/png;base64," + __import__("base64").b64encode(picture.read_bytes()).decode()
     sources = ["--image", str(picture), "--image", "-", "--image", url]
+    sources += ["--image", picture.as_uri(), "--image", f"FILE://localhost{picture}"]
     assert run(["ask", "mock", "what?", *sources]) == 0
     text = capsys.readouterr().out
-    assert re.findall(r"image \d: 40x30 sha256:(\w+)", text)[:1] * 3 == re.findall(
+    assert re.findall(r"image \d: 40x30 sha256:(\w+)", text)[:1] * 5 == re.findall(
         r"sha256:(\w+)", text
     )
 
@@ -233,6 +234,8 @@ def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path)
         (["ask", "mock"], 2, "say what to ask", ""),
         (["ask", "mok", "x"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["ask", "mock", "x", "--image", "/no.png"], 1, "image '/no.png' cannot be read", "check"),
+        (["ask", "mock", "x", "--image", "file:///no%20a.png"], 1, "image '/no a.png' cannot", ""),
+        (["ask", "mock", "x", "--image", "file://other/a.png"], 1, "on another machine", "copy it"),
         (["ask", "mock", "x", "-m", "0"], 2, "0 is not in the range", "x>=1"),
         (["ask", "mock", "x", "--temperature", "3"], 2, "3.0 is not in the range", "0<=x<=2"),
         (["ask", "mock", "x", "--set", "engin.use=x"], 2, "unknown setting", "'engine.use'"),
@@ -483,12 +486,79 @@ def test_a_terminal_chat_prompts_and_survives_ctrl_c_and_ends_by_ctrl_d(start: S
     os.close(leader)
 
 
+@pytest.fixture
+def chat(start: Start, tmp_path: Path) -> Iterator[Callable[..., "Terminal"]]:
+    """Start a chat with the mock in a pseudo-terminal, and end it."""
+    with ExitStack() as stack:
+
+        def chat(**environment: str) -> Terminal:
+            leader, follower = os.openpty()
+            stack.callback(os.close, leader)
+            ends = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+            environment = {**os.environ, "TERM": "xterm", **environment}
+            process = start("chat", "mock", env=environment, cwd=tmp_path, **ends)
+            os.close(follower)
+            terminal = Terminal(leader)
+            stack.callback(process.wait, 30)
+            stack.callback(terminal.type, "\n/quit\n")
+            terminal.wait_for("> ")
+            return terminal
+
+        yield chat
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("has_readline", [True, False])
+def test_lines_that_are_pasted_at_once_are_one_message(
+    chat: Callable[..., "Terminal"], tmp_path: Path, has_readline: bool
+) -> None:
+    (tmp_path / "readline.py").write_text("raise ImportError")
+    path = "" if has_readline else f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    terminal = chat(**({"PYTHONPATH": path} if path else {}))
+    for _ in range(2):
+        terminal.paste("/def one():\n\n    pass\n")
+        if has_readline:
+            terminal.type("\n")
+        terminal.wait_for("\r\n/def one():\r\n\r\n    pass\r\n> ")  # the answer, after the echo
+    terminal.type("one\n")
+    terminal.wait_for("one\r\none\r\n")
+
+
+@pytest.mark.posix
+def test_a_dropped_or_quoted_path_is_a_picture_of_the_message_or_the_next(
+    chat: Callable[..., "Terminal"], tmp_path: Path
+) -> None:
+    file = tmp_path / "my cat é.png"
+    Image.new("RGB", (40, 30), "red").save(file)
+    forms = (f"'{file}' ", f'"{file}"', str(file).replace(" ", "\\ "), file.as_uri(), str(file))
+    terminal = chat()
+    for written in (*forms, *(f"/image {form}" for form in forms)):
+        terminal.type(f"{written}\n")
+        terminal.wait_for("[40x30, shown with the next message]")
+        terminal.wait_for("> ")
+        terminal.type("what?\n")
+        terminal.wait_for("image 1: 40x30")
+        terminal.wait_for("\r\nwhat?\r\n> ")
+        terminal.type("/reset\n")
+        terminal.wait_for("> ")
+    terminal.type(f"{forms[0]}what's this?\n")
+    terminal.wait_for("image 1: 40x30")
+    terminal.wait_for("\r\nwhat's this?\r\n> ")
+    terminal.type("'/none.png'\n")
+    terminal.wait_for("image '/none.png' cannot be read")
+
+
 class Terminal:
     """The other side of a pseudo-terminal."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._text = ""
+        self._marks_pastes = False
+
+    def paste(self, text: str) -> None:
+        """Send text as a terminal does that was told, or not, to mark what is pasted."""
+        self.type(f"\x1b[200~{text}\x1b[201~" if self._marks_pastes else text)
 
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
@@ -500,9 +570,16 @@ class Terminal:
             assert time.monotonic() < deadline, self._text
             if select.select([self._descriptor], [], [], 1.0)[0]:
                 self._text += os.read(self._descriptor, 4096).decode(errors="replace")
+                self._obey()
             else:
                 nudge()
         self._text = self._text.partition(wanted)[2]
+
+    def _obey(self) -> None:
+        """Note whether pastes are to be marked, and show nothing of that."""
+        if told := re.findall(r"\x1b\[\?2004([hl])", self._text):
+            self._marks_pastes = told[-1] == "h"
+        self._text = re.sub(r"\x1b\[\?2004[hl]\r?", "", self._text)
 
 
 def test_a_terminal_gets_no_control_characters_from_a_model(

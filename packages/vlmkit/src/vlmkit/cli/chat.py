@@ -1,7 +1,7 @@
 """``vlmkit chat``: a conversation in the terminal, or with lines from a pipe."""
 
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vlmkit.pipeline import Pipeline
 
 HELP = """\
-/image FILE|URL   show a picture with the next message
+/image FILE|URL   show a picture with the next message; so does dropping it here
 /reset            forget the conversation
 /help             these lines
 /quit             leave; so does Ctrl-D. Ctrl-C stops an answer."""
@@ -38,14 +38,15 @@ def chat(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Talk with MODEL; pictures are shown with /image."""
+    """Talk with MODEL; show it pictures with /image, or by their paths in a message."""
     from vlmkit.cli.loading import opened, wanted
+    from vlmkit.cli.typed import messages
 
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with opened(wanted(model, config_file, assignments)) as pipeline:
         if sys.stdin.isatty():
             click.echo(f"{pipeline.name}. /help says what you can do.", err=True)
-        Conversation(pipeline, system, params).run(_lines())
+        Conversation(pipeline, system, params).run(messages())
 
 
 class Conversation:
@@ -60,44 +61,52 @@ class Conversation:
         self._messages: list[Message] = list(self._opening)
         self._images: list[Image] = []
 
-    def run(self, lines: Iterator[str]) -> None:
-        """Answer each line until there is none, or one says ``/quit``."""
-        for line in lines:
-            if line.strip() == "/quit":
+    def run(self, messages: Iterable[str]) -> None:
+        """Answer each message until there is none, or one says ``/quit``."""
+        for message in messages:
+            if message.strip() == "/quit":
                 return
             try:
-                self._take(line.strip())
+                self._take(message.strip())
             except RequestError as error:  # this message is wrong; the conversation is fine
                 output.error(error)
 
-    def _take(self, line: str) -> None:
-        command, _, argument = line.partition(" ")
-        if command == "/image" and argument:
-            self._show(argument.strip())
-        elif command == "/reset":
-            self._messages, self._images = list(self._opening), []
-        elif line.startswith("/"):
-            click.echo(HELP, err=True)
-        elif line:
-            self._answer(line)
+    def _take(self, message: str) -> None:
+        from vlmkit.cli.dropped import dropped
 
-    def _show(self, source: str) -> None:
+        command, _, argument = message.partition(" ")
+        if command == "/image" and argument:
+            self._show(dropped(argument)[1] or [argument.strip()])
+            return
+        if command == "/reset":
+            self._messages, self._images = list(self._opening), []
+            return
+        text, pictures = dropped(message)
+        self._show(pictures)
+        if text.startswith("/") and not pictures and "\n" not in text:
+            click.echo(HELP, err=True)
+        elif text:
+            self._answer(text)
+
+    def _show(self, pictures: Sequence[str]) -> None:
+        """Show pictures with the next message, or none of them if one cannot be opened."""
         from vlmkit.cli.images import opened
 
-        image = opened(source, self._pipeline.settings.images)
-        self._images.append(image)
-        click.echo(f"[{image.width}x{image.height}, shown with the next message]", err=True)
+        images = [opened(source, self._pipeline.settings.images) for source in pictures]
+        self._images += images
+        for image in images:
+            click.echo(f"[{image.width}x{image.height}, shown with the next message]", err=True)
 
-    def _answer(self, line: str) -> None:
+    def _answer(self, text: str) -> None:
         """Answer one message; what was said before Ctrl-C is kept, a refused message is not."""
         from vlmkit.message import Message
 
-        asked = [*self._messages, Message.of("user", line, self._images)]
+        asked = [*self._messages, Message.of("user", text, self._images)]
         said: list[str] = []
         with suppress(KeyboardInterrupt), closing(self._chunks(asked)) as chunks:
-            for text in chunks:
-                said.append(text)
-                output.answer(text)
+            for piece in chunks:
+                said.append(piece)
+                output.answer(piece)
         click.echo()
         if said:
             self._messages = [*asked, Message.of("assistant", "".join(said))]
@@ -111,21 +120,3 @@ class Conversation:
                 yield chunk.text
         finally:
             stream.abort()
-
-
-def _lines() -> Iterator[str]:
-    """Yield what is typed, or the lines of a pipe."""
-    if not sys.stdin.isatty():
-        yield from sys.stdin
-        return
-    with suppress(ImportError):
-        import readline  # noqa: F401 - gives input() editing and history
-
-    while True:
-        try:
-            yield input("> ")
-        except EOFError:
-            click.echo()
-            return
-        except KeyboardInterrupt:
-            click.echo("\nCtrl-D or /quit leaves", err=True)

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def opened(source: str, limits: "ImageLimits") -> "Image":
-    """Return a picture: of a file, of a ``data:`` or http(s) URL, or of standard input for ``-``.
+    """Return a picture: of a file, of a URL (data, file, http or https), or of standard input.
+
+    The last is for ``-``.
 
     Raises:
         ImageError: it cannot be read, or it is not a picture that may be decoded.
@@ -19,6 +21,8 @@ def opened(source: str, limits: "ImageLimits") -> "Image":
     from vlmkit.errors import ImageError
     from vlmkit.image import Image
 
+    if is_file_url(source):
+        source = path_of(source)
     if source == "-" and sys.stdin.isatty():
         raise click.UsageError("--image - reads a picture from standard input: pipe one in")
     try:
@@ -32,6 +36,30 @@ def opened(source: str, limits: "ImageLimits") -> "Image":
             raise
         name = "standard input" if source == "-" else repr(source)
         raise ImageError(f"{name}: {error}", hint=error.hint) from error
+
+
+def is_file_url(source: str) -> bool:
+    """Tell whether somebody names a file of this machine by its URL."""
+    return source[:5].lower() == "file:"
+
+
+def path_of(url: str) -> str:
+    """Return the path that a ``file:`` URL names.
+
+    Raises:
+        ImageError: it is a path on another machine.
+    """
+    from urllib.request import url2pathname
+
+    from vlmkit.errors import ImageError
+
+    rest = url[5:]
+    if rest.startswith("//"):
+        host, slash, rest = rest[2:].partition("/")
+        if host.lower() not in ("", "localhost"):
+            raise ImageError(f"image {url!r} is on another machine", hint="copy it to this one")
+        rest = slash + rest
+    return url2pathname(rest)
 
 
 def _fetched(url: str, limits: "ImageLimits") -> bytes:
