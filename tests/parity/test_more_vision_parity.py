@@ -13,6 +13,7 @@ from vlmkit.checkpoint import Checkpoint
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures, VisionEncoder
 from vlmkit.registry import BuildContext
+from vlmkit_onnx.export import exporter
 from vlmkit_torch import encoder, engine
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
@@ -70,3 +71,14 @@ def test_a_family_of_drawn_images_is_answered_as_by_generate(name: str, tmp_path
 
     assert outcome.is_parity, outcome
     assert not blind.is_parity, "the images do not matter, so this shows nothing"
+
+
+def test_an_exported_model_sees_no_more_of_a_large_image_than_its_window(tmp_path: Path) -> None:
+    name = "gemma3_large_image"
+    folder, wanted = tmp_path / "onnx", expected(name, arrays.save(name, tmp_path / "model"))
+    exporter.export(Checkpoint(name, tmp_path / "model"), folder, "fp32", lambda _: None)
+    made, seeing, _ = runner.load_onnx_engine(name, folder)
+    answers = runner.run(made, seeing, arrays.prompts(name), [arrays.IMAGE])
+    outcome = runner.compare(answers, wanted)
+
+    assert outcome.is_parity, outcome

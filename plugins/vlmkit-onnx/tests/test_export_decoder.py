@@ -88,8 +88,7 @@ class Exported(NamedTuple):
 def _decoder(checkpoint: Checkpoint, folder: Path) -> Exported:
     """Export a decoder alone, and return how far its graph is from the model."""
     parts = Parts(loading.load(checkpoint))
-    takes_bias = family_of(checkpoint.config).visibility != "causal"
-    anatomy = examine(parts, takes_bias=takes_bias)
+    anatomy = examine(parts, family_of(checkpoint.config).visibility)
     taken = sample.make_sample(parts, anatomy, sample.embeddings_of(parts))
     path = folder / "decoder.onnx"
     export_decoder(parts, anatomy, path)

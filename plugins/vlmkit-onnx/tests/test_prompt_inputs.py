@@ -38,7 +38,10 @@ def sees(layout, visibility, window, query, key):
     if max(query, key) < len(layout):
         between = layout[min(query, key) : max(query, key) + 1]
         is_same = visibility == "prefix" or (visibility == "image_blocks" and set(between) == {"I"})
-    return is_same or (key <= query and (window is None or key > query - window))
+    is_near = window is None or key > query - window
+    if visibility == "prefix":
+        return is_same or (key <= query and is_near)
+    return is_near and (is_same or key <= query)
 
 
 layouts = st.text("I.", min_size=1, max_size=14)
@@ -62,6 +65,16 @@ def test_a_chunk_sees_what_the_rules_say(layout, visibility, window, data):
         ]
         assert (bias[0, 0] == 0).tolist() == expected
         assert np.isneginf(bias[bias != 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("visibility", "expected"),
+    [("image_blocks", ["III", "III", ".II"]), ("prefix", ["III", "III", "III"])],
+)
+def test_a_window_cuts_the_block_of_an_image_and_no_prefix(visibility, expected):
+    inputs = read_prompt(prompt("III"), Family(IMAGE, visibility))
+    _, near = visible(inputs, 0, 3, 2)
+    assert ["".join(np.where(row == 0, "I", ".")) for row in near[0, 0]] == expected
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.none() | st.integers(1, 6))

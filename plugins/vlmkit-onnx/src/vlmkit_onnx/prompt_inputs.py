@@ -32,6 +32,7 @@ class PromptInputs:
         image: ``[seq]`` which image a token takes its row from; -1 for text.
         row: ``[seq]`` which row of that image.
         block: ``[seq]`` tokens of one block see each other both ways; -1 for none.
+        sees_past_window: whether they do so in layers with a window, too, however far apart.
     """
 
     positions: Integers | None
@@ -39,6 +40,7 @@ class PromptInputs:
     image: NDArray[np.int32]
     row: NDArray[np.int32]
     block: NDArray[np.int32]
+    sees_past_window: bool = False
 
     def spans(self) -> tuple[Span, ...]:
         """Return the token ranges that see each other both ways."""
@@ -78,7 +80,14 @@ def read_prompt(prompt: Prompt, family: Family) -> PromptInputs:
             )
         image[places], row[places] = number, np.arange(len(places))
     positions = family.positions(prompt)
-    return PromptInputs(positions.values, positions.offset, image, row, _blocks(image >= 0, family))
+    return PromptInputs(
+        positions.values,
+        positions.offset,
+        image,
+        row,
+        _blocks(image >= 0, family),
+        sees_past_window=family.visibility == "prefix",
+    )
 
 
 def merge(
@@ -125,14 +134,24 @@ def visible(
         Two arrays ``[1, 1, stop - start, stop]`` of 0 and minus infinity, for layers that see
         everything and for layers with a window.
     """
+    whole, near = sees(inputs, start, stop, window)
+    return _bias(whole), _bias(near)
+
+
+def sees(
+    inputs: PromptInputs, start: int, stop: int, window: int | None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the same as ``[stop - start, stop]`` of true and false."""
     query, key = np.arange(start, stop)[:, None], np.arange(stop)[None]
     block = np.full(stop, -1, np.int32)
     known = min(stop, len(inputs.block))
     block[:known] = inputs.block[:known]
     is_same = (block[start:, None] == block[None]) & (block[None] >= 0)
-    causal = key <= query
-    near = causal if window is None else causal & (key > query - window)
-    return _bias(causal | is_same), _bias(near | is_same)
+    whole = (key <= query) | is_same
+    if window is None:
+        return whole, whole
+    near = whole & (key > query - window)
+    return whole, (near | is_same if inputs.sees_past_window else near)
 
 
 def visible_to_last(starts: NDArray[np.int32], window: int | None) -> tuple[Floats, Floats]:

@@ -11,6 +11,7 @@ import torch
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export.attention import LayerShape, Measure
 from vlmkit_onnx.export.views import Parts, attention
+from vlmkit_onnx.families import Visibility
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Anatomy:
         hidden_size: width of an embedding.
         num_position_axes: 1, or 3 for time, height and width.
         num_deepstack: levels of image rows that are added inside.
-        takes_bias: whether the host makes the attention masks.
+        visibility: who sees whom in a prompt.
         max_sequence_tokens: longest sequence that the graph is right for.
     """
 
@@ -30,8 +31,13 @@ class Anatomy:
     hidden_size: int
     num_position_axes: int
     num_deepstack: int
-    takes_bias: bool
+    visibility: Visibility
     max_sequence_tokens: int
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether the host makes the attention masks: the graph masks what is causal only."""
+        return self.visibility != "causal"
 
     @property
     def window(self) -> int | None:
@@ -39,8 +45,8 @@ class Anatomy:
         return next((layer.window for layer in self.layers if layer.window), None)
 
 
-def examine(parts: Parts, *, takes_bias: bool) -> Anatomy:
-    """Return a decoder's anatomy; whether the host makes its masks is for the caller to know.
+def examine(parts: Parts, visibility: Visibility) -> Anatomy:
+    """Return a decoder's anatomy; who sees whom in its prompts is for the caller to know.
 
     Raises:
         CheckpointError: it works in a way that cannot be exported.
@@ -53,7 +59,7 @@ def examine(parts: Parts, *, takes_bias: bool) -> Anatomy:
         hidden_size=int(config.hidden_size),
         num_position_axes=axes,
         num_deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
-        takes_bias=takes_bias,
+        visibility=visibility,
         max_sequence_tokens=_max_tokens(config),
     )
 

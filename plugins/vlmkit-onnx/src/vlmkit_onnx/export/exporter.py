@@ -113,9 +113,9 @@ def _write(
     with_tower: bool,
 ) -> Manifest:
     on_stage("reading weights")
-    takes_bias = family_of(checkpoint.config).visibility != "causal"
+    visibility = family_of(checkpoint.config).visibility
     model = load(checkpoint)
-    anatomy = examine(Parts(model), takes_bias=takes_bias)
+    anatomy = examine(Parts(model), visibility)
     table = write_table(Parts(model), place)
     _bring_towers_to_float32(model, Parts(model))
     vision = export_vision(model, place, on_stage) if with_tower else None

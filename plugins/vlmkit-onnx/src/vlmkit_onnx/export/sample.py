@@ -5,19 +5,25 @@ three axes that differ, a block of tokens that see each other both ways.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vlmkit.prompt import ImageSlot, Prompt
 from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.embedding import embed, sample_ids, table_of
 from vlmkit_onnx.export.views import Parts, attention
+from vlmkit_onnx.families import Family
+from vlmkit_onnx.prompt_inputs import read_prompt, sees
 
 NUM_TOKENS = 35
+NUM_PROMPT = 9  # of them, never cut
 IMAGE = slice(2, 8)  # tokens that stand for an image
 SEED = 7
+
+Visible: TypeAlias = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class Sample:
     embeddings: NDArray[np.float32]
     positions: NDArray[np.int64]
     deepstack: NDArray[np.float32] | None
-    visible: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None
+    visible: Visible | None
     logits: NDArray[np.float32]
 
 
@@ -81,7 +87,7 @@ def make_sample(parts: Parts, anatomy: Anatomy, embeddings: torch.Tensor) -> Sam
         embeddings=embeddings.numpy(),
         positions=positions.numpy(),
         deepstack=None if deepstack is None else deepstack.numpy(),
-        visible=None if visible is None else (visible[0].numpy(), visible[1].numpy()),
+        visible=visible,
         logits=logits.numpy(),
     )
 
@@ -96,18 +102,19 @@ def _deepstack(anatomy: Anatomy, embeddings: torch.Tensor) -> torch.Tensor | Non
     return rows
 
 
-def _visible(anatomy: Anatomy, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
-    query, key = torch.arange(seq)[:, None], torch.arange(seq)
-    image = torch.zeros(seq, dtype=torch.bool)
-    image[IMAGE] = True
-    both_ways = image[:, None] & image
-    causal = key <= query
-    near = key > query - (anatomy.window or seq)
-    return causal | both_ways, causal & near | both_ways
+def _visible(anatomy: Anatomy, seq: int) -> Visible:
+    """Return what the engine would say of a prompt with an image and of what follows it."""
+    marks = np.zeros(NUM_PROMPT, np.int64)
+    marks[IMAGE] = 1
+    slot = ImageSlot(IMAGE.start, IMAGE.stop, b"", {}, IMAGE.stop - IMAGE.start)
+    prompt = Prompt(tuple(marks.tolist()), (slot,))
+    return sees(read_prompt(prompt, Family(1, anatomy.visibility)), 0, seq, anatomy.window)
 
 
-def _masks(anatomy: Anatomy, visible: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype) -> Any:
+def _masks(anatomy: Anatomy, visible: Visible, dtype: torch.dtype) -> Any:
     """Return masks as a decoder takes them: one for each kind of layer, or one alone."""
     lowest = torch.finfo(dtype).min
-    full, near = (torch.where(v, 0.0, lowest).to(dtype)[None, None] for v in visible)
+    full, near = (
+        torch.where(torch.from_numpy(v), 0.0, lowest).to(dtype)[None, None] for v in visible
+    )
     return {"full_attention": full, "sliding_attention": near} if anatomy.window else full
