@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 import zoo
 from parity import runner
-from vlmkit.prompt import ImageSlot
+from vlmkit.prompt import ImageSlot, Prompt
 from vlmkit.protocols import ImageFeatures
-from vlmkit_torch import packing
+from vlmkit_torch import packing, views
 
 pytestmark = pytest.mark.torch
 
@@ -79,6 +80,70 @@ def test_prompts_whose_prefix_is_cached_are_answered_alike(
 
     assert first.is_parity, first
     assert again.is_parity, again
+
+
+@pytest.mark.parametrize("name", ["gemma3", "paligemma"])
+def test_a_text_has_no_part_that_must_be_read_at_once(
+    name: str, library: Library, saved: Saved
+) -> None:
+    engine, encoder, config = library.load(name, library.folder(name))
+    text = Prompt(tuple(range(40, 101)))
+    ids, banned = torch.tensor([text.token_ids]), runner.banned_ids(config)
+    made = runner.load_reference(name, saved(name)).generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=runner.NUM_NEW,
+        do_sample=False,
+        suppress_tokens=banned,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    wanted = runner.Answer(made.sequences[0, len(text) :].tolist(), torch.cat(made.logits).float())
+    outcome = runner.compare(runner.run(engine, encoder, [text], banned), [wanted])
+
+    assert engine.atomic_spans(text) == ()
+    assert outcome.is_parity, outcome
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+def test_what_is_known_of_text_is_what_the_family_makes_of_it(name: str, saved: Saved) -> None:
+    engine, _, _ = runner.load_engine(name, saved(name))
+    reader, text = engine._reader, Prompt(tuple(range(40, 101)))
+    known, asked = reader.layout(text), reader._ask(text)
+
+    assert (known.offset, known.views) == (asked.offset, asked.views)
+    assert (known.positions is None) == (asked.positions is None)
+    assert known.positions is None or known.positions.equal(asked.positions)
+
+
+def test_no_masks_of_all_tokens_by_all_are_made_for_a_text(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, encoder, config = runner.load_engine("gemma3", saved("gemma3"))
+    asked = runner.prompts("gemma3", config)
+    sizes: list[tuple[int, int]] = []
+
+    def sized(**kwargs: Any) -> torch.Tensor:
+        sizes.append((kwargs["q_length"], kwargs["kv_length"]))
+        return sdpa_mask(**kwargs)
+
+    sdpa_mask = views.sdpa_mask
+    monkeypatch.setattr(views, "sdpa_mask", sized)
+    runner.run(engine, None, [prompt for prompt in asked if not prompt.images])
+    assert sizes == []
+
+    runner.run(engine, encoder, asked[:1])
+    assert {width for _, width in sizes} == {len(asked[0])}, "an image's block needs them"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "paligemma"])
+def test_a_mask_read_a_few_rows_at_a_time_is_the_same(
+    name: str, saved: Saved, answered: Answered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "MASK_ROWS", 5)
+    outcome = runner.outcome(name, saved(name), answered(name))
+
+    assert outcome.is_parity, outcome
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "gpt_oss", "qwen3_vl"])

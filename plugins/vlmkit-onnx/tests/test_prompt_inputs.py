@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.errors import EngineError
-from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit.prompt import ImageSlot, Prompt, Span
 from vlmkit.protocols import ImageFeatures
 from vlmkit_onnx.families import Family
 from vlmkit_onnx.prompt_inputs import merge, read_prompt, visible, visible_to_last
@@ -37,7 +37,8 @@ def sees(layout, visibility, window, query, key):
     is_same = False
     if max(query, key) < len(layout):
         between = layout[min(query, key) : max(query, key) + 1]
-        is_same = visibility == "prefix" or (visibility == "image_blocks" and set(between) == {"I"})
+        is_prefix = visibility == "prefix" and "I" in layout
+        is_same = is_prefix or (visibility == "image_blocks" and set(between) == {"I"})
     is_near = window is None or key > query - window
     if visibility == "prefix":
         return is_same or (key <= query and is_near)
@@ -95,6 +96,12 @@ def test_spans_are_what_sees_itself_both_ways(layout, visibility):
         (q, k) for span in inputs.spans() for q in range(*span) for k in range(q + 1, span.stop)
     }
     assert inside == covered
+
+
+def test_a_prompt_of_text_has_no_part_that_must_be_read_at_once():
+    assert [
+        read_prompt(prompt(layout), Family(IMAGE, "prefix")).spans() for layout in ("...", "I..")
+    ] == [(), (Span(0, 3),)]
 
 
 @given(layouts, st.data())

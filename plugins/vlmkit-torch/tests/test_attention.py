@@ -1,6 +1,6 @@
 """Attention over the paged cache equals attention written out token by token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,13 @@ pytestmark = pytest.mark.torch
 
 BLOCK, HEADS, KV_HEADS, HEAD, VALUE_HEAD = 4, 4, 2, 8, 6
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_scores() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged, "SCORED_ROWS", 4)
+        yield
 
 
 @dataclass

@@ -18,8 +18,8 @@ Visibility = Literal["causal", "image_blocks", "prefix"]
 """Who sees whom in a prompt.
 
 causal: a token sees what stands before it; image_blocks: and the tokens of one image see each
-other, as far as a layer's window reaches; prefix: all tokens of the prompt see each other, whatever
-the window.
+other, as far as a layer's window reaches; prefix: all tokens of a prompt with an image see each
+other, whatever the window.
 """
 
 Config = Mapping[str, Any]

@@ -135,7 +135,8 @@ def visible(
         everything and for layers with a window.
     """
     whole, near = sees(inputs, start, stop, window)
-    return _bias(whole), _bias(near)
+    bias = _bias(whole)
+    return bias, bias if near is whole else _bias(near)
 
 
 def sees(
@@ -170,10 +171,10 @@ def _bias(is_visible: NDArray[np.bool_]) -> Floats:
 
 def _blocks(is_image: NDArray[np.bool_], family: Family) -> NDArray[np.int32]:
     """Number the tokens that see each other both ways."""
+    if family.visibility == "causal" or not is_image.any():
+        return np.full(len(is_image), -1, np.int32)
     if family.visibility == "prefix":
         return np.zeros(len(is_image), np.int32)
-    if family.visibility == "causal":
-        return np.full(len(is_image), -1, np.int32)
     begins = is_image & ~np.concatenate([[False], is_image[:-1]])
     return np.where(is_image, np.cumsum(begins) - 1, -1).astype(np.int32)
 

@@ -36,8 +36,10 @@ NOT_PER_TOKEN = frozenset(
         *VISUAL_MASKS,
     }
 )
-# Families that type the whole prompt 0 where others type image tokens 1.
+# Families that type the whole prompt 0 where others type image tokens 1. Their processors take no
+# prompt without an image; transformers reads one that has no types as text, and so typed 1.
 PREFIX_TYPED = frozenset({"paligemma"})
+NUM_SAMPLE_TOKENS = 24  # of a text that shows how a family reads text
 MANY_AXES = 3  # rows of positions: time, height, width; a fourth before them is the token's index
 
 
@@ -59,6 +61,23 @@ class Layout:
     def num_axes(self) -> int:
         """Rows of the positions."""
         return 1 if self.positions is None else self.positions.shape[0]
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether tokens see what stands before them, and stand one after the other."""
+        if self.positions is None or self.views:
+            return not self.views
+        return torch.equal(self.positions, self._run(self.positions.shape[1]))
+
+    def of_length(self, count: int) -> "Layout":
+        """Return what such a layout is for another number of tokens."""
+        if self.positions is None:
+            return self
+        return Layout(self._run(count), self.offset)
+
+    def _run(self, count: int) -> torch.Tensor:
+        assert self.positions is not None  # noqa: S101 - the callers saw to it
+        return self.positions[:, :1] + torch.arange(count, device=self.positions.device)
 
     def spans(self) -> tuple[Span, ...]:
         """Return the token ranges in which some token sees a later one."""
@@ -115,12 +134,24 @@ class PromptReader:
         self._is_prefix_typed = config.model_type in PREFIX_TYPED
         self._positional = views.positional_inputs()
         self._form: FeatureForm | None = None
+        text = self._ask(Prompt(views.text_tokens(NUM_SAMPLE_TOKENS)))
+        self._text = text if text.is_of_text else None
 
     def layout(self, prompt: Prompt) -> Layout:
-        """Return positions and masks of a prompt; image features play no part."""
+        """Return positions and masks of a prompt; image features play no part.
+
+        What a family makes of text is known: its own code, which makes masks of all tokens by all
+        tokens, is asked where there are images only.
+        """
+        if prompt.images or self._text is None:
+            return self._ask(prompt)
+        return self._text.of_length(len(prompt))
+
+    def _ask(self, prompt: Prompt) -> Layout:
+        """Return the layout by the family's own code."""
         if not self.views.has_prepare:
             return Layout(None, 0)
-        arguments = self.views.prepare(**self._inputs(prompt))
+        arguments = self.views.prepare(self._inputs(prompt), wants_masks=True)
         count = len(prompt)
         positions = _positions(arguments.get("position_ids"))
         views = _visibilities(arguments.get("attention_mask"), count)
@@ -141,11 +172,11 @@ class PromptReader:
         images = frozenset(features)
         inputs = self._inputs(prompt)
         if not features:
-            return self._sort(self.views.prepare(**inputs), len(prompt), images)
+            return self._sort(self.views.prepare(inputs), len(prompt), images)
         for form in FeatureForm if self._form is None else [self._form]:
             output = compose(form, prompt.images, features, self.device, self.dtype)
             try:
-                arguments = self.views.prepare(**inputs, mm_encoder_outputs={"image": output})
+                arguments = self.views.prepare({**inputs, "mm_encoder_outputs": {"image": output}})
             except (TypeError, AttributeError):
                 continue  # the family wants the rows in another container
             except (ValueError, RuntimeError) as error:
@@ -161,9 +192,8 @@ class PromptReader:
         """Return the decoder's arguments for text tokens ``[1, tokens]``, wherever they stand."""
         if not self.views.has_prepare:
             return {"inputs_embeds": self.views.embed(token_ids)}
-        arguments = self.views.prepare(
-            input_ids=token_ids, position_ids=torch.zeros_like(token_ids)
-        )
+        inputs = {"input_ids": token_ids, "position_ids": torch.zeros_like(token_ids)}
+        arguments = self.views.prepare(inputs)
         return self._sort(arguments, token_ids.shape[1], frozenset()).per_token
 
     def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
@@ -174,8 +204,8 @@ class PromptReader:
         if self.views.prepare_takes("mm_token_type_ids"):
             inputs["mm_token_type_ids"] = is_image
         if self.views.prepare_takes("token_type_ids"):
-            typed = torch.zeros_like(ids) if self._is_prefix_typed else is_image
-            inputs["token_type_ids"] = typed
+            is_text = torch.full_like(ids, 0 if prompt.images else 1)
+            inputs["token_type_ids"] = is_text if self._is_prefix_typed else is_image
         for name in self._positional:
             if prompt.images and name in prompt.images[0].inputs:
                 parts = [self._array(slot, name) for slot in prompt.images]
@@ -214,7 +244,7 @@ def _positions(value: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _visibilities(masks: Any, count: int) -> dict[str, Visibility]:
-    """Turn masks ``[1, 1, seq, seq]`` into intervals, if any token sees a later one.
+    """Turn a family's masks into intervals, if any token sees a later one.
 
     A mask that only looks back is left out: the layer's own window says the same.
     """
@@ -224,12 +254,20 @@ def _visibilities(masks: Any, count: int) -> dict[str, Visibility]:
     for name, mask in (masks or {}).items():
         if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
             continue
-        visible = mask[0, 0, :, :count]
-        visible = visible if visible.dtype == torch.bool else visible > -1
-        index = torch.arange(count, device=visible.device)
-        start = torch.where(visible, index, count).amin(1)
-        stop = torch.where(visible, index + 1, 0).amax(1)
-        has_holes = not torch.equal(visible.sum(1), stop - start)
-        looks_ahead |= has_holes or bool((stop > index + 1).any())
-        views[name] = Visibility(start, stop, visible if has_holes else None)
+        views[name] = view = _visibility(mask[0, 0], count)
+        index = torch.arange(count, device=mask.device)
+        looks_ahead |= view.dense is not None or bool((view.stop > index + 1).any())
     return views if looks_ahead else {}
+
+
+def _visibility(mask: torch.Tensor, count: int) -> Visibility:
+    """Read intervals ``[seq, 2]``, or a mask ``[seq, seq]`` whose views have holes."""
+    if mask.dtype == torch.int64:
+        return Visibility(mask[:, 0], mask[:, 1])
+    visible = mask[:, :count]
+    visible = visible if visible.dtype == torch.bool else visible > -1
+    index = torch.arange(count, device=visible.device)
+    start = torch.where(visible, index, count).amin(1)
+    stop = torch.where(visible, index + 1, 0).amax(1)
+    has_holes = not torch.equal(visible.sum(1), stop - start)
+    return Visibility(start, stop, visible if has_holes else None)

@@ -27,7 +27,7 @@ def reference(views: Views, device: torch.device) -> torch.Tensor:
 
     Must be called before the decoder is switched to paged attention.
     """
-    ids = torch.tensor([_token_ids(views)], device=device)
+    ids = torch.tensor([views.text_tokens(STOPS[-1])], device=device)
     views.set_attention("eager")
     hidden = views.decoder(input_ids=ids, use_cache=False).last_hidden_state
     return views.head(hidden[0])
@@ -39,7 +39,7 @@ def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
     Raises:
         CheckpointError: the answers differ by more than rounding.
     """
-    ids = _token_ids(views)
+    ids = views.text_tokens(STOPS[-1])
     # All but the first count as answer tokens: those are causal in every family.
     sequence = Sequence(
         id="self-check",
@@ -67,12 +67,3 @@ def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
             f"where logits reach {largest:.2g}; it would answer wrong",
             hint="report the model type; engine.self_check = false runs it all the same",
         )
-
-
-def _token_ids(views: Views) -> tuple[int, ...]:
-    """Return arbitrary text tokens of the model."""
-    vocab = views.decoder.get_input_embeddings().weight.shape[0]
-    config = views.model.config
-    special = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")}
-    candidates = ((7 + 37 * number) % vocab for number in range(4 * STOPS[-1]))
-    return tuple(token for token in candidates if token not in special)[: STOPS[-1]]

@@ -13,6 +13,7 @@ copies with one child replaced: nothing of transformers is patched, no weight is
 
 import copy
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from vlmkit.errors import CheckpointError
 from vlmkit_torch.attention.paged import IMPLEMENTATION, install
 
 PROBE = "vlmkit_probe"
+NO_MASKS = "vlmkit_no_masks"
+MASK_ROWS = 256  # of a mask that are looked at in one piece
 
 
 class Views:
@@ -64,15 +67,21 @@ class Views:
                 "replaced, so it cannot use a paged cache"
             )
 
-    def prepare(self, **inputs: Any) -> dict[str, Any]:
+    def prepare(self, inputs: Mapping[str, Any], *, wants_masks: bool = False) -> dict[str, Any]:
         """Run the family's own merging code; return what it hands to its decoder.
 
         Only families with images have this view. Single-threaded: some families keep notes on
         themselves while they run.
+
+        Args:
+            inputs: of the family's own code.
+            wants_masks: whether ``attention_mask`` is to be there; see :func:`_unusual_mask`.
         """
         view = self._prepare
         if view is None:
             raise RuntimeError("a text-only family has no prepare view")
+        text_config = view.config.get_text_config()
+        text_config._attn_implementation_internal = PROBE if wants_masks else NO_MASKS
         if "rope_deltas" in vars(view):
             view.rope_deltas = None  # left by the prompt before
         try:
@@ -91,6 +100,14 @@ class Views:
         rows: torch.Tensor = self.decoder.get_input_embeddings()(token_ids)
         return rows
 
+    def text_tokens(self, count: int) -> tuple[int, ...]:
+        """Return arbitrary text tokens of the model; fewer where its vocabulary is tiny."""
+        vocab = self.decoder.get_input_embeddings().weight.shape[0]
+        kinds = ("image", "video", "audio")
+        special = {getattr(self.model.config, f"{kind}_token_id", None) for kind in kinds}
+        candidates = ((7 + 37 * number) % vocab for number in range(4 * count))
+        return tuple(token for token in candidates if token not in special)[:count]
+
     def prepare_takes(self, name: str) -> bool:
         """Whether the family's own code has an argument of this name."""
         return name in inspect.signature(self.base.forward).parameters
@@ -105,18 +122,41 @@ class Views:
 
     def _make_prepare(self) -> Any:
         AttentionMaskInterface.register(PROBE, _unusual_mask)
+        AttentionMaskInterface.register(NO_MASKS, _no_mask)
         view = _with_child(self.base, _path_of(self.base, self.decoder), self._recorder)
-        config = copy.deepcopy(self.base.config)  # only this view sees the probe
-        config.get_text_config()._attn_implementation_internal = PROBE
-        view.config = config
+        view.config = copy.deepcopy(self.base.config)  # only this view sees the probes
         return view
 
 
-def _unusual_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    """Return a family's mask ``[1, 1, seq, seq]``, or None where it is simply causal."""
+def _no_mask(**_: Any) -> None:
+    """Stand where a mask would be made that nobody wants."""
+
+
+def _unusual_mask(**kwargs: Any) -> torch.Tensor | None:
+    """Return a family's mask, a few rows at a time, for a long prompt's has billions of places.
+
+    Returns:
+        ``[1, 1, seq, 2]`` int64, the first token that each sees and one past the last;
+        ``[1, 1, seq, seq]`` bool where some token's view has holes; None where all see simply
+        what is before them.
+    """
     if kwargs.get("mask_function", causal_mask_function) is causal_mask_function:
         return None
-    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+    first, stop = kwargs.get("q_offset", 0), kwargs["q_length"]
+    made = {**kwargs, "allow_is_causal_skip": False}
+    intervals = []
+    for row in range(0, stop, MASK_ROWS):
+        part = {"q_offset": first + row, "q_length": min(MASK_ROWS, stop - row)}
+        mask = sdpa_mask(**{**made, **part})
+        if mask is None:
+            return None
+        visible = mask.to(torch.uint8)
+        start = visible.argmax(-1)  # of equal values the first
+        end = visible.shape[-1] - visible.flip(-1).argmax(-1)
+        if not torch.equal(visible.count_nonzero(-1), end - start):
+            return sdpa_mask(**made)
+        intervals.append(torch.stack([start, end], -1))
+    return torch.cat(intervals, 2)
 
 
 class _Recorded(Exception):  # noqa: N818 - a signal, not an error

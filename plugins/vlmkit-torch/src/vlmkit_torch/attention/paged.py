@@ -21,6 +21,7 @@ from vlmkit_torch.kv_cache import KVCache
 IMPLEMENTATION = "vlmkit_paged"  # not registered for masks: the models then build none
 HARMLESS = frozenset({"position_ids", "cache_position"})
 SLOT = "vlmkit_layer"
+SCORED_ROWS = 256  # queries of a chunk whose scores are in memory at once
 
 
 @dataclass(slots=True)
@@ -190,7 +191,7 @@ def _chunk(
         )
     else:
         grouped = query.reshape(1, kv_heads, heads // kv_heads, *query.shape[2:])
-        out = _explicit(grouped, keys, values, reach.mask, rule).reshape(
+        out = _explicit_in_pieces(grouped, keys, values, reach.mask, rule).reshape(
             1, heads, query.shape[2], -1
         )
     return out[0].transpose(0, 1)
@@ -209,6 +210,24 @@ def _read(pool: torch.Tensor, slots: torch.Tensor | slice, batch: int) -> torch.
     """Return the rows of slots as ``[batch, kv_heads, width, head]``."""
     rows = pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
     return rows.view(batch, -1, *pool.shape[1:]).transpose(1, 2)
+
+
+def _explicit_in_pieces(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: _Rule,
+) -> torch.Tensor:
+    """Attend with some queries at a time, so that their scores stay small; as :func:`_explicit`."""
+    cuts = [slice(first, first + SCORED_ROWS) for first in range(0, query.shape[3], SCORED_ROWS)]
+    return torch.cat(
+        [
+            _explicit(query[:, :, :, cut], keys, values, None if mask is None else mask[cut], rule)
+            for cut in cuts
+        ],
+        dim=3,
+    )
 
 
 def _explicit(

@@ -161,6 +161,8 @@ class Chunk:
         if view is not None:
             start = view.start if kind.name in self.views else torch.maximum(start, view.start)
             stop = view.stop
+            if view.dense is None and start.max() <= skipped and stop.min() >= len(self.slots):
+                return Reach(self.slots[skipped:], None)
         visible = (keys >= start[:, None]) & (keys < stop[:, None])
         if view is not None and view.dense is not None:
             visible &= view.dense
