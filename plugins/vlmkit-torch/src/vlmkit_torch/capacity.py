@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.protocols import EngineLimits
-from vlmkit_torch import hardware
+from vlmkit_torch import hardware, rope
 from vlmkit_torch.attention.paged import Board
 from vlmkit_torch.attention.step import Chunk, LayerKind, Step
 from vlmkit_torch.kv_cache import LayerShape
@@ -110,6 +110,16 @@ def probe(
     return Needs(shapes, views.head(hidden[0]).shape[-1])
 
 
+def max_sequence_tokens(views: Views, settings: EngineSettings) -> int:
+    """Return the longest sequence that is asked for; a small cache may hold less.
+
+    Not asked, it is as long as a model reads with the frequencies that it has for short sequences.
+    """
+    own: int | None = getattr(views.text_config, "max_position_embeddings", None)
+    unchanged = rope.tokens_before_change(views.text_config)
+    return settings.max_sequence_tokens or unchanged or own or DEFAULT_CONTEXT_TOKENS
+
+
 def limits(
     views: Views, settings: EngineSettings, needs: Needs, device: torch.device, *, shares: bool
 ) -> EngineLimits:
@@ -118,8 +128,7 @@ def limits(
     Raises:
         ConfigError: the cache would not hold one block for each of two sequences.
     """
-    own = getattr(views.text_config, "max_position_embeddings", None)
-    longest: int = settings.max_sequence_tokens or own or DEFAULT_CONTEXT_TOKENS
+    longest = max_sequence_tokens(views, settings)
     if settings.cache_tokens is not None:
         capacity = settings.cache_tokens
     else:

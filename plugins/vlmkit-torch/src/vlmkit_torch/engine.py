@@ -16,7 +16,7 @@ from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
 from vlmkit.sequence import Sequence
 from vlmkit.step import WorkItem
-from vlmkit_torch import capacity, hardware, packing, selfcheck
+from vlmkit_torch import capacity, hardware, packing, rope, selfcheck
 from vlmkit_torch.attention.paged import Board, bind
 from vlmkit_torch.batch import Batch, Batcher, PromptState
 from vlmkit_torch.kv_cache import KVCache
@@ -166,6 +166,10 @@ class TorchEngine:
         wanted = [item.sequence for item in items if item.wants_logits]
         return dict(zip(wanted, hidden[batch.rows], strict=True))
 
+    def move(self, sequence: Sequence, offset: int) -> None:
+        """Let the answer of an admitted sequence stand further on, as if its prompt were longer."""
+        self._states[sequence] = PromptState(Layout(None, offset))
+
     def close(self) -> None:
         """Free the cache and let go of the weights."""
         self._board.cache.free()
@@ -239,6 +243,7 @@ def build(context: BuildContext) -> TorchEngine:
 
 def _make(loaded: LoadedModel, settings: EngineSettings) -> TorchEngine:
     views = Views(loaded.model)
+    rope.settle(views, capacity.max_sequence_tokens(views, settings))
     # States have no second place where a mistake would show: they are always checked.
     is_checked = settings.self_check or capacity.recurrent_states(views) is not None
     expected = selfcheck.reference(views, loaded.device) if is_checked else None

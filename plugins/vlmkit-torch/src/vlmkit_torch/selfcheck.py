@@ -1,7 +1,8 @@
 """Shows at load that paged, chunked computation agrees with the plain model.
 
 Catches what no list of families can: an attention that works otherwise than we believe, a kernel
-that is wrong on this machine. Two dozen tokens, once.
+that is wrong on this machine, anything that one sequence in a step does to another. Two dozen
+tokens, once, and beside each chunk of them a token that stands as far from the start as any may.
 """
 
 from typing import TYPE_CHECKING
@@ -40,30 +41,40 @@ def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
         CheckpointError: the answers differ by more than rounding.
     """
     ids = views.text_tokens(STOPS[-1])
-    # All but the first count as answer tokens: those are causal in every family.
-    sequence = Sequence(
-        id="self-check",
-        prompt=Prompt(ids[:1]),
-        params=SamplingParams(),
-        seed=0,
-        max_tokens=len(ids),
-        tenant="vlmkit-torch self-check",
-        output_ids=list(ids[1:]),
-    )
-    if engine.admit(sequence) is None:
+    checked, beside = _sequence("self-check", ids), _sequence("beside", ids)
+    if engine.admit(checked) is None:
         return  # a cache this small is for tests
+    if has_company := engine.admit(beside) is not None:
+        engine.move(beside, max(0, engine.limits.max_sequence_tokens - len(ids)))
     rows, start = [], 0
-    for stop in STOPS:
-        rows.append(engine.forward([WorkItem(sequence, start, stop - start, True)])[0])
+    for number, stop in enumerate(STOPS):
+        items = [WorkItem(checked, start, stop - start, wants_logits=True)]
+        if has_company:
+            items.append(WorkItem(beside, number, 1, wants_logits=False))
+        rows.append(engine.forward(items)[0])
         start = stop
-    engine.release(sequence)
+    for sequence in (checked, beside)[: 1 + has_company]:
+        engine.release(sequence)
     found = torch.stack(rows).float()
     wanted = expected[[stop - 1 for stop in STOPS]].float().to(found.device)
     difference = (found - wanted).abs().max().item()
     largest = wanted.abs().max().item()
     if not difference <= TOLERANCE.get(expected.dtype, 8e-2) * max(largest, 1e-6):
         raise CheckpointError(
-            f"paged computation of this model differs from the plain one by {difference:.2g} "
-            f"where logits reach {largest:.2g}; it would answer wrong",
+            "paged computation of this model, beside another sequence, differs from the plain one "
+            f"by {difference:.2g} where logits reach {largest:.2g}; it would answer wrong",
             hint="report the model type; engine.self_check = false runs it all the same",
         )
+
+
+def _sequence(name: str, ids: tuple[int, ...]) -> Sequence:
+    """Return a sequence whose tokens but the first are its answer: causal in every family."""
+    return Sequence(
+        id=name,
+        prompt=Prompt(ids[:1]),
+        params=SamplingParams(),
+        seed=0,
+        max_tokens=len(ids),
+        tenant=f"vlmkit-torch {name}",
+        output_ids=list(ids[1:]),
+    )

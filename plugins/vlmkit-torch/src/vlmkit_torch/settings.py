@@ -41,7 +41,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
         cache_gib: memory for the cache; None takes a part of what is free.
         block_tokens: tokens in a cache block; prefixes are shared in multiples of it.
         prefix_cache: whether computed prefixes are reused by later prompts.
-        max_sequence_tokens: longest sequence; None is what the checkpoint was made for.
+        max_sequence_tokens: longest sequence; None is what the checkpoint was made for, and where
+            longer sequences are rotated otherwise, what it was first made for.
         max_sequences: most sequences with room in the cache.
         max_chunk_tokens: most tokens of one sequence in one step; an image block that may not be
             cut has to fit.
