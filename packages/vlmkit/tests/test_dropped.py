@@ -10,6 +10,7 @@ from vlmkit.cli.dropped import dropped
 
 pytestmark = pytest.mark.posix  # paths and blanks are written as a shell has it
 
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("a.png", "b c.JPG", "it's.webp", "notes.txt", "50% #1?.png"):
