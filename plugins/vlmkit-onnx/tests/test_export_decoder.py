@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,11 +128,17 @@ def test_the_check_sees_halves_that_are_rotated_the_wrong_way(
         check(path, mistral.sample, "fp32")
 
 
-def test_a_graph_that_does_not_run_is_refused(mistral: Exported, tmp_path: Path) -> None:
+def test_a_graph_that_does_not_open_is_refused(mistral: Exported, tmp_path: Path) -> None:
     path = tmp_path / "decoder.onnx"
     path.write_bytes(b"not a graph")
-    with pytest.raises(CheckpointError, match="does not run"):
+    with pytest.raises(CheckpointError, match=r"'decoder\.onnx' is not a whole ONNX file"):
         check(path, mistral.sample, "fp32")
+
+
+def test_a_graph_that_does_not_run_is_refused(mistral: Exported) -> None:
+    positions = mistral.sample.positions.astype(np.float64)  # a kind that the graph does not take
+    with pytest.raises(CheckpointError, match="the exported decoder does not run"):
+        check(mistral.path, replace(mistral.sample, positions=positions), "fp32")
 
 
 def test_rotation_and_projection_are_inside_the_attention_operator(mistral: Exported) -> None:
