@@ -1,10 +1,8 @@
 """A model's folder: small JSON files are read under bounds, and a change of any file shows."""
 
-import os
-
 import pytest
 
-from vlmkit import checkpoint
+from vlmkit import checkpoint, content
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
 
@@ -47,5 +45,16 @@ def test_a_fingerprint_follows_every_file(tmp_path):
 
     before = fingerprint()
     assert fingerprint() == before
-    os.utime(file, ns=(1, 1))
+    file.write_bytes(b"2")
     assert fingerprint() != before
+
+
+def test_a_file_that_breaks_while_it_is_read_is_named_as_the_models(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(5, "Input/output error")
+
+    (tmp_path / "a.bin").write_bytes(b"1")
+    monkeypatch.setattr(content, "digest", fail)
+    with pytest.raises(CheckpointError) as caught:
+        _ = Checkpoint("m", tmp_path).fingerprint
+    assert str(caught.value) == "a file of model 'm' cannot be read: Input/output error"

@@ -15,7 +15,7 @@ class Encoders:
 
     def open(self, file: Path, *, is_own: bool = True) -> OnnxVisionEncoder:
         session = open_session(file, ComputeSettings(num_threads=1))
-        return OnnxVisionEncoder(VisionGraph(file, is_own), session, "fingerprint", 4)
+        return OnnxVisionEncoder(VisionGraph(file, is_own), session, 4)
 
     def export(self, model: object, folder: Path) -> OnnxVisionEncoder:
         """Export a model's tower and open that."""

@@ -1,5 +1,6 @@
 """Exports that are kept: found again without torch, made once, never used half-written."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,10 +10,11 @@ from typing import Any, Literal
 
 import pytest
 
+from vlmkit import content
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import PluginUnavailable
 from vlmkit_onnx import export_cache, manifest, refusal
-from vlmkit_onnx.export_cache import cached_export, cached_folder, cached_tower
+from vlmkit_onnx.export_cache import cached_export, cached_folder, cached_tower, finished
 from vlmkit_onnx.manifest import Manifest
 
 
@@ -38,6 +40,30 @@ def test_the_folder_is_in_the_users_cache_and_its_name_says_all_that_matters(
     assert folder != cached_folder(checkpoint, "int4")
     (checkpoint.path / "model.safetensors").write_bytes(b"new weights")
     assert folder != cached_folder(Checkpoint("tiny", checkpoint.path), "w8a8")
+
+
+def test_a_fine_tune_of_equal_sizes_and_times_is_not_answered_by_another_models_graphs(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    weights = checkpoint.path / "model.safetensors"
+    weights.write_bytes(b"the weights of one")
+    folder = cached_folder(checkpoint, "w8a8")
+    folder.mkdir(parents=True)
+    manifest.write(folder, _manifest())
+    tuned = Path(shutil.copytree(checkpoint.path, tmp_path / "tuned"))
+    (tuned / weights.name).write_bytes(b"weights of another")
+    shutil.copystat(weights, tuned / weights.name)
+    assert finished(Checkpoint("copy", checkpoint.path), "w8a8") == folder
+    assert finished(Checkpoint("tuned", tuned), "w8a8") is None
+
+
+def test_who_was_never_exported_is_not_read_to_find_that_out(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = cached_folder(Checkpoint("tiny", checkpoint.path), "int4")
+    other.mkdir(parents=True)
+    monkeypatch.setattr(content, "digest", lambda _: pytest.fail("weights are read"))
+    assert finished(checkpoint, "w8a8") is None
 
 
 def test_a_relative_cache_home_is_ignored(

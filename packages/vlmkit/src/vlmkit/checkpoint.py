@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vlmkit import content
 from vlmkit.errors import CheckpointError
 
 MAX_JSON_BYTES = 64 * 2**20  # a tokenizer.json of a 256k vocabulary is about 35 MB
@@ -64,10 +65,21 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """64 hex digits that change when a file of the folder changes (by name, size or time)."""
-        digest = hashlib.sha256()
-        for path in sorted(p for p in self.path.rglob("*") if p.is_file()):
-            stat = path.stat()
-            entry = f"{path.relative_to(self.path)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
-            digest.update(entry.encode())
-        return digest.hexdigest()
+        """64 hex digits that change when the content of any file of the folder changes.
+
+        Names of files count, their times do not, and hidden files are left out. Reads every file
+        once; later it is enough that none has changed, see :mod:`vlmkit.content`.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        try:
+            digests = content.digests(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"a file of model {self.name!r} cannot be read: {error.strerror}"
+            ) from error
+        whole = hashlib.sha256()
+        for name, digest in digests.items():
+            whole.update(f"{name}\0{digest}\n".encode())
+        return whole.hexdigest()

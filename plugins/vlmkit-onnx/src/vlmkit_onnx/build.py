@@ -74,8 +74,7 @@ def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
     checkpoint = context.files
     graph = locate_tower(checkpoint, settings.variant, context.on_stage)
     session = open_session(graph.file, settings)
-    fingerprint = replace(checkpoint, path=graph.file.parent).fingerprint
-    return OnnxVisionEncoder(graph, session, fingerprint, settings.max_batch_images)
+    return OnnxVisionEncoder(graph, session, settings.max_batch_images)
 
 
 def examine_engine(context: BuildContext) -> str:
@@ -98,8 +97,8 @@ def examine_encoder(context: BuildContext) -> str:
     """Say how the encoder would run a model; as :func:`examine_engine` of the engine."""
     settings: EncoderSettings = context.settings or EncoderSettings()
     checkpoint = context.files
-    folder = export_cache.cached_folder(checkpoint, export_cache.TOWER)
-    if kind_of(checkpoint) == "safetensors" and not export_cache.is_whole(folder):
+    is_ours_to_export = kind_of(checkpoint) == "safetensors"
+    if is_ours_to_export and not export_cache.finished(checkpoint, export_cache.TOWER):
         export_cache.refuse_without_exporter()
         return "to be exported"
     graph = locate_tower(checkpoint, settings.variant, context.on_stage)

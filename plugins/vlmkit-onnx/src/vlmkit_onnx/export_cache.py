@@ -1,6 +1,7 @@
 """Where models that were exported on the way to being served are kept, and making them once.
 
-An export is found again without torch: its key is made of what every installation knows. Versions
+An export is found again without torch: its name is made of what every installation knows, above
+all the content of the checkpoint's files: two fine-tunes may have equal sizes and times. Versions
 of torch and transformers are no part of it, since the graph that was checked when it was made
 stays what it is; the manifest records them.
 """
@@ -8,7 +9,6 @@ stays what it is; the manifest records them.
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from vlmkit import content, user_cache
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import PluginUnavailable
 from vlmkit_onnx.manifest import FILE, FORMAT, Precision
@@ -29,6 +30,7 @@ VISION = "vision.onnx"
 EXPORTER_NEEDS = ("torch", "transformers", "onnxscript", "onnx_ir", "safetensors", "onnxruntime")
 INSTALL_HINT = "pip install vlmkit-onnx[export]"
 POLL_S = 0.5
+SHAPE_CHARS = 16
 
 
 def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStage) -> Path:
@@ -76,14 +78,33 @@ def _made_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) ->
 
 
 def cached_folder(checkpoint: Checkpoint, part: Part) -> Path:
-    """Return where the export of a checkpoint's part is or would be; imports nothing heavy."""
+    """Return where the export of a checkpoint's part is or would be; imports nothing heavy.
+
+    Its name follows the content of the checkpoint's files, which are all read the first time.
+    """
+    return _cache_root() / f"{_shape(checkpoint, part)}-{checkpoint.fingerprint}"
+
+
+def finished(checkpoint: Checkpoint, part: Part) -> Path | None:
+    """Return where the export of a checkpoint's part is; None where it is yet to be made.
+
+    Reads no weights unless files of equal names and sizes were exported: only then it has to.
+    """
+    if not any(_cache_root().glob(f"{_shape(checkpoint, part)}-*")):
+        return None
+    folder = cached_folder(checkpoint, part)
+    return folder if is_whole(folder) else None
+
+
+def _shape(checkpoint: Checkpoint, part: Part) -> str:
+    """Return what an export's name begins with: all that shows without reading weights."""
     digest = hashlib.sha256()
     version = importlib.metadata.version("vlmkit-onnx")
-    for fact in (checkpoint.fingerprint, part, str(FORMAT), version):
+    for fact in (part, str(FORMAT), version, *content.sizes(checkpoint.path).items()):
         digest.update(f"{fact}\n".encode())
     for path in _exporter_sources():
         digest.update(path.read_bytes())
-    return _cache_root() / digest.hexdigest()
+    return digest.hexdigest()[:SHAPE_CHARS]
 
 
 def is_whole(folder: Path) -> bool:
@@ -109,9 +130,7 @@ def refuse_without_exporter() -> None:
 
 
 def _cache_root() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "vlmkit" / "onnx"
+    return user_cache.folder() / "onnx"
 
 
 def _exporter_sources() -> list[Path]:

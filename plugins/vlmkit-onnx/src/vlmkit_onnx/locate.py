@@ -47,9 +47,8 @@ def present(
     """
     kind = kind_of(checkpoint)
     if kind == "safetensors":
-        part = precision or DEFAULT_PRECISION
-        folder = export_cache.cached_folder(checkpoint, part)
-        return own_layout(checkpoint, folder) if export_cache.is_whole(folder) else None
+        folder = export_cache.finished(checkpoint, precision or DEFAULT_PRECISION)
+        return None if folder is None else own_layout(checkpoint, folder)
     layout = _layout(checkpoint, kind, variant)
     if precision not in (None, layout.precision):
         raise ConfigError(

@@ -70,6 +70,6 @@ def _lacks_graphs(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) ->
         return "there are no ONNX graphs and no *.safetensors weights"
     if kind != "safetensors" or not export_cache.missing_packages():
         return None
-    if any(export_cache.is_whole(export_cache.cached_folder(checkpoint, part)) for part in parts):
+    if any(export_cache.finished(checkpoint, part) for part in parts):
         return None
     return f"there are no ONNX graphs; to make them: {export_cache.INSTALL_HINT}"

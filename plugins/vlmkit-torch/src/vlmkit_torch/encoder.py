@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
@@ -28,24 +29,24 @@ class TorchVisionEncoder:
 
     Args:
         loaded: the whole model.
-        fingerprint: of its files.
+        files: what it was loaded from.
         max_batch_images: most images in one call of the tower.
     """
 
-    def __init__(self, loaded: LoadedModel, fingerprint: str, max_batch_images: int) -> None:
+    def __init__(self, loaded: LoadedModel, files: Checkpoint, max_batch_images: int) -> None:
         self._loaded = loaded
         base: Any = loaded.model.base_model
         self._tower = base.get_image_features
         self._names = frozenset(inspect.signature(self._tower).parameters)
         self._max_batch_images = max_batch_images
-        self._fingerprint = fingerprint
+        self._files = files
 
     @property
     def identity(self) -> str:
-        """Says what computes the features: weights, precision, device, library."""
+        """Says what computes the features: weights, precision, device, library. Reads the files."""
         loaded = self._loaded
         return (
-            f"torch:{self._fingerprint}:{loaded.dtype}:{loaded.device.type}:"
+            f"torch:{self._files.fingerprint}:{loaded.dtype}:{loaded.device.type}:"
             f"transformers-{transformers.__version__}"
         )
 
@@ -107,7 +108,7 @@ def build(context: BuildContext) -> TorchVisionEncoder:
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} has no image tower of its own"
         )
-    return TorchVisionEncoder(loaded, context.files.fingerprint, settings.max_batch_images)
+    return TorchVisionEncoder(loaded, context.files, settings.max_batch_images)
 
 
 def _groups(slots: Sequence[ImageSlot], most: int) -> Iterator[list[ImageSlot]]:

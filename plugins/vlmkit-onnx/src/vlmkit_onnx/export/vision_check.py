@@ -71,7 +71,7 @@ def _differences(
     expected: Sequence[dict[str, NDArray[np.float32]]],
 ) -> Iterator[float]:
     session = open_session(file, ComputeSettings())
-    encoder = OnnxVisionEncoder(VisionGraph(file, is_own=True), session, "", MAX_BATCH_IMAGES)
+    encoder = OnnxVisionEncoder(VisionGraph(file, is_own=True), session, MAX_BATCH_IMAGES)
     for features, rows in zip(encoder.encode(slots), expected, strict=True):
         made = {FEATURES: features.embeddings, **features.extra}
         if made.keys() != rows.keys():

@@ -5,9 +5,11 @@ rows mean to the decoder is the engine's business.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
+from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import EngineError, OutOfMemory
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
@@ -30,7 +32,6 @@ class OnnxVisionEncoder:
     Args:
         graph: the vision tower.
         session: the same, open.
-        fingerprint: of the model's files.
         max_batch_images: most pictures in one call of our own graphs; a tile is a picture.
 
     Raises:
@@ -41,7 +42,6 @@ class OnnxVisionEncoder:
         self,
         graph: VisionGraph,
         session: onnxruntime.InferenceSession,
-        fingerprint: str,
         max_batch_images: int,
     ) -> None:
         self._session: onnxruntime.InferenceSession | None = session
@@ -49,15 +49,17 @@ class OnnxVisionEncoder:
         self._computation = _computation(graph, session, max_batch_images)
         self._dtypes = {node.name: DTYPES.get(node.type) for node in session.get_inputs()}
         self._outputs = [node.name for node in session.get_outputs()]
-        self._identity = (
-            f"onnx:{fingerprint}:{graph.file.name}:{session.get_providers()[0]}:"
+        self._file = graph.file
+        self._device = session.get_providers()[0]
+
+    @cached_property
+    def identity(self) -> str:
+        """Says what computes the features: weights, graph, device, library. Reads the graph."""
+        fingerprint = Checkpoint(self._file.name, self._file.parent).fingerprint
+        return (
+            f"onnx:{fingerprint}:{self._file.name}:{self._device}:"
             f"onnxruntime-{onnxruntime.__version__}"
         )
-
-    @property
-    def identity(self) -> str:
-        """Says what computes the features: weights, graph, device, library."""
-        return self._identity
 
     def encode(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
         """Return the features of each image, in order.

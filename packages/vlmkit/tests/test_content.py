@@ -1,0 +1,212 @@
+"""Files are told apart by what is in them, and gigabytes are not read twice for it."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from vlmkit import content, user_cache
+from vlmkit.checkpoint import Checkpoint
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from vlmkit import content
+content.SETTLED_NS, content.LEAST_BYTES = 0, 1
+for _ in range(20):
+    print(sorted(content.digests(Path(sys.argv[1])).items()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Remember at once and everything, in a cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "SETTLED_NS", 0)
+    monkeypatch.setattr(content, "LEAST_BYTES", 1)
+    return user_cache.folder() / "digests"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model/sub").mkdir(parents=True)
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "model/sub/weights.safetensors").write_bytes(b"one weight")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Note which files are read."""
+    names = []
+    whole = content.digest
+
+    def noted(path):
+        names.append(path.name)
+        return whole(path)
+
+    monkeypatch.setattr(content, "digest", noted)
+    return names
+
+
+def fingerprint(folder):
+    return Checkpoint("m", folder).fingerprint
+
+
+def rewrite(path, data, *, keeps_times=True):
+    """Write a file anew, in place, with the times that it had."""
+    stat = path.stat()
+    with path.open("r+b") as file:
+        file.write(data)
+    if keeps_times:
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_equal_names_sizes_and_times_do_not_make_two_models_one(folder):
+    before = fingerprint(folder)
+    rewrite(folder / "sub/weights.safetensors", b"ten weights"[:10])
+    assert fingerprint(folder) != before
+
+
+def test_a_copy_of_another_time_and_place_is_the_same_model(folder, tmp_path):
+    before = fingerprint(folder)
+    os.utime(folder / "config.json", ns=(1, 1))
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert fingerprint(moved) == before
+
+
+def test_a_name_counts_and_notes_of_a_download_do_not(folder):
+    before = fingerprint(folder)
+    for hidden in (".cache/huggingface", ".git"):
+        (folder / hidden).mkdir(parents=True)
+        (folder / hidden / "notes").write_text("now")
+    (folder / ".gitattributes").write_text("*")
+    assert fingerprint(folder) == before
+    (folder / "config.json").rename(folder / "other.json")
+    assert fingerprint(folder) != before
+
+
+def test_what_was_read_once_is_not_read_again(folder, read):
+    before = fingerprint(folder)
+    assert sorted(read) == ["config.json", "weights.safetensors"]
+    read.clear()
+    assert fingerprint(folder) == before
+    assert read == []
+    (folder / "new.json").write_text("[]")
+    rewrite(folder / "sub/weights.safetensors", b"two weight")
+    assert fingerprint(folder) != before
+    assert sorted(read) == ["new.json", "weights.safetensors"]
+
+
+def test_what_has_just_changed_may_change_once_more_without_a_trace(folder, read, monkeypatch):
+    monkeypatch.setattr(content, "SETTLED_NS", 3600 * 10**9)
+    fingerprint(folder)
+    fingerprint(folder)
+    assert len(read) == 4
+
+
+def test_what_changes_after_it_was_read_is_not_remembered_as_it_was(folder, monkeypatch):
+    whole = content.digest
+
+    def overtaken(path):
+        made = whole(path)
+        rewrite(path, b"new weight")
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(content, "digest", overtaken)
+        before = fingerprint(folder)
+    assert fingerprint(folder) != before
+
+
+def test_small_files_are_not_worth_remembering(folder, cache, monkeypatch):
+    monkeypatch.setattr(content, "LEAST_BYTES", 2**20)
+    fingerprint(folder)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b"\xff\xfe", b"[" * 9999, b"{", b"[]", b'{"config.json": 1}', b'{"a": [[1, 2], "x"]}'],
+)
+def test_a_memory_that_is_broken_costs_time_and_nothing_else(folder, cache, read, damaged):
+    before = fingerprint(folder)
+    (memory,) = cache.iterdir()
+    memory.write_bytes(damaged)
+    assert fingerprint(folder) == before
+    assert len(read) == 4
+    read.clear()
+    assert fingerprint(folder) == before
+    assert read == []
+
+
+def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(folder, cache, read):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file where a folder should be")
+    assert fingerprint(folder) == fingerprint(folder)
+    assert len(read) == 4
+
+
+def test_processes_that_look_at_once_agree_and_leave_a_whole_memory(folder, cache, read):
+    (folder / "large.bin").write_bytes(bytes(2**23))
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    told = {line for process in started for line in process.communicate()[0].splitlines()}
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert told == {str(sorted(content.digests(folder).items()))}
+    assert read == []
+    assert len(list(cache.iterdir())) == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.binary(max_size=40), place=st.integers(0, 39), piece=st.integers(1, 41))
+def test_every_byte_and_its_place_count(tmp_path_factory, data, place, piece):
+    path = tmp_path_factory.mktemp("digest") / "file"
+
+    def digest(data):
+        path.write_bytes(data)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(content, "PIECE_BYTES", piece)
+            return content.digest(path)
+
+    whole = digest(data)
+    assert digest(data + b"\0") != whole
+    turned = data[piece:] + data[:piece]
+    assert (digest(turned) == whole) == (turned == data)
+    if place < len(data):
+        changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        assert digest(changed) != whole
+
+
+def test_a_large_file_is_read_by_several_threads(folder, monkeypatch):
+    monkeypatch.setattr(content, "PIECE_BYTES", 4)
+    monkeypatch.setattr(content.os, "cpu_count", lambda: 2)
+    meeting = threading.Barrier(2, timeout=60)
+    one = content._piece
+
+    def met(path, start):
+        meeting.wait()
+        return one(path, start)
+
+    (folder / "pair").write_bytes(b"12345678")
+    expected = content.digest(folder / "pair")
+    monkeypatch.setattr(content, "_piece", met)
+    assert content.digest(folder / "pair") == expected
+
+
+@pytest.mark.posix
+def test_a_file_that_nobody_may_read_matters_to_nobody(folder, monkeypatch):
+    before = fingerprint(folder)
+    (folder / "secret").write_text("x")
+    whole = content.digest
+
+    def refused(path):
+        if path.name == "secret":
+            raise PermissionError
+        return whole(path)
+
+    monkeypatch.setattr(content, "digest", refused)
+    assert fingerprint(folder) != before
