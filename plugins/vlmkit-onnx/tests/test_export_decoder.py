@@ -24,7 +24,7 @@ import transformers  # noqa: E402
 
 import zoo  # noqa: E402
 from vlmkit_onnx.export import exporter, loading, sample  # noqa: E402
-from vlmkit_onnx.export.anatomy import examine  # noqa: E402
+from vlmkit_onnx.export.anatomy import examine, max_tokens  # noqa: E402
 from vlmkit_onnx.export.check import check  # noqa: E402
 from vlmkit_onnx.export.decoder import export_decoder  # noqa: E402
 from vlmkit_onnx.export.exporter import export  # noqa: E402
@@ -332,6 +332,15 @@ def test_what_cannot_be_exported_is_refused_before_anything_costly(
         export(made, tmp_path / "out", "fp32", stages.append)
     assert stages == ["reading weights"]
     assert _names(tmp_path) == {"model"}
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_a_graph_is_right_for_the_tokens_before_rotation_changes(by_layer: bool) -> None:
+    table = {"rope_type": "longrope", "original_max_position_embeddings": 32}
+    stated = {"sliding_attention": {"rope_type": "default"}, "full_attention": table}
+    config = transformers.Gemma3TextConfig(max_position_embeddings=128)
+    config.rope_parameters = stated if by_layer else table
+    assert max_tokens(config) == 32
 
 
 def test_an_export_leaves_torch_and_transformers_as_they_were(mistral: Exported) -> None:

@@ -14,9 +14,11 @@ from vlmkit_onnx.decoder import Decoder
 from vlmkit_onnx.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.engine import OnnxEngine
 from vlmkit_onnx.families import family_of
+from vlmkit_onnx.graph_header import read_header
 from vlmkit_onnx.invariance import keeps_rows_apart
 from vlmkit_onnx.layout import DecoderGraph, Layout, TokenGraph, TokenTable
 from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
+from vlmkit_onnx.neighbours import tokens_without_effect
 from vlmkit_onnx.refusal import kind_of
 from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.session import check, device_of, open_session
@@ -27,6 +29,7 @@ from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 log = logging.getLogger(__name__)
 
 GIB = 2**30
+NUM_TRIED_SLOTS = 2  # a row and its neighbour
 LEAST_TOKENS = 32  # a cache of fewer is of no use
 
 
@@ -43,6 +46,7 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     _refuse_device(layout, settings)
     session = open_session(layout.decoder.file, settings)
     longest = _longest(layout, settings, session)
+    longest = _harmless(layout.decoder, session, settings, longest)
     decoder = _open_decoder(layout.decoder, session, settings, longest + 1)
     limits = _limits(layout, settings, decoder, longest)
     shares = settings.prefix_cache and decoder.memory.is_shareable
@@ -138,7 +142,16 @@ def _longest(
 
     Where the memory of all slots is set aside at once, they hold no more than ``cache_gib``, unless
     the user says how long a sequence or the cache is.
+
+    Raises:
+        ConfigError: the user asks for more than what the graph is right for.
     """
+    if (settings.max_sequence_tokens or 0) > layout.max_sequence_tokens:
+        raise ConfigError(
+            f"engine.max_sequence_tokens is {settings.max_sequence_tokens}, and "
+            f"{layout.decoder.file.name!r} is right for {layout.max_sequence_tokens} tokens",
+            hint="lower it, or leave it out",
+        )
     longest = settings.max_sequence_tokens or layout.max_sequence_tokens
     if settings.cache_tokens is not None:
         return min(longest, settings.cache_tokens)
@@ -161,20 +174,50 @@ def _open_decoder(
     settings: EngineSettings,
     slot_tokens: int,
 ) -> Decoder:
-    decoder = _driver(graph, session, settings, slot_tokens)
-    on_cpu = device_of(settings)[0] == "cpu"
+    device = device_of(settings)
+    decoder = _driver(graph, session, settings.max_sequences, slot_tokens, device)
+    on_cpu = device[0] == "cpu"
     hint = "" if on_cpu else 'engine.device = "cpu" computes it without the device'
     refuse_discontinuous(decoder, graph.file.name, hint=hint)
     return decoder
 
 
-def _driver(
+def _harmless(
     graph: DecoderGraph,
     session: onnxruntime.InferenceSession,
     settings: EngineSettings,
+    longest: int,
+) -> int:
+    """Return how many tokens a sequence may have that changes no other's answer.
+
+    Raises:
+        ConfigError: the user asks for more.
+    """
+    if graph.kind != "masked" or "If" not in read_header(graph.file).op_types:
+        return longest  # it has nothing to choose by
+    tried = _driver(graph, session, NUM_TRIED_SLOTS, longest + 1, device_of(settings))
+    most = tokens_without_effect(tried, longest)
+    tried.close()
+    if most == longest:
+        return longest
+    why = f"{graph.file.name!r} computes all rows of a step otherwise if one is over {most} tokens"
+    if settings.max_sequence_tokens is not None:
+        raise ConfigError(
+            f"engine.max_sequence_tokens is {longest}, and {why}",
+            hint=f"engine.max_sequence_tokens = {most} is the most; the torch engine has no such "
+            "bound",
+        )
+    log.warning("%s: sequences have at most that, not %d", why, longest)
+    return most
+
+
+def _driver(
+    graph: DecoderGraph,
+    session: onnxruntime.InferenceSession,
+    num_slots: int,
     slot_tokens: int,
+    device: tuple[str, int],
 ) -> Decoder:
-    num_slots = settings.max_sequences
     if graph.kind == "masked":
         from vlmkit_onnx.masked_decoder import MaskedDecoder
 
@@ -185,7 +228,7 @@ def _driver(
         return ConcatDecoder(graph, session, num_slots, slot_tokens)
     from vlmkit_onnx.slots_decoder import SlotsDecoder
 
-    return SlotsDecoder(graph, session, num_slots, slot_tokens, device_of(settings))
+    return SlotsDecoder(graph, session, num_slots, slot_tokens, device)
 
 
 def _open_embeddings(

@@ -1,6 +1,7 @@
 """Models in other exporters' layouts, made once, and a way to run them."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,7 +38,9 @@ GENAI = {
     "qwen3-int4-b128": ("qwen3", "int4", "cpu", ["block_size=128"]),
     "mistral": ("mistral", "fp32", "cpu", []),
     "qwen2_5_vl": ("qwen2_5_vl", "fp32", "cpu", ["exclude_embeds=true"]),
+    "phi3-128k": ("phi3", "fp32", "cpu", []),
 }
+PHI3_WINDOW = 70  # tokens that it was first made for
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -70,9 +73,10 @@ def genai_folders(
     """Return folders that onnxruntime-genai's own builder wrote, by name."""
     pytest.importorskip("onnxruntime_genai")
     root = tmp_path_factory.mktemp("genai")
+    sources = {"phi3-128k": _with_two_rotations(saved("phi3"), root / "phi3")}
     jobs = [
-        (family, str(saved(family)), str(root / name), precision, device, options)
-        for name, (family, precision, device, options) in GENAI.items()
+        (family, str(sources.get(name) or saved(family)), str(root / name), *how)
+        for name, (family, *how) in GENAI.items()
     ]
     made = subprocess.run(
         [sys.executable, "-c", BUILDER, json.dumps(jobs)],
@@ -83,6 +87,24 @@ def genai_folders(
     assert made.returncode == 0, made.stderr[-2000:]
     _add_embeddings(root / "qwen2_5_vl", saved("qwen2_5_vl"))
     return {name: root / name for name in GENAI}
+
+
+def _with_two_rotations(checkpoint: Path, folder: Path) -> Path:
+    """Copy a checkpoint, and let it rotate long sequences otherwise than short ones."""
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"sliding_window": None, "original_max_position_embeddings": PHI3_WINDOW}
+    factors = [1.0, 1.5, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0]
+    config["rope_parameters"] = {
+        "type": "longrope",  # as the builder calls it
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * len(factors),
+        "long_factor": factors,
+        "original_max_position_embeddings": PHI3_WINDOW,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def _add_embeddings(folder: Path, checkpoint: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import ConfigError
 from vlmkit.prompt import Prompt
 from vlmkit.registry import BuildContext
 from vlmkit.testing import EngineContract
@@ -18,10 +19,12 @@ from vlmkit_onnx.genai import genai_layout
 from vlmkit_onnx.graph_embeddings import GraphEmbeddings
 from vlmkit_onnx.invariance import keeps_rows_apart
 from vlmkit_onnx.masked_decoder import MaskedDecoder
+from vlmkit_onnx.neighbours import tokens_without_effect
 from vlmkit_onnx.settings import EngineSettings
 
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16
+PHI3_WINDOW = 70  # as the checkpoint says that the builder was given
 
 
 @pytest.fixture
@@ -171,6 +174,22 @@ def test_the_same_graphs_under_the_names_of_onnx_community_answer_the_same(
 def test_a_builder_that_leaves_out_the_window_is_used_within_it(genai_folders):
     layout = genai_layout(Checkpoint("mistral", genai_folders["mistral"]))
     assert layout.max_sequence_tokens == 8
+
+
+def test_a_graph_that_chooses_by_its_longest_row_is_used_where_it_leaves_others_alone(
+    genai_folders, load
+):
+    assert tokens_without_effect(load("llama"), SLOT_TOKENS) == SLOT_TOKENS
+    assert tokens_without_effect(load("phi3-128k"), SLOT_TOKENS) == PHI3_WINDOW
+
+    def built(**settings):
+        checkpoint = Checkpoint("phi3", genai_folders["phi3-128k"])
+        few = EngineSettings(cache_tokens=400, max_sequences=1, num_threads=1, **settings)
+        return build_engine(BuildContext("", checkpoint, few))
+
+    assert built().limits.max_sequence_tokens == PHI3_WINDOW
+    with pytest.raises(ConfigError, match=f"if one is over {PHI3_WINDOW} tokens"):
+        built(max_sequence_tokens=80)
 
 
 def test_large_blocks_are_not_called_invariant(genai_folders):

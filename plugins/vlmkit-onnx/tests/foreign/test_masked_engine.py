@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import ConfigError
 from vlmkit.prompt import Prompt
 from vlmkit.protocols import Engine
 from vlmkit.registry import BuildContext
@@ -38,3 +39,8 @@ class TestMaskedEngine(EngineContract):
         assert engine.limits.max_sequence_tokens == 60
         assert engine.limits.prefix_block_tokens == 1
         assert engine.limits.is_batch_invariant
+
+    def test_no_sequence_may_be_longer_than_what_the_graph_is_right_for(self) -> None:
+        longer = EngineSettings(cache_tokens=400, max_sequence_tokens=61)
+        with pytest.raises(ConfigError, match=r"is 61, and 'model\.onnx' is right for 60"):
+            build_engine(BuildContext("", self.checkpoint, longer))

@@ -60,7 +60,7 @@ def examine(parts: Parts, visibility: Visibility) -> Anatomy:
         num_position_axes=axes,
         num_deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
         visibility=visibility,
-        max_sequence_tokens=_max_tokens(config),
+        max_sequence_tokens=max_tokens(config),
     )
 
 
@@ -96,12 +96,14 @@ def _windows(config: Any) -> list[int | None]:
     return [window if name == "sliding_attention" else None for name in names]
 
 
-def _max_tokens(config: Any) -> int:
+def max_tokens(config: Any) -> int:
     """Return the longest sequence for which the frequencies of the first tokens still hold."""
     longest = int(config.max_position_embeddings)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        return min(longest, int(rope.get("original_max_position_embeddings") or longest))
+    stated = getattr(config, "rope_parameters", None) or {}
+    tables = [stated] if "rope_type" in stated else stated.values()  # one for each kind of layer
+    for table in tables:
+        if isinstance(table, dict) and table.get("rope_type") == "longrope":
+            longest = min(longest, int(table.get("original_max_position_embeddings") or longest))
     return longest
 
 

@@ -1,0 +1,54 @@
+"""How long a row of a decoder may get before other rows are computed otherwise: tried at load.
+
+A graph that others exported may look at its longest row and choose by it how all of them are
+rotated, as onnxruntime-genai's builder has it for Phi-3 with 128k. Up to some length the others are
+left alone, and only as far do answers not depend on who else asks.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vlmkit_onnx.decoder import Decoder, Floats
+from vlmkit_onnx.made_up import NUM_TOKENS, chunk_of, column_of, made_up_tokens
+
+PLACE = 31  # of the row that is looked at: far enough from its tokens for rotation to matter
+TOLERANCE = 1e-3  # of the largest logit
+
+
+def tokens_without_effect(decoder: Decoder, most: int) -> int:
+    """Return the longest row, of at most ``most`` tokens, that changes no other row.
+
+    Leaves rubbish in the first two slots of the decoder, which were empty.
+    """
+    if most <= PLACE + 1:
+        return most
+    tokens = made_up_tokens(decoder.spec)
+    whole = chunk_of(decoder.spec, tokens, 0, NUM_TOKENS)
+    decoder.prefill(0, 0, whole, wants_logits=False)
+    column = column_of(decoder.spec, tokens, np.array([0, 0], np.int32))
+    column.positions[:, 0] = PLACE
+
+    def beside(length: int) -> Floats:
+        column.positions[:, 1] = length - 1
+        starts = np.array([PLACE, length - 1], np.int32)
+        row: Floats = decoder.decode(0, starts, column)[0].copy()
+        return row
+
+    alone = beside(PLACE + 1)
+    margin = TOLERANCE * float(np.abs(alone).max())
+    return _last(lambda length: bool(np.abs(beside(length) - alone).max() <= margin), most)
+
+
+def _last(holds: Callable[[int], bool], most: int) -> int:
+    """Return the last length for which something holds that ends once, by doubling and halving."""
+    low = PLACE + 1
+    high = min(2 * low, most)
+    while holds(high):
+        if high == most:
+            return most
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
