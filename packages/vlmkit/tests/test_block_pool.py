@@ -113,6 +113,15 @@ def test_a_cached_prefix_never_ends_inside_an_atomic_span():
     assert pool.admit(other) == 4
 
 
+def test_what_was_computed_within_another_atomic_span_is_not_shared():
+    pool = BlockPool(32, 4)
+    computed(pool, sequence(range(16), atomic_spans=(Span(0, 16),)))
+    # The second prompt ends within the first, and its answer goes on in the same words.
+    other = sequence(range(8), atomic_spans=(Span(0, 8),))
+    other.output_ids += range(8, 14)
+    assert pool.admit(other) == 0
+
+
 def test_a_freed_block_keeps_its_content_until_room_is_needed():
     pool = BlockPool(4, 4)
     first = sequence(range(11))

@@ -72,6 +72,15 @@ def test_a_prefix_never_ends_inside_a_span():
     assert book.admit(sequence([1, 2, 3, 4, 7, 8], spans=[(2, 5)])).num_cached == 2
 
 
+def test_what_was_computed_within_another_span_is_no_prefix():
+    book = SlotBook(2, 64, 128)
+    finished(book, range(12), spans=[(0, 12)])
+    # A prompt that ends within the first, whose answer goes on in the same words.
+    other = sequence(range(8), spans=[(0, 8)], name="other")
+    other.output_ids += [8, 9, 10]
+    assert book.admit(other).num_cached == 0
+
+
 def test_a_prefix_of_a_running_sequence_is_copied_from_its_slot():
     book = SlotBook(2, 64, 128)
     running = sequence(range(10))

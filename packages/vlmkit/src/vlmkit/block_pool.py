@@ -2,9 +2,10 @@
 
 A torch-free leaf that paged engines use inside; the core's scheduler never sees a block. Prefixes
 are shared by chained hashes as in vLLM's automatic prefix caching (Kwon et al., 2023,
-arXiv:2309.06180): a block's key is the sha256 of its parent's key, its own tokens and the digests
-of the images that overlap it; the first parent is the tenant, so that clients never share.
-Blocks that nobody uses keep their content until they are needed, oldest first, tail before head.
+arXiv:2309.06180): a block's key is the sha256 of its parent's key, its own tokens, the digests of
+the images that overlap it and the ends of the atomic spans that do, for a token of a span depends
+on all of it; the first parent is the tenant, so that clients never share. Blocks that nobody uses
+keep their content until they are needed, oldest first, tail before head.
 """
 
 import hashlib
@@ -165,6 +166,9 @@ class BlockPool:
                     digest.update(
                         image.digest + (image.start - start).to_bytes(8, "big", signed=True)
                     )
+            for span in sequence.atomic_spans:
+                if span.start < stop and span.stop > start:
+                    digest.update(b"".join(end.to_bytes(8, "big") for end in span))
             table.keys.append(digest.digest())
         return table.keys[index]
 

@@ -2,13 +2,14 @@
 
 Pure bookkeeping: no arrays of the model, no ONNX Runtime. A slot keeps the tokens of a sequence
 that left, until its place or its memory is needed, so that a later prompt that begins alike starts
-from them. Two prompts begin alike as far as their token ids, their images' digests and their tenant
-are equal; nothing is hashed, everything is compared.
+from them. Two prompts begin alike as far as their token ids, their images' digests, the spans that
+see each other both ways and their tenant are equal; nothing is hashed, everything is compared.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import zip_longest
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +33,21 @@ class Admission(NamedTuple):
     is_fresh: bool
 
 
-class _Image(NamedTuple):
+class _Part(NamedTuple):
+    """Tokens that are alike as a whole or not at all: an image's, or a span's."""
+
     start: int
     stop: int
-    digest: bytes
+    digest: bytes = b""
+
+
+_Parts: TypeAlias = tuple[_Part, ...]
+
+
+def _parts_of(sequence: Sequence) -> tuple[_Parts, _Parts]:
+    """Return a prompt's images and its atomic spans."""
+    images = (_Part(slot.start, slot.stop, slot.digest) for slot in sequence.prompt.images)
+    return tuple(images), tuple(_Part(*span) for span in sequence.atomic_spans)
 
 
 @dataclass(slots=True)
@@ -52,7 +64,7 @@ class _Place:
     ids: NDArray[np.int32]
     owner: Sequence | None = None
     tenant: str = ""
-    images: tuple[_Image, ...] = ()
+    parts: tuple[_Parts, _Parts] = ((), ())
     num_tokens: int = 0
     num_reserved: int = 0
     last_used: int = 0
@@ -198,13 +210,13 @@ class SlotBook:
         if not self._shares:
             return None, 0
         ids = np.array(sequence.tokens(0, len(sequence) - 1), np.int32)
-        images = tuple(_Image(s.start, s.stop, s.digest) for s in sequence.prompt.images)
+        parts = _parts_of(sequence)
         best, longest = None, 0
         for slot in range(len(self._places)) if self._copies else free:
             place = self._places[slot]
             if place.tenant != sequence.tenant or place.num_tokens <= longest:
                 continue
-            num_equal = _whole_spans(sequence, _num_equal(place, ids, images))
+            num_equal = _whole_spans(sequence, _num_equal(place, ids, parts))
             if num_equal > longest:
                 best, longest = slot, num_equal
         return best, longest
@@ -226,7 +238,7 @@ class SlotBook:
         place = self._places[slot]
         place.ids[:num_cached] = sequence.tokens(0, num_cached)
         place.owner, place.tenant = sequence, sequence.tenant
-        place.images = tuple(_Image(s.start, s.stop, s.digest) for s in sequence.prompt.images)
+        place.parts = _parts_of(sequence)
         place.num_tokens, place.num_reserved = num_cached, num_tokens
         self._slots[sequence] = slot
         self._touch(place)
@@ -247,17 +259,14 @@ class SlotBook:
             self._to_discard.add(slot)
 
 
-def _num_equal(place: _Place, ids: NDArray[np.int32], images: tuple[_Image, ...]) -> int:
-    """Return how many first tokens of a slot are those of a prompt, images included."""
+def _num_equal(place: _Place, ids: NDArray[np.int32], parts: tuple[_Parts, _Parts]) -> int:
+    """Return how many first tokens of a slot are those of a prompt, images and spans included."""
     num = min(place.num_tokens, len(ids))
     differs = np.flatnonzero(place.ids[:num] != ids[:num])
     num = int(differs[0]) if len(differs) else num
-    for ours, theirs in zip(place.images, images, strict=False):
-        if ours != theirs:
-            return min(num, ours.start, theirs.start)
-    shorter = min(len(place.images), len(images))
-    for image in (*place.images[shorter:], *images[shorter:]):
-        return min(num, image.start)
+    for ours, theirs in zip(place.parts, parts, strict=True):
+        unlike = (part for pair in zip_longest(ours, theirs) if pair[0] != pair[1] for part in pair)
+        num = min([num, *(part.start for part in unlike if part is not None)])
     return num
 
 
