@@ -38,7 +38,7 @@ def chat(
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
-    """Talk with MODEL; show it pictures with /image, or by their paths in a message."""
+    """Talk with MODEL; pictures are shown with /image, or dropped."""
     from vlmkit.cli.loading import opened, wanted
     from vlmkit.cli.typed import messages
 

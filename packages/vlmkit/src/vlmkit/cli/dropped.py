@@ -56,10 +56,11 @@ def _unquoted(word: str) -> str:
         path = word.strip("\"'")
     else:
         path = shlex.split(word)[0]
-    if is_file_url(path):
-        with suppress(ImageError):  # of another machine; who opens it says so
+    with suppress(ImageError, ValueError):  # another machine's, or no path: who opens it says so
+        if is_file_url(path):
             return path_of(path)
-    return os.path.expanduser(path)  # noqa: PTH111 - Path raises for a user who is not there
+        return os.path.expanduser(path)  # noqa: PTH111 - Path raises for a user who is not there
+    return path
 
 
 def _without(message: str, matches: "list[re.Match[str]]") -> str:

@@ -33,14 +33,14 @@ def messages() -> Iterator[str]:
 
 def _takes_pastes() -> bool:
     """Give input() editing and history; tell whether it gives back all lines of a paste at once."""
-    try:
-        import readline
-    except ImportError:
-        return False
-    if "libedit" in (readline.__doc__ or ""):
-        return False
-    readline.parse_and_bind("set enable-bracketed-paste on")  # Python switches it off
-    return sys.stdout.isatty()  # or input() does without
+    if sys.platform != "win32":
+        with suppress(ImportError):
+            import readline
+
+            if "libedit" not in (readline.__doc__ or ""):
+                readline.parse_and_bind("set enable-bracketed-paste on")  # Python switches it off
+                return sys.stdout.isatty()  # or input() does without
+    return False
 
 
 def _pasted_lines() -> Iterator[str]:
