@@ -7,6 +7,7 @@ from hypothesis import given, settings, strategies as st
 from running_server import chat, image_part, picture, running
 
 from vlmkit.server.ignored import CHANGING, COUNTED
+from vlmkit.server.wire import chat_request
 
 # What clients send, key by key, each recorded from the library that its name says.
 LITELLM_SECOND_TURN = {
@@ -146,6 +147,20 @@ def test_the_header_is_bounded_sorted_and_of_plain_letters(server, keys):
     assert len(names) <= 17
     assert names == sorted(names)
     assert all(len(name) <= 64 for name in names)
+
+
+LONG = st.text(alphabet='x"\\\\é\n', max_size=6).map(lambda text: text + "x" * 20_000 + text)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(LONG, min_size=1, max_size=3), st.booleans())
+def test_keys_around_long_texts_are_found_and_those_inside_are_none(texts, is_ascii):
+    parts = [{"type": "text", "text": text, "mark": text} for text in texts]
+    parts.append({"type": "image_url", "image_url": {"url": texts[0], "detail": "low"}})
+    body = {"x": texts, "messages": [{"role": "user", "content": parts, "name": "n"}], "model": "m"}
+    _, names = chat_request(json.dumps(body, ensure_ascii=is_ascii).encode())
+    inner = {"name", "content.mark", "content.image_url.detail"}
+    assert names == {"x", *(f"messages.{name}" for name in inner)}
 
 
 def test_more_keys_than_anybody_needs_are_refused(server):

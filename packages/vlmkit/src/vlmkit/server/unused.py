@@ -8,6 +8,8 @@ from msgspec import Raw, Struct
 
 MAX_KEYS = 2**16  # of all objects of one text: a client's keys take memory while they are compared
 START_BYTES = 16
+LONG_BYTES = 2**14
+MAX_QUOTES = 2**18
 
 
 class UnusedKey(NamedTuple):
@@ -28,26 +30,30 @@ class _Key(str):
     __slots__ = ()
 
 
-class UnusedKeys:
-    """Compares one JSON text with the struct that was read from it."""
+def unused_keys(value: Struct, text: bytes) -> Iterator[UnusedKey]:
+    """Yield the keys that a struct, and the structs in it, have no field for.
+
+    Args:
+        value: what was read.
+        text: the JSON text that it was read from.
+
+    Raises:
+        msgspec.ValidationError: there are too many keys.
+        ValueError: a key is not UTF-8.
+    """
+    yield from _Comparison().of(value, _shortened(text), "")
+
+
+class _Comparison:
+    """Compares one JSON text with what was read from it."""
 
     def __init__(self) -> None:
         self._num_keys = 0
         self._object = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=self._counted)
         self._objects = msgspec.json.Decoder(list[dict[_Key, Raw]], dec_hook=self._counted)
 
-    def of(self, value: Any, content: bytes | Raw, place: str = "") -> Iterator[UnusedKey]:
-        """Yield the keys that a struct, and the structs in it, have no field for.
-
-        Args:
-            value: what was read; anything but a struct and a list of structs has no such keys.
-            content: what it was read from.
-            place: where that stands.
-
-        Raises:
-            msgspec.ValidationError: there are too many keys.
-            ValueError: a key is not UTF-8.
-        """
+    def of(self, value: Any, content: bytes | Raw, place: str) -> Iterator[UnusedKey]:
+        """Yield unused keys; only a struct and a list of structs have any."""
         if isinstance(value, Struct):
             yield from self._in(value, self._object.decode(content), place)
         elif isinstance(value, list) and value and isinstance(value[0], Struct):
@@ -67,3 +73,21 @@ class UnusedKeys:
         if self._num_keys > MAX_KEYS:
             raise ValueError(f"the objects have more than {MAX_KEYS} keys")
         return kind(key)
+
+
+def _shortened(text: bytes) -> bytes:
+    """Return a JSON text without what its long strings say.
+
+    Their place is read past once for each object around them, which for pictures takes a while.
+    """
+    if len(text) < LONG_BYTES:
+        return text
+    pieces = text.split(b'"', MAX_QUOTES)
+    is_inside = False
+    for number, piece in enumerate(pieces[:-1]):  # the last one is an end, or the rest
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        is_cut_by_escape = is_inside and num_backslashes % 2 == 1  # the quote belongs to the string
+        if is_inside and len(piece) > LONG_BYTES:
+            pieces[number] = b"\\" * is_cut_by_escape
+        is_inside = is_cut_by_escape or not is_inside
+    return b'"'.join(pieces)

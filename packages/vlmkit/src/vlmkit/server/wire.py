@@ -13,7 +13,7 @@ from msgspec.structs import fields
 
 from vlmkit.errors import RequestError
 from vlmkit.server.ignored import ignored_names
-from vlmkit.server.unused import UnusedKeys
+from vlmkit.server.unused import unused_keys
 
 NotSupported: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
 """The type of a field that OpenAI defines and this server refuses, unless it is empty."""
@@ -179,7 +179,7 @@ def chat_request(body: bytes) -> tuple[ChatRequest, frozenset[str]]:
     """
     try:
         chat = _DECODER.decode(body)
-        return chat, ignored_names(UnusedKeys().of(chat, body))
+        return chat, ignored_names(unused_keys(chat, body))
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except (ValueError, RecursionError):  # DecodeError and UnicodeDecodeError are ValueErrors
