@@ -16,10 +16,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers, which malloc.h k
 
 def trim() -> None:
     """Give back what is freed; takes milliseconds, and what is used next is asked for anew."""
-    if give_back := _glibc("malloc_trim"):
+    if give_back := _library("linux", "malloc_trim"):
         give_back(0)
-    elif sys.platform == "darwin":
-        relieve = ctypes.CDLL(None).malloc_zone_pressure_relief
+    if relieve := _library("darwin", "malloc_zone_pressure_relief"):
         relieve.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
         relieve(None, 0)  # of all zones, as much as there is
 
@@ -31,7 +30,7 @@ def returning_large_blocks() -> Iterator[None]:
     Left alone, glibc keeps ever larger blocks the more of them are freed, and a converted model is
     in memory twice for a while. Afterwards it keeps blocks up to 32 MiB, as it would in the end.
     """
-    adjust = _glibc("mallopt") or (lambda *_: None)
+    adjust = _library("linux", "mallopt") or (lambda *_: None)
     adjust(M_MMAP_THRESHOLD, MIB)
     try:
         yield
@@ -40,6 +39,6 @@ def returning_large_blocks() -> Iterator[None]:
         adjust(M_TRIM_THRESHOLD, 64 * MIB)
 
 
-def _glibc(name: str) -> Any:
-    """Return a function of the C library; None where it has none of that name."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+def _library(system: str, name: str) -> Any:
+    """Return a function of a system's C library; None elsewhere, and where it has none so named."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == system else None

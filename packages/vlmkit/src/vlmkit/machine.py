@@ -1,5 +1,6 @@
 """Facts about this machine that decide what can run on it, found without heavy imports."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -41,7 +42,7 @@ def facts(plugins: Plugins) -> dict[str, str]:
         "vlmkit": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu cores": str(_num_cores()),
+        "cpu cores": str(num_cores()),
         "cpu features": ", ".join(_cpu_features()) or "unknown",
         "memory": _memory(),
         "devices": ", ".join(_devices()) or "cpu only",
@@ -58,16 +59,17 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def num_cores() -> int:
+    """Return how many cores this process may use; all, where the system does not say."""
+    found = os.cpu_count()
+    if sys.platform == "linux":
+        found = len(os.sched_getaffinity(0))
+    return found or 1
 
 
 def _cpu_features() -> list[str]:
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return []
     lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
@@ -76,14 +78,19 @@ def _cpu_features() -> list[str]:
 
 
 def _memory() -> str:
-    try:
-        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
+    if (num_bytes := _memory_bytes()) is None:
         return "unknown"
     limit = _read(Path("/sys/fs/cgroup/memory.max"))
     if limit.isdigit() and int(limit) < num_bytes:
         return f"{int(limit) / 2**30:.1f} GiB (a limit; the machine has {num_bytes / 2**30:.1f})"
     return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def _memory_bytes() -> int | None:
+    if sys.platform != "win32":
+        with contextlib.suppress(ValueError, OSError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
 
 
 def _devices() -> list[str]:
@@ -103,6 +110,6 @@ def _devices() -> list[str]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

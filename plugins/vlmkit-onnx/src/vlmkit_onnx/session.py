@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmkit import heap
 from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit.machine import num_cores
 from vlmkit_onnx import external_data, graph_header, products
 from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.settings import ComputeSettings
@@ -80,11 +81,7 @@ def device_of(settings: ComputeSettings) -> tuple[str, int]:
 
 def num_threads(settings: ComputeSettings) -> int:
     """Return how many CPU threads one computation takes."""
-    if settings.num_threads is not None:
-        return settings.num_threads
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return num_cores() if settings.num_threads is None else settings.num_threads
 
 
 def _options(settings: ComputeSettings) -> onnxruntime.SessionOptions:
