@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import platform
 import re
 import select
 import signal
@@ -22,6 +23,7 @@ import pytest
 from PIL import Image
 
 import vlmkit
+from vlmkit import machine
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.cli import (
     config as config_command,
@@ -699,6 +701,30 @@ def test_doctor_says_when_nobody_can_serve_a_model(
     shown = capsys.readouterr().out
     assert re.search(r"engine +none +no installed provider can serve this model", shown)
     assert re.search(r"vision_encoder +none +chosen", shown)  # it is no model that sees
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "gpu", "support"),
+    [
+        ("linux", "x86_64", None, "tested on such systems"),
+        ("linux", "x86_64", "an NVIDIA GPU", "tested on such systems; never run on a real GPU"),
+        ("linux", "aarch64", None, "written for such systems, and never run on one"),
+        ("win32", "AMD64", None, "written for such systems, and never run on one"),
+    ],
+)
+def test_doctor_says_what_was_run_on_such_a_machine(
+    system: str,
+    processor: str,
+    gpu: str | None,
+    support: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    monkeypatch.setattr(machine, "_devices", lambda: [gpu] if gpu else [])
+    assert run(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["machine"]["support"] == support
 
 
 def test_doctor_without_a_model_describes_the_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,7 @@ def facts(plugins: Plugins) -> dict[str, str]:
         "cpu features": ", ".join(_cpu_features()) or "unknown",
         "memory": _memory(),
         "devices": ", ".join(_devices()) or "cpu only",
+        "support": _support(),
         **{name: version or "not installed" for name, version in libraries.items()},
         **{p.source: p.version for p in plugins.found if p.version and not p.error},
         **dict.fromkeys(plugins.broken, "could not be loaded"),
@@ -106,6 +107,13 @@ def _devices() -> list[str]:
     if sys.platform == "darwin" and platform.machine() == "arm64":
         found.append("Apple GPU (MPS)")
     return found
+
+
+def _support() -> str:
+    """Say what of this project was ever run on such a machine; the README has the whole of it."""
+    is_run = sys.platform == "linux" and platform.machine() == "x86_64"
+    said = "tested on such systems" if is_run else "written for such systems, and never run on one"
+    return f"{said}; never run on a real GPU" if _devices() else said
 
 
 def _read(file: Path) -> str:
