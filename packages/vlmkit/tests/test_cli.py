@@ -350,11 +350,17 @@ def test_what_computes_nothing_imports_nothing_heavy(arguments: list[str]) -> No
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
-def test_a_pipe_gets_utf8_from_a_system_of_another_encoding() -> None:
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_pipes_are_utf8_on_a_system_of_another_encoding(command: str) -> None:
     question = "naïve 東京 🙂"
-    windows = os.environ | {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "1"}
-    command = [*VLMKIT, "ask", "mock", question]
-    done = subprocess.run(command, env=windows, capture_output=True, check=False)
+    windows = os.environ | {"PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run(
+        [*VLMKIT, command, "mock"],
+        input=question.encode("utf-8-sig"),
+        env=windows,
+        capture_output=True,
+        check=False,
+    )
     assert (done.stdout.decode(), done.stderr) == (f"{question}\n", b"")
 
 

@@ -68,7 +68,7 @@ for _command in (
 
 def main() -> NoReturn:
     """Run the command line and end the process."""
-    output.write_utf8()
+    output.speak_utf8()
     sys.exit(run(sys.argv[1:]))
 
 

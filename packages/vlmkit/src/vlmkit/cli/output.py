@@ -15,13 +15,14 @@ from vlmkit.errors import EngineError, VlmkitError
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def write_utf8() -> None:
-    """Write UTF-8 to a pipe or a file, whatever the system's own encoding: not all have all signs.
+def speak_utf8() -> None:
+    """Write and read UTF-8 where it is a pipe or a file: the system's own encoding may lack signs.
 
     A terminal says itself what it shows.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
-        sys.stdout.reconfigure(encoding="utf-8")
+    for stream, encoding in ((sys.stdin, "utf-8-sig"), (sys.stdout, "utf-8")):
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(encoding=encoding)
 
 
 def error(problem: VlmkitError, debug: bool = False) -> None:
