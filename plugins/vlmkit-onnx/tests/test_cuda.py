@@ -10,19 +10,18 @@ import pytest
 pytest.importorskip("torch")  # which exports the models
 
 from pretend import onnx_cuda
+from pretend.steps import logits_of
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import CheckpointError
-from vlmkit.prompt import Prompt
+from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.registry import BuildContext
-from vlmkit.testing.engine_host import EngineHost
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.decoder import Tokens
+from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.settings import EngineSettings
 from vlmkit_onnx.slots_decoder import SlotsDecoder
 
 pytestmark = pytest.mark.torch
 
-PROMPTS = tuple(Prompt(tuple(range(20 + i, 50 + 3 * i))) for i in range(3))
 Open = Callable[..., Any]
 
 
@@ -30,14 +29,16 @@ Open = Callable[..., Any]
 def open_engine(
     one_thread: None, exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Open]:
-    """Return a function that opens a family in half precision, on the pretended device."""
+    """Return a function that opens a family in half precision on the device, if not said."""
     made = []
 
-    def build(name: str = "llama", device: str = "cuda", **settings: Any) -> Any:
+    def build(
+        name: str = "llama", device: str = "cuda", precision: str = "fp16", **settings: Any
+    ) -> Any:
         if device != "cpu":
             onnx_cuda.install(monkeypatch)
         few = {"cache_tokens": 400, "max_sequences": 4, "num_threads": 1, **settings}
-        files = Checkpoint(name, exported(name, "fp16"))
+        files = Checkpoint(name, exported(name, precision))
         made.append(build_engine(BuildContext("", files, EngineSettings(device=device, **few))))
         return made[-1]
 
@@ -46,26 +47,12 @@ def open_engine(
         engine.close()
 
 
-def rows_of(engine: Any) -> list[np.ndarray]:
-    """Return the logits of some steps in which three answers grow together."""
-    host = EngineHost(engine)
-    sequences = [host.sequence(prompt) for prompt in PROMPTS]
-    steps = []
-    for sequence in sequences:
-        host.admit(sequence)
-        steps.append(host.prefill(sequence).copy())
-    for token in range(30, 35):
-        items = [host.next_item(sequence, token) for sequence in sequences]
-        steps.append(host.step(items).copy())
-    return steps
-
-
 def test_a_device_that_copies_inputs_when_they_are_bound_answers_as_the_cpu(
     open_engine: Open,
 ) -> None:
-    expected = rows_of(open_engine(device="cpu"))
+    expected = logits_of(open_engine(device="cpu"))
 
-    for found, wanted in zip(rows_of(open_engine()), expected, strict=True):
+    for found, wanted in zip(logits_of(open_engine()), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -80,3 +67,37 @@ def test_a_decoder_of_ours_that_computes_otherwise_here_is_refused(
     monkeypatch.setattr(SlotsDecoder, "decode", forgetful)
     with pytest.raises(CheckpointError, match="gives other logits for tokens in a batch than"):
         open_engine(device="cpu")
+
+
+def test_slots_on_a_device_take_no_more_than_the_cache_may(
+    open_engine: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    gib = 4 * 120 * 384 / 2**30  # four sequences of 119 tokens and one more, of 384 bytes each
+    engine = open_engine(cache_tokens=None, cache_gib=gib)
+    memory = engine._decoder.memory
+
+    assert memory.token_bytes == 384
+    assert memory.num_slots * memory.slot_tokens * memory.token_bytes <= gib * 2**30
+    assert engine.limits.max_sequence_tokens == 119
+    assert "sequences have at most 119 tokens, not 2048" in caplog.text
+    told = open_engine(cache_tokens=None, cache_gib=gib, max_sequence_tokens=200)
+    assert told.limits.max_sequence_tokens == 200
+
+
+def test_single_precision_is_refused_on_a_device_and_told_what_to_do(open_engine: Open) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_engine(precision="fp32")
+    assert str(caught.value) == (
+        "on 'cuda', attention computes in half precision, and 'decoder.onnx' keeps 'float32'"
+    )
+    assert "--precision fp16" in caught.value.hint
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
+def test_a_session_that_fell_back_to_the_cpu_is_refused(
+    exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Checkpoint("llama", exported("llama", "fp16"))
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: onnx_cuda.PROVIDERS)
+    with pytest.raises(ConfigError, match="could not load the CUDA libraries that it needs"):
+        build_engine(BuildContext("", files, EngineSettings(device="cuda")))

@@ -11,6 +11,7 @@ from vlmkit_onnx import export_cache, system_memory
 from vlmkit_onnx.cache_nodes import cached_token_bytes
 from vlmkit_onnx.continuity import refuse_discontinuous
 from vlmkit_onnx.decoder import Decoder
+from vlmkit_onnx.device_memory import CPU
 from vlmkit_onnx.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.engine import OnnxEngine
 from vlmkit_onnx.families import family_of
@@ -120,19 +121,28 @@ def _manner(precision: str, file: Path, settings: ComputeSettings) -> str:
 
 
 def _refuse_device(layout: Layout, settings: ComputeSettings) -> None:
-    """Turn down a device whose attention cannot compute what the graph asks for."""
-    kind, _ = device_of(settings)
-    if kind == "cuda" and layout.decoder.kind != "slots":
-        raise ConfigError(
-            f"on {settings.device!r}, only models that vlmkit exported run",
-            hint="vlmkit export MODEL DIR --precision fp16",
+    """Turn down a device whose attention cannot compute what the graph asks for.
+
+    How linear layers are stored does not matter: they unpack to what attention computes in.
+    """
+    if device_of(settings) == CPU:
+        return
+    graph = layout.decoder
+    cache = read_header(graph.file).inputs.get(graph.past_key % 0)
+    if graph.kind == "concat":
+        reason = "only decoders whose attention writes the cache in place run"
+    elif cache is not None and cache.element_type != "float16":
+        reason = (
+            f"attention computes in half precision, and {graph.file.name!r} keeps "
+            f"{cache.element_type!r}"
         )
-    if kind == "cuda" and layout.precision != "fp16":
-        raise ConfigError(
-            f"on {settings.device!r}, attention computes in half precision, and the graph is "
-            f"{layout.precision!r}",
-            hint="vlmkit export MODEL DIR --precision fp16",
-        )
+    else:
+        return
+    raise ConfigError(
+        f"on {settings.device!r}, {reason}",
+        hint="vlmkit export MODEL DIR --precision fp16; of a folder that others exported, "
+        'engine.variant = "fp16" or "q4f16" if it is there',
+    )
 
 
 def _longest(
@@ -155,14 +165,16 @@ def _longest(
     longest = settings.max_sequence_tokens or layout.max_sequence_tokens
     if settings.cache_tokens is not None:
         return min(longest, settings.cache_tokens)
-    if settings.max_sequence_tokens is not None or not system_memory.is_set_aside():
+    is_set_aside = device_of(settings) != CPU or system_memory.is_set_aside()
+    if settings.max_sequence_tokens is not None or not is_set_aside:
         return longest
     slot_bytes = int(settings.cache_gib * GIB) // settings.max_sequences
     room = max(LEAST_TOKENS, slot_bytes // cached_token_bytes(layout.decoder, session) - 1)
     if room < longest:
         log.warning(
-            "this system sets a cache's memory aside at once: sequences have at most %d tokens, "
-            "not %d; engine.max_sequence_tokens allows more, fewer engine.max_sequences make room",
+            "a cache's memory is set aside at once here: sequences have at most %d tokens, not %d; "
+            "engine.cache_gib or engine.max_sequence_tokens allows more, and fewer "
+            "engine.max_sequences make room",
             *(room, longest),
         )
     return min(longest, room)
@@ -176,7 +188,7 @@ def _open_decoder(
 ) -> Decoder:
     device = device_of(settings)
     decoder = _driver(graph, session, settings.max_sequences, slot_tokens, device)
-    on_cpu = device[0] == "cpu"
+    on_cpu = device == CPU
     hint = "" if on_cpu else 'engine.device = "cpu" computes it without the device'
     refuse_discontinuous(decoder, graph.file.name, hint=hint)
     return decoder
@@ -221,7 +233,7 @@ def _driver(
     if graph.kind == "masked":
         from vlmkit_onnx.masked_decoder import MaskedDecoder
 
-        return MaskedDecoder(graph, session, num_slots, slot_tokens)
+        return MaskedDecoder(graph, session, num_slots, slot_tokens, device)
     if graph.kind == "concat":
         from vlmkit_onnx.concat_decoder import ConcatDecoder
 

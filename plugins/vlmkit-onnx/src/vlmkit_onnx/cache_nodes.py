@@ -10,7 +10,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.node_types import FLOATS
 from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.slot_memory import StateShape
+from vlmkit_onnx.slot_memory import Memory, StateShape
 
 MAX_LAYERS = 1024
 
@@ -79,3 +79,13 @@ def cached_token_bytes(graph: DecoderGraph, session: onnxruntime.InferenceSessio
     outputs = {node.name: node for node in session.get_outputs()}
     pairs = cache_pairs(graph, inputs, outputs)
     return sum(cache_state(graph, inputs[name]).token_bytes for name in pairs)
+
+
+def bind_cache(
+    binding: Any, pairs: Mapping[str, str], memory: Memory, first_slot: int, num_slots: int
+) -> None:
+    """Bind the cache of neighbouring slots, as what is read and as what is written."""
+    for past, present in pairs.items():
+        place = memory.place(past, first_slot, num_slots)
+        binding.bind_input(past, *place)
+        binding.bind_output(present, *place)

@@ -9,7 +9,25 @@ from collections.abc import Mapping
 
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.slot_memory import TOKEN_AXIS, Place, StateShape
+from vlmkit_onnx.slot_memory import TOKEN_AXIS, Memory, Place, SlotMemory, StateShape
+
+Device = tuple[str, int]
+"""Kind and number."""
+CPU: Device = ("cpu", 0)
+
+
+def memory_on(
+    device: Device, states: Mapping[str, StateShape], num_slots: int, slot_tokens: int
+) -> Memory:
+    """Return a cache where the graph runs.
+
+    Raises:
+        CheckpointError: a state is of fixed size, which only a CPU keeps.
+        ConfigError: there is not so much memory.
+    """
+    if device == CPU:
+        return SlotMemory(states, num_slots, slot_tokens)
+    return DeviceMemory(states, num_slots, slot_tokens, device)
 
 
 class DeviceMemory:
@@ -33,7 +51,7 @@ class DeviceMemory:
         states: Mapping[str, StateShape],
         num_slots: int,
         slot_tokens: int,
-        device: tuple[str, int],
+        device: Device,
     ) -> None:
         self.states = dict(states)
         self.num_slots = num_slots

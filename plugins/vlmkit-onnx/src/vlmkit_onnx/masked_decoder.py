@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
+from vlmkit_onnx.cache_nodes import bind_cache
 from vlmkit_onnx.decoder import Floats, Tokens
+from vlmkit_onnx.device_memory import CPU, Device, memory_on
 from vlmkit_onnx.foreign_decoder import ForeignDecoder
 from vlmkit_onnx.graph_header import read_header
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.slot_memory import SlotMemory
 
 
 class MaskedDecoder:
@@ -27,6 +28,7 @@ class MaskedDecoder:
         session: the graph, open.
         num_slots: sequences that have a place at once.
         slot_tokens: longest sequence.
+        device: where the cache lies.
 
     Raises:
         CheckpointError: the graph needs what is not known, or its cache cannot be written in place.
@@ -38,12 +40,14 @@ class MaskedDecoder:
         session: onnxruntime.InferenceSession,
         num_slots: int,
         slot_tokens: int,
+        device: Device = CPU,
     ) -> None:
         self._session = session
+        self._copies_inputs = device != CPU
         self._io = ForeignDecoder(graph, session)
         self.spec = self._io.spec
         _refuse_copies(graph, self._io)
-        self.memory = SlotMemory(self._io.states, num_slots, slot_tokens)
+        self.memory = memory_on(device, self._io.states, num_slots, slot_tokens)
         self._bindings: dict[tuple[int, int], Any] = {}
 
     def prefill(self, slot: int, start: int, tokens: Tokens, *, wants_logits: bool) -> Floats:
@@ -68,6 +72,8 @@ class MaskedDecoder:
         has_past = bool(starts.any())
         for name, array in self._io.feeds(tokens, mask, has_past=has_past).items():
             binding.bind_cpu_input(name, array)
+        if self._copies_inputs:
+            binding.synchronize_inputs()  # a copy to a device is only begun when it is bound
         if tokens.ids.shape[1] > 1:  # graphs differ in how many of the rows they give
             binding.bind_output(self._io.logits, "cpu")
             self._session.run_with_iobinding(binding)
@@ -79,15 +85,11 @@ class MaskedDecoder:
         return logits[:, 0].astype(np.float32, copy=False)
 
     def _binding(self, first_slot: int, num_rows: int) -> Any:
-        """Return neighbouring slots' cache, bound as what is read and as what is written."""
+        """Return a binding that has the cache of neighbouring slots."""
         binding = self._bindings.get((first_slot, num_rows))
         if binding is None:
             binding = self._session.io_binding()
-            for past, present in self._io.present.items():
-                rows = self.memory.rows(past, first_slot, num_rows)
-                place = ("cpu", 0, rows.dtype, rows.shape, rows.ctypes.data)
-                binding.bind_input(past, *place)
-                binding.bind_output(present, *place)
+            bind_cache(binding, self._io.present, self.memory, first_slot, num_rows)
             self._bindings[first_slot, num_rows] = binding
         return binding
 

@@ -3,6 +3,8 @@
 What a file may read besides itself is checked before ONNX Runtime sees it.
 """
 
+import contextlib
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from vlmkit_onnx.runtime import onnxruntime
 from vlmkit_onnx.settings import ComputeSettings
 
 NO_MEMORY = "Failed to allocate memory"
+CUDA = "CUDAExecutionProvider"
 FATAL = 4  # ONNX Runtime logs only what ends the process
 
 
@@ -24,21 +27,26 @@ def open_session(file: Path, settings: ComputeSettings) -> onnxruntime.Inference
     Raises:
         CheckpointError: the file is absent, is no graph that can run here, names external
             data outside its folder, or has 8-bit products that this CPU cannot compute.
-        ConfigError: the device is not there.
+        ConfigError: the device is not there, or what it needs to compute.
     """
     form = check(file, settings)
     options = _options(settings)
     for name, value in form.entries.items() if form else ():
         options.add_session_config_entry(name, value)
+    if device_of(settings)[0] == "cuda":
+        with contextlib.redirect_stdout(io.StringIO()):  # what it prints is no answer of a model
+            onnxruntime.preload_dlls()  # that pip installed, where the system does not look
     try:
         with heap.returning_large_blocks():
-            return onnxruntime.InferenceSession(
+            session = onnxruntime.InferenceSession(
                 os.fspath(file), options, providers=_providers(settings.device)
             )
     except Exception as error:  # its exceptions have no common parent
         raise CheckpointError(
             f"{file.name!r} is not a graph that ONNX Runtime {onnxruntime.__version__} can run"
         ) from error
+    _refuse_fallback(session, settings.device)
+    return session
 
 
 def check(file: Path, settings: ComputeSettings) -> products.Form | None:
@@ -96,13 +104,28 @@ def _options(settings: ComputeSettings) -> onnxruntime.SessionOptions:
     return options
 
 
+def _refuse_fallback(session: onnxruntime.InferenceSession, device: str) -> None:
+    """Turn down a session that computes on the CPU because a library of the device is not there.
+
+    ONNX Runtime only logs that, and answers at a fraction of the speed.
+    """
+    kind, _ = device_of(ComputeSettings(device=device))
+    if kind == "cuda" and CUDA not in session.get_providers():
+        raise ConfigError(
+            f"device {device!r} was asked for, and ONNX Runtime {onnxruntime.__version__} could "
+            "not load the CUDA libraries that it needs",
+            hint='pip install "onnxruntime-gpu[cuda,cudnn]", or install the CUDA and cuDNN that '
+            "it was built for",
+        )
+
+
 def _providers(device: str) -> list[Any]:
     kind, number = device_of(ComputeSettings(device=device))
     if kind == "cpu":
         return ["CPUExecutionProvider"]
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    if CUDA not in onnxruntime.get_available_providers():
         raise ConfigError(
             f"device {device!r} was asked for, and the installed ONNX Runtime has no CUDA",
             hint="pip uninstall onnxruntime, then pip install vlmkit-onnx[gpu]",
         )
-    return [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
+    return [(CUDA, {"device_id": number}), "CPUExecutionProvider"]

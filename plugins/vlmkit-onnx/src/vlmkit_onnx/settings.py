@@ -46,7 +46,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
         precision: of the graphs; a safetensors checkpoint is exported in it. None takes graphs as
             they are, and exports in ``w8a8``.
         cache_tokens: tokens that the cache holds; None derives it from ``cache_gib``.
-        cache_gib: memory for the cache.
+        cache_gib: memory for the cache. On a CUDA device, where it is set aside at once, the
+            default of ``max_sequence_tokens`` follows from it.
         prefix_cache: whether computed prefixes are reused by later prompts.
         max_sequence_tokens: longest sequence; None is what the model was made for.
         max_sequences: most sequences with a slot in the cache.

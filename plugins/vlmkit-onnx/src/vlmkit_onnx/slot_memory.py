@@ -76,6 +76,10 @@ class Memory(Protocol):
         """Whether a prefix of a sequence is a prefix of its memory."""
         ...
 
+    def place(self, name: str, first_slot: int, num_slots: int) -> Place:
+        """Return where a state of some neighbouring slots lies, as a binding wants it."""
+        ...
+
     def copy(self, source: int, target: int, num_tokens: int) -> None:
         """Copy the first tokens of a slot, and its states of fixed size, to another slot."""
         ...

@@ -12,14 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.cache_nodes import cache_pairs, cache_state
+from vlmkit_onnx.cache_nodes import bind_cache, cache_pairs, cache_state
 from vlmkit_onnx.decoder import DecoderSpec, Floats, Tokens
-from vlmkit_onnx.device_memory import DeviceMemory
+from vlmkit_onnx.device_memory import CPU, Device, memory_on
 from vlmkit_onnx.layout import DecoderGraph
 from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.slot_memory import SlotMemory
 
-CPU = ("cpu", 0)
 EXTRAS = ("attention_bias", "attention_bias_local", "deepstack")
 REQUIRED = frozenset(
     {"inputs_embeds", "position_ids", "seqlens_k", "total_sequence_length", "logits_indices"}
@@ -46,7 +44,7 @@ class SlotsDecoder:
         session: onnxruntime.InferenceSession,
         num_slots: int,
         slot_tokens: int,
-        device: tuple[str, int] = CPU,
+        device: Device = CPU,
     ) -> None:
         self._session = session
         self._copies_inputs = device != CPU
@@ -55,11 +53,7 @@ class SlotsDecoder:
         self._present = cache_pairs(graph, inputs, outputs)
         states = {name: cache_state(graph, inputs[name]) for name in self._present}
         self.spec = _spec(graph, inputs, outputs, set(states))
-        self.memory = (
-            SlotMemory(states, num_slots, slot_tokens)
-            if device == CPU
-            else DeviceMemory(states, num_slots, slot_tokens, device)
-        )
+        self.memory = memory_on(device, states, num_slots, slot_tokens)
         # One for all bindings: there are many, and a row is as wide as the vocabulary.
         self._logits = np.zeros((num_slots, self.spec.vocab_size), np.float32)
         self._columns: dict[tuple[int, int], _Column] = {}
@@ -117,15 +111,12 @@ class SlotsDecoder:
         return tokens.positions if self.spec.num_position_axes > 1 else tokens.positions[0]
 
     def _bind(self, first_slot: int, num_rows: int) -> Any:
-        """Bind the cache of neighbouring slots, as what is read and as what is written.
+        """Bind the cache of neighbouring slots.
 
         Logits are written to the first rows of one array, whatever the slots.
         """
         binding = self._session.io_binding()
-        for past, present in self._present.items():
-            place = self.memory.place(past, first_slot, num_rows)
-            binding.bind_input(past, *place)
-            binding.bind_output(present, *place)
+        bind_cache(binding, self._present, self.memory, first_slot, num_rows)
         _bind_output(binding, "logits", self._logits[:num_rows])
         return binding
 

@@ -33,6 +33,7 @@ GENAI = {
     "llama": ("llama", "fp32", "cpu", []),
     "llama-int4": ("llama", "int4", "cpu", ["prune_lm_head=true"]),
     "llama-fp16": ("llama", "fp16", "cuda", []),
+    "llama-int4-fp16": ("llama", "int4", "cuda", []),
     "gemma2": ("gemma2", "fp32", "cpu", []),
     "gpt_oss": ("gpt_oss", "fp32", "cpu", []),
     "qwen3-int4-b128": ("qwen3", "int4", "cpu", ["block_size=128"]),

@@ -1,0 +1,29 @@
+"""Some steps of an engine, to compare one that runs on a device with one that runs on the CPU."""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from vlmkit.prompt import Prompt
+from vlmkit.protocols import Engine
+from vlmkit.testing.engine_host import EngineHost, Features
+
+TEXTS = tuple(Prompt(tuple(range(20 + i, 50 + 3 * i))) for i in range(3))
+
+
+def logits_of(
+    engine: Engine, prompts: Seq[Prompt] = TEXTS, features: Features = lambda _: {}
+) -> list[np.ndarray]:
+    """Return the logits of prompts that are read in chunks, and of answers that grow together."""
+    host = EngineHost(engine, features)
+    sequences = [host.sequence(prompt) for prompt in prompts]
+    found = []
+    for sequence in sequences:
+        assert host.admit(sequence) == 0
+        found.append(host.prefill(sequence, chunk_tokens=13).copy())
+    for token in range(30, 34):
+        items = [host.next_item(sequence, token) for sequence in sequences]
+        found.append(host.step(items).copy())
+    for sequence in sequences:
+        engine.release(sequence)
+    return found
