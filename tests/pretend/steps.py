@@ -6,6 +6,7 @@ import numpy as np
 
 from vlmkit.prompt import Prompt
 from vlmkit.protocols import Engine
+from vlmkit.sequence import Sequence
 from vlmkit.testing.engine_host import EngineHost, Features
 
 TEXTS = tuple(Prompt(tuple(range(20 + i, 50 + 3 * i))) for i in range(3))
@@ -16,14 +17,21 @@ def logits_of(
 ) -> list[np.ndarray]:
     """Return the logits of prompts that are read in chunks, and of answers that grow together."""
     host = EngineHost(engine, features)
-    sequences = [host.sequence(prompt) for prompt in prompts]
-    found = []
-    for sequence in sequences:
-        assert host.admit(sequence) == 0
-        found.append(host.prefill(sequence, chunk_tokens=13).copy())
+    sequences, found = begin(host, prompts)
     for token in range(30, 34):
         items = [host.next_item(sequence, token) for sequence in sequences]
         found.append(host.step(items).copy())
     for sequence in sequences:
         engine.release(sequence)
     return found
+
+
+def begin(
+    host: EngineHost, prompts: Seq[Prompt] = TEXTS
+) -> tuple[list[Sequence], list[np.ndarray]]:
+    """Read prompts in chunks; return their sequences and the logits of their last tokens."""
+    sequences, found = [host.sequence(prompt) for prompt in prompts], []
+    for sequence in sequences:
+        assert host.admit(sequence) == 0
+        found.append(host.prefill(sequence, chunk_tokens=13).copy())
+    return sequences, found

@@ -1,8 +1,9 @@
 """Attention over the paged cache equals attention written out token by token."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,19 +12,13 @@ from torch import nn
 
 from vlmkit_torch.attention import paged
 from vlmkit_torch.attention.step import Chunk, DecodeGroup, LayerKind, Step, Visibility
+from vlmkit_torch.grouping import FEW_BYTES, MOST_BYTES, MOST_PADDING, batches
 from vlmkit_torch.kv_cache import KVCache
 
 pytestmark = pytest.mark.torch
 
 BLOCK, HEADS, KV_HEADS, HEAD, VALUE_HEAD = 4, 4, 2, 8, 6
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_scores() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "SCORED_ROWS", 4)
-        yield
 
 
 @dataclass
@@ -83,6 +78,8 @@ def written_out(
     softcap=st.none() | st.just(2.0),
     has_sinks=st.booleans(),
     is_shuffled=st.booleans(),
+    num_batches=st.integers(1, 3),
+    most_scores=st.sampled_from([1, 99, paged.MOST_SCORES]),
     seed=st.integers(0, 999),
 )
 def test_a_step_of_any_mixture_equals_attention_written_out(
@@ -92,6 +89,8 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
     softcap: float | None,
     has_sinks: bool,
     is_shuffled: bool,
+    num_batches: int,
+    most_scores: int,
     seed: int,
 ) -> None:
     parts = [(first, 1) for first in decodes] + chunks
@@ -103,13 +102,14 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
     cache = filled(owners)
     module, board = nn.Module(), paged.Board(cache)
     setattr(module, paged.SLOT, paged.Layer(board, 0, LayerKind("any", window)))
-    board.step = step_of(owners, len(decodes))
+    board.step = step_of(owners, len(decodes), num_batches)
     counts = [owner.stop - owner.first for owner in owners]
     query = torch.randn(1, HEADS, sum(counts), HEAD, generator=random)
     new = [torch.cat([getattr(o, n)[:, o.first :] for o in owners], 1)[None] for n in NAMES]
     more = {"softcap": softcap, "s_aux": torch.randn(HEADS) if has_sinks else None}
 
-    found, _ = paged.attend(module, query, *new, None, scaling=0.3, **more)
+    with mock.patch.object(paged, "MOST_SCORES", most_scores):
+        found, _ = paged.attend(module, query, *new, None, scaling=0.3, **more)
 
     for rows, own, owner in zip(
         found[0].split(counts), query[0].split(counts, 1), owners, strict=True
@@ -136,23 +136,28 @@ def filled(owners: list[Owner]) -> KVCache:
     return cache
 
 
-def step_of(owners: list[Owner], num_decodes: int) -> Step:
+def step_of(owners: list[Owner], num_decodes: int, num_batches: int = 1) -> Step:
+    """Lay out the owners, the decodes cut into about so many batches."""
+    size = max(1, -(-num_decodes // num_batches))
+    starts = range(0, num_decodes, size)
+    batch_ranges = [(start, min(start + size, num_decodes)) for start in starts]
     writes = torch.cat([owner.slots[owner.first :] for owner in owners])
-    group = None
-    if num_decodes:
-        own = [owner.slots for owner in owners[:num_decodes]]
-        table = torch.full((num_decodes, max(map(len, own))), 80 * BLOCK)
+    groups = []
+    for start, stop in batch_ranges:
+        own = [owner.slots for owner in owners[start:stop]]
+        table = torch.full((len(own), max(map(len, own))), 80 * BLOCK)
         for row, slots in zip(table, own, strict=True):
             row[: len(slots)] = slots
-        is_run = num_decodes == 1 and bool((own[0].diff() == 1).all())
+        is_run = len(own) == 1 and bool((own[0].diff() == 1).all())
         run = int(own[0][0]) if is_run else None
-        group = DecodeGroup(table, [len(slots) for slots in own], torch.float32, run)
+        lengths = [len(slots) for slots in own]
+        groups.append(DecodeGroup((start, stop), table, lengths, torch.float32, run))
     chunks, row = [], num_decodes
     for owner in owners[num_decodes:]:
         stop = row + owner.stop - owner.first
         chunks.append(Chunk((row, stop), owner.first, owner.slots, torch.float32))
         row = stop
-    return Step(writes, group, tuple(chunks))
+    return Step(writes, tuple(groups), tuple(chunks))
 
 
 def test_a_mask_of_the_family_replaces_the_causal_one() -> None:
@@ -164,7 +169,7 @@ def test_a_mask_of_the_family_replaces_the_causal_one() -> None:
     module, board = nn.Module(), paged.Board(filled([owner]))
     setattr(module, paged.SLOT, paged.Layer(board, 0, LayerKind("full_attention")))
     chunk = Chunk((0, 6), 3, owner.slots, torch.float32, views)
-    board.step = Step(owner.slots[3:], None, (chunk,))
+    board.step = Step(owner.slots[3:], (), (chunk,))
     query = torch.randn(1, HEADS, 6, HEAD, generator=random)
     more = {"softcap": None, "s_aux": None}
 
@@ -182,3 +187,25 @@ def test_attention_outside_a_step_is_an_error() -> None:
 
     with pytest.raises(RuntimeError, match="outside a step"):
         paged.attend(module, row, row, row, None)
+
+
+@given(lengths=st.lists(st.integers(1, 200_000), max_size=64), token_bytes=st.integers(1, 2**14))
+def test_batches_take_all_rows_in_order_and_are_bounded(
+    lengths: list[int], token_bytes: int
+) -> None:
+    lengths = sorted(lengths)
+    ranges = batches(lengths, token_bytes)
+
+    assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(lengths)))
+    for start, stop in ranges:
+        num_bytes = (stop - start) * lengths[stop - 1] * token_bytes
+        assert stop - start == 1 or num_bytes <= MOST_BYTES
+        if num_bytes > FEW_BYTES:
+            assert lengths[stop - 1] <= MOST_PADDING * lengths[start]
+
+
+def test_one_long_row_widens_no_others() -> None:
+    lengths = [1000] * 63 + [131_072]  # at 4 KiB a token, 32 GiB in one batch
+
+    assert batches(lengths, 4096) == [(0, 63), (63, 64)]
+    assert batches([10, 20, 100, 400], 1024) == [(0, 4)], "a small batch is not split"

@@ -18,7 +18,7 @@ from vlmkit.errors import ConfigError, EngineError
 from vlmkit.prompt import Prompt
 from vlmkit.registry import BuildContext
 from vlmkit.testing.engine_host import EngineHost
-from vlmkit_torch import capacity, engine as engine_module, hardware
+from vlmkit_torch import capacity, engine as engine_module, faults, hardware
 from vlmkit_torch.engine import build as build_engine
 from vlmkit_torch.settings import ComputeSettings, EngineSettings
 from vlmkit_torch.weights import shared_model
@@ -224,9 +224,9 @@ def test_memory_that_is_not_enough_is_told_as_that(
 
 
 def test_another_error_is_not_taken_for_memory() -> None:
-    assert not hardware.is_out_of_memory(RuntimeError("shapes do not match"))
-    assert not hardware.is_out_of_memory(ValueError(TOLD[0]))
-    assert hardware.is_out_of_memory(MemoryError())
+    assert not faults.is_out_of_memory(RuntimeError("shapes do not match"))
+    assert not faults.is_out_of_memory(ValueError(TOLD[0]))
+    assert faults.is_out_of_memory(MemoryError())
 
 
 def llava_image_token() -> int:

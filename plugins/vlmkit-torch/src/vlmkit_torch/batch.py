@@ -15,6 +15,7 @@ from vlmkit.errors import EngineError
 from vlmkit.sequence import Sequence
 from vlmkit.step import WorkItem
 from vlmkit_torch.attention.step import Chunk, DecodeGroup, Step, Visibility
+from vlmkit_torch.grouping import batches
 from vlmkit_torch.prompt_inputs import MANY_AXES, Embeds, Layout, PromptReader
 
 
@@ -72,16 +73,25 @@ class Batcher:
         pool: says which blocks a sequence has.
         reader: reads prompts.
         zero_slot: the cache slot that is always zero.
+        layer_bytes: the most that a layer keeps for a token.
     """
 
-    def __init__(self, pool: BlockPool, reader: PromptReader, zero_slot: int) -> None:
+    def __init__(
+        self, pool: BlockPool, reader: PromptReader, zero_slot: int, layer_bytes: int
+    ) -> None:
         self._pool = pool
         self._reader = reader
         self._zero_slot = zero_slot
+        self._layer_bytes = layer_bytes
         self._within = np.arange(pool.block_tokens)
 
     def build(self, items: Seq[WorkItem], states: dict[Sequence, PromptState]) -> Batch:
-        """Lay out the items: decodes first, then chunks."""
+        """Lay out the items: decodes first, those of few tokens before those of many; then chunks.
+
+        Args:
+            items: whose decodes come in that order.
+            states: of their sequences.
+        """
         decodes, chunks, last_rows = _flatten(items, states)
         segments = decodes + chunks
         for segment in segments:
@@ -110,7 +120,9 @@ class Batcher:
     def _step(self, segments: list[Segment], num_decodes: int) -> Step:
         slots = [self._slots(segment.sequence, segment.stop) for segment in segments]
         writes = [own[s.start :] for own, s in zip(slots, segments, strict=True)]
-        group = self._group(slots[:num_decodes]) if num_decodes else None
+        lengths = [len(own) for own in slots[:num_decodes]]
+        ranges = batches(lengths, self._layer_bytes)
+        groups = tuple(self._group(rows, slots[slice(*rows)]) for rows in ranges)
         chunks, row = [], num_decodes
         for segment, own in zip(segments[num_decodes:], slots[num_decodes:], strict=True):
             rows = (row, row + segment.stop - segment.start)
@@ -118,9 +130,9 @@ class Batcher:
                 Chunk(rows, segment.start, self._device(own), self._reader.dtype, _views(segment))
             )
             row = rows[1]
-        return Step(self._device(np.concatenate(writes)), group, tuple(chunks))
+        return Step(self._device(np.concatenate(writes)), groups, tuple(chunks))
 
-    def _group(self, slots: list[np.ndarray]) -> DecodeGroup:
+    def _group(self, rows: tuple[int, int], slots: list[np.ndarray]) -> DecodeGroup:
         lengths = [len(own) for own in slots]
         table = np.full((len(slots), max(lengths)), self._zero_slot, dtype=np.int64)
         for row, own in zip(table, slots, strict=True):
@@ -128,7 +140,7 @@ class Batcher:
         only = slots[0] if len(slots) == 1 else None
         is_run = only is not None and bool((np.diff(only) == 1).all())
         run = int(only[0]) if only is not None and is_run else None
-        return DecodeGroup(self._device(table), lengths, self._reader.dtype, run)
+        return DecodeGroup(rows, self._device(table), lengths, self._reader.dtype, run)
 
     def _positions(self, segments: list[Segment]) -> torch.Tensor:
         """Return positions ``[1, tokens]``, or ``[axes, 1, tokens]`` where images need axes."""

@@ -84,7 +84,7 @@ def probe(
     """
     slots = torch.zeros(1, dtype=torch.long, device=device)
     chunk = Chunk((0, 1), 0, slots, views.model.dtype)
-    board.step = Step(slots, None, (chunk,))
+    board.step = Step(slots, (), (chunk,))
     if states is not None:
         states.load([], [])
     try:

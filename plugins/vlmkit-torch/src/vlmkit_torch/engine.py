@@ -16,12 +16,13 @@ from vlmkit.protocols import EngineLimits
 from vlmkit.registry import BuildContext
 from vlmkit.sequence import Sequence
 from vlmkit.step import WorkItem
-from vlmkit_torch import capacity, hardware, packing, rope, selfcheck
+from vlmkit_torch import capacity, faults, hardware, packing, rope, selfcheck
 from vlmkit_torch.attention.paged import Board, bind
 from vlmkit_torch.batch import Batch, Batcher, PromptState
 from vlmkit_torch.kv_cache import KVCache
 from vlmkit_torch.prompt_inputs import Layout, PromptReader
 from vlmkit_torch.settings import EngineSettings
+from vlmkit_torch.step_size import StepSize
 from vlmkit_torch.views import Views
 from vlmkit_torch.weights import LoadedModel, shared_model
 
@@ -55,7 +56,9 @@ class TorchEngine:
             num_blocks * settings.block_tokens, loaded.device, needs.layer_shapes
         )
         self._reader = PromptReader(views, loaded.device, loaded.dtype)
-        self._batcher = Batcher(self._pool, self._reader, self._board.cache.zero_slot)
+        layer_bytes = max(shape.token_bytes for shape in needs.layer_shapes.values())
+        self._batcher = Batcher(self._pool, self._reader, self._board.cache.zero_slot, layer_bytes)
+        self._step_size = StepSize(loaded.device)
         self._states: dict[Sequence, PromptState] = {}
         self._layouts: OrderedDict[_Content, Layout] = OrderedDict()
 
@@ -110,34 +113,46 @@ class TorchEngine:
 
     @torch.no_grad()
     def forward(self, items: Seq[WorkItem]) -> torch.Tensor:
-        """Compute the items; see :meth:`vlmkit.protocols.Engine.forward`."""
-        with hardware.alone(self._board.cache.device):
-            return hardware.handed_over(self._logits(items))
+        """Compute the items; see :meth:`vlmkit.protocols.Engine.forward`.
+
+        Raises:
+            EngineError: the device failed, or its memory is not enough for one of the items alone.
+        """
+        device = self._board.cache.device
+        with hardware.alone(device):
+            try:
+                return hardware.handed_over(self._logits(items))
+            except Exception as error:
+                hint = "lower engine.max_chunk_tokens or engine.cache_gib"
+                failure = faults.told(error, device, "this request", hint)
+                if failure is None:
+                    raise
+        raise failure
 
     def _logits(self, items: Seq[WorkItem]) -> torch.Tensor:
-        if not items:
-            return torch.zeros(0, self._limits.vocab_size)
         for item in items:
             if item.sequence not in self._states:
                 self._states[item.sequence] = PromptState(self._layout(item.sequence.prompt))
         hidden: dict[Sequence, torch.Tensor] = {}
         for group in self._groups(items):
-            hidden |= self._compute(group)
-        rows = [hidden[item.sequence] for item in items if item.wants_logits]
-        if not rows:
+            for rows in self._step_size.run(self._compute, group):
+                hidden |= rows
+        wanted = [hidden[item.sequence] for item in items if item.wants_logits]
+        if not wanted:
             return torch.zeros(0, self._limits.vocab_size)
-        return self._views.head(torch.stack(rows))
+        return self._views.head(torch.stack(wanted))
 
     def _groups(self, items: Seq[WorkItem]) -> list[list[WorkItem]]:
         """Return what is computed together: all, unless layers are recurrent.
 
-        Recurrent layers want decodes as a column, and each chunk for itself.
+        Decodes come first, those of few tokens before those of many. Recurrent layers want decodes
+        as a column, and each chunk for itself.
         """
+        decodes = sorted(filter(_is_decode, items), key=lambda item: item.stop)
+        chunks = [item for item in items if not _is_decode(item)]
         if self._recurrent is None:
-            return [list(items)]
-        decodes = [item for item in items if _is_decode(item)]
-        chunks = [[item] for item in items if not _is_decode(item)]
-        return [decodes, *chunks] if decodes else chunks
+            return [[*decodes, *chunks]]
+        return [decodes, *([chunk] for chunk in chunks)] if decodes else [[c] for c in chunks]
 
     def _compute(self, items: list[WorkItem]) -> dict[Sequence, torch.Tensor]:
         """Run one forward pass; return the last hidden state of each item that wants logits."""
@@ -233,8 +248,8 @@ def build(context: BuildContext) -> TorchEngine:
     except VlmkitError:
         raise
     except Exception as error:  # a family's code may raise anything where it is not as expected
-        if hardware.is_out_of_memory(error):
-            raise hardware.out_of_memory(loaded.device) from error
+        if failure := faults.told_at_load(error, loaded.device):
+            raise failure from error
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} is built in a way that this engine "
             "does not know"

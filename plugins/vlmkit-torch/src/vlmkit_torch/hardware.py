@@ -1,7 +1,7 @@
 """Chooses the device and the precision, and knows what is particular to a kind of device.
 
-How much memory a cache may take, how running out of it is told, and what MPS cannot do: compute for
-two threads at once.
+How much memory a cache may take, and what MPS cannot do: compute for two threads at once. What a
+device's errors mean is the business of ``faults``.
 """
 
 import logging
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from vlmkit.errors import ConfigError, EngineError
+from vlmkit.errors import ConfigError
 from vlmkit_torch.refusal import release_of
 from vlmkit_torch.settings import ComputeSettings
 
@@ -21,12 +21,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 CPU_CACHE_BYTES = 4 * GIB
 FREE_FRACTION = 0.8  # of a device's free memory; the rest is for activations and other programs
 MPS_RELEASE = (2, 13)  # of torch; earlier ones attend wrong over views and grouped heads there
-OUT_OF_MEMORY = (
-    "MPS backend out of memory",
-    "Invalid buffer size",  # MPS, of one that is larger than the device takes
-    "DefaultCPUAllocator",
-)
-"""How torch tells that memory is not enough where it has no exception for it."""
 
 _mps_turn = threading.RLock()  # one for the process, as is MPS's queue of commands
 
@@ -99,21 +93,6 @@ def alone(device: torch.device) -> AbstractContextManager[object]:
 def handed_over(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor for whoever computes on without asking for a turn: not on MPS."""
     return tensor.cpu() if is_mps(tensor.device) else tensor
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether a computation failed because memory was not enough."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
-
-
-def out_of_memory(device: torch.device) -> EngineError:
-    """Return what is raised where a model does not fit a device."""
-    return EngineError(
-        f"the memory of {str(device)!r} is not enough for this model and its cache",
-        hint="lower engine.cache_gib, or take a smaller model or precision",
-    )
 
 
 def _best_device() -> torch.device:

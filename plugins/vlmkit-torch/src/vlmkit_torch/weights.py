@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
 from vlmkit.registry import BuildContext
-from vlmkit_torch import hardware
+from vlmkit_torch import faults, hardware
 from vlmkit_torch.settings import ComputeSettings
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def load(
 
     Raises:
         CheckpointError: weights are absent, of the wrong shape, or need what is not installed.
-        EngineError: they do not fit the memory.
+        EngineError: the device failed, or has not so much memory.
     """
     auto = _auto_class(checkpoint, config)
     try:
@@ -143,8 +143,8 @@ def load(
                 output_loading_info=True,
             )
     except Exception as error:
-        if hardware.is_out_of_memory(error):
-            raise hardware.out_of_memory(torch.device("cpu")) from error
+        if failure := faults.told_at_load(error, torch.device("cpu")):
+            raise failure from error
         method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
         hint = f"it is quantized with {method!r}, which needs packages of its own" if method else ""
         raise CheckpointError(
@@ -160,14 +160,14 @@ def _move(model: Any, device: torch.device, **precision: torch.dtype) -> None:
     """Put a model's weights on a device, and in another precision if it is named.
 
     Raises:
-        EngineError: they do not fit its memory.
+        EngineError: the device failed, or has not so much memory.
     """
     try:
         with hardware.alone(device):
             model.to(device=device, **precision)
     except Exception as error:
-        if hardware.is_out_of_memory(error):
-            raise hardware.out_of_memory(device) from error
+        if failure := faults.told_at_load(error, device):
+            raise failure from error
         raise
 
 

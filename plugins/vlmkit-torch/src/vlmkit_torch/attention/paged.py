@@ -1,8 +1,8 @@
 """The attention function that transformers calls in every layer of a decoder.
 
 Writes the new keys and values into the paged cache and reads back what each token may see. One
-batched attention for all decoding sequences, one for each prefill chunk. Knows soft caps and
-attention sinks; refuses arguments that it does not know rather than ignore them.
+batched attention for decoding sequences of like length, one for each prefill chunk. Knows soft caps
+and attention sinks; refuses arguments that it does not know rather than ignore them.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from vlmkit_torch.kv_cache import KVCache
 IMPLEMENTATION = "vlmkit_paged"  # not registered for masks: the models then build none
 HARMLESS = frozenset({"position_ids", "cache_position"})
 SLOT = "vlmkit_layer"
-SCORED_ROWS = 256  # queries of a chunk whose scores are in memory at once
+MOST_SCORES = 2**25  # of a chunk in one layer at once; an eighth of a GiB in single precision
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class _Rule:
 def _attend_step(
     layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: _Rule
 ) -> torch.Tensor:
-    """Keep the new keys and values, and attend: decodes as one batch, then chunk by chunk.
+    """Keep the new keys and values, and attend: decodes in batches, then chunk by chunk.
 
     Returns:
         ``[tokens, heads, value_head]``.
@@ -128,8 +128,9 @@ def _attend_step(
         raise RuntimeError("attention was called outside a step")
     cached = layer.board.cache.write(layer.index, step.write_slots, key[0], value[0])
     parts = []
-    if (group := step.decodes) is not None:
-        parts.append(_decode(query[0, :, : group.batch], cached, group.reach(rule.kind), rule))
+    for group in step.decodes:
+        rows = query[0, :, slice(*group.rows)]
+        parts.append(_decode(rows, cached, group.reach(rule.kind), rule))
     for chunk in step.chunks:
         start, stop = chunk.rows
         rows = query[:, :, start:stop]
@@ -177,23 +178,43 @@ def _chunk(
     reach: Reach,
     rule: _Rule,
 ) -> torch.Tensor:
-    """Attend with several queries of one sequence: ``[1, heads, count, head]``."""
+    """Attend with several queries of one sequence: ``[1, heads, count, head]``.
+
+    The queries are taken a few at a time where many would have too many scores at once.
+    """
     keys, values = (_read(pool, reach.slots, 1) for pool in cached)
+    count = step = query.shape[2]
+    if not rule.is_plain or query.device.type != "cpu":  # the CPU's own kernel keeps no scores
+        step = max(1, MOST_SCORES // (query.shape[1] * keys.shape[2]))
+    parts = []
+    for start in range(0, count, step):
+        some = slice(start, start + step)
+        mask = None if reach.mask is None else reach.mask[some]
+        parts.append(_some_of_chunk(query[:, :, some], keys, values, mask, rule))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _some_of_chunk(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: _Rule,
+) -> torch.Tensor:
+    """Attend with queries ``[1, heads, count, head]``; return ``[count, heads, value_head]``."""
     heads, kv_heads = query.shape[1], keys.shape[1]
     if rule.is_plain:
         out = _attention(
             query,
             keys,
             values,
-            attn_mask=reach.mask,
+            attn_mask=mask,
             scale=rule.scale,
             enable_gqa=heads != kv_heads,
         )
     else:
         grouped = query.reshape(1, kv_heads, heads // kv_heads, *query.shape[2:])
-        out = _explicit_in_pieces(grouped, keys, values, reach.mask, rule).reshape(
-            1, heads, query.shape[2], -1
-        )
+        out = _explicit(grouped, keys, values, mask, rule).reshape(1, heads, query.shape[2], -1)
     return out[0].transpose(0, 1)
 
 
@@ -210,24 +231,6 @@ def _read(pool: torch.Tensor, slots: torch.Tensor | slice, batch: int) -> torch.
     """Return the rows of slots as ``[batch, kv_heads, width, head]``."""
     rows = pool[slots] if isinstance(slots, slice) else pool.index_select(0, slots)
     return rows.view(batch, -1, *pool.shape[1:]).transpose(1, 2)
-
-
-def _explicit_in_pieces(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    rule: _Rule,
-) -> torch.Tensor:
-    """Attend with some queries at a time, so that their scores stay small; as :func:`_explicit`."""
-    cuts = [slice(first, first + SCORED_ROWS) for first in range(0, query.shape[3], SCORED_ROWS)]
-    return torch.cat(
-        [
-            _explicit(query[:, :, :, cut], keys, values, None if mask is None else mask[cut], rule)
-            for cut in cuts
-        ],
-        dim=3,
-    )
 
 
 def _explicit(

@@ -76,22 +76,19 @@ class DecodeGroup:
     """One token of each of ``batch`` sequences, computed as one batch.
 
     Attributes:
+        rows: where they stand in the flat step, half-open.
         slots: ``[batch, longest]`` cache slots; past a sequence's end, the slot of zeros.
         lengths: tokens of each sequence, the new one included.
         dtype: of the masks.
         run: the first slot, if there is one sequence and its slots are neighbours.
     """
 
+    rows: tuple[int, int]
     slots: torch.Tensor
     lengths: list[int]
     dtype: torch.dtype
     run: int | None = None
     _reaches: dict[LayerKind, Reach] = field(default_factory=dict)
-
-    @property
-    def batch(self) -> int:
-        """Number of sequences."""
-        return len(self.lengths)
 
     def reach(self, kind: LayerKind) -> Reach:
         """Return slots ``[batch * width]`` and mask ``[batch, 1, 1, width]``."""
@@ -175,12 +172,12 @@ class Step:
 
     Attributes:
         write_slots: ``[tokens]`` where each token's keys and values go.
-        decodes: the leading tokens, one a sequence; None if there are none.
+        decodes: the leading tokens, one a sequence, in batches of like length.
         chunks: the others.
     """
 
     write_slots: torch.Tensor
-    decodes: DecodeGroup | None
+    decodes: tuple[DecodeGroup, ...]
     chunks: tuple[Chunk, ...]
 
 

@@ -1,0 +1,146 @@
+"""A device that runs out of memory, or fails: who is harmed, what is learnt and what is said."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parity import hybrid
+from pretend.steps import TEXTS, begin
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.errors import EngineError
+from vlmkit.executor import Executor
+from vlmkit.prompt import Prompt
+from vlmkit.protocols import Sample
+from vlmkit.registry import BuildContext
+from vlmkit.sampler import ArraySampler
+from vlmkit.testing.engine_host import EngineHost
+from vlmkit_torch import selfcheck
+from vlmkit_torch.attention import paged
+from vlmkit_torch.engine import build
+from vlmkit_torch.settings import EngineSettings
+
+pytestmark = pytest.mark.torch
+
+Load = Callable[..., Any]
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+ASSERTION = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable"
+
+
+class Failing:
+    """A decoder that fails at passes of more than so many tokens."""
+
+    def __init__(self, engine: Any, error: Exception, most_tokens: int = 0) -> None:
+        self.decoder, self.error, self.most_tokens = engine._views.decoder, error, most_tokens
+        self.num_failures = 0
+        engine._views.decoder = self
+
+    def __call__(self, *, position_ids: torch.Tensor, **arguments: Any) -> Any:
+        if position_ids.numel() > self.most_tokens:
+            self.num_failures += 1
+            raise self.error
+        return self.decoder(position_ids=position_ids, **arguments)
+
+
+def test_a_step_that_runs_out_of_memory_is_halved_once_for_all(load: Load) -> None:
+    engine, _ = load("llama")
+    host = EngineHost(engine)
+    sequences, _ = begin(host)
+    expected = [host.last_logits(prompt, (30, 31, 32, 33)).argmax() for prompt in TEXTS]
+    executor, short = Executor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 2)
+    for token in range(30, 34):
+        items = [host.next_item(sequence, token) for sequence in sequences]
+        results = executor.compute(items)
+
+        assert all(isinstance(result, Sample) for result in results)
+    assert [result.token_id for result in results] == expected
+    assert short.num_failures == 1, "three tokens are too many, and that is not tried again"
+
+
+def test_what_does_not_fit_alone_fails_alone(load: Load, caplog: Any) -> None:
+    engine, _ = load("llama")
+    host = EngineHost(engine)
+    sequences, _ = begin(host)
+    late = host.sequence(Prompt(tuple(range(50, 70))))
+    host.admit(late)
+    executor, _ = Executor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 4)
+
+    *others, failed = executor.compute(
+        [*(host.next_item(sequence, 30) for sequence in sequences), host.chunk(late)]
+    )
+    assert all(isinstance(result, Sample) for result in others)
+    assert str(failed) == "the memory of 'cpu' is not enough for this request"
+    assert "Tried to allocate" in caplog.text
+    assert failed.__cause__ is None, "who keeps the error keeps no memory of what was computed"
+    assert failed.__context__ is None
+
+
+def test_a_recurrent_family_is_halved_too(tmp_path: Any) -> None:
+    files = Checkpoint("lfm2", hybrid.save("lfm2", tmp_path))
+    few = EngineSettings(cache_tokens=640, block_tokens=4, max_sequences=12)
+    engine = build(BuildContext("", files, few, {}))
+    host = EngineHost(engine)
+    sequences, _ = begin(host)
+    expected = [host.last_logits(prompt, (30,)) for prompt in TEXTS]
+    short = Failing(engine, OUT_OF_MEMORY, 2)
+    rows = host.step([host.next_item(sequence, 30) for sequence in sequences])
+
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+    assert short.num_failures == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError(ASSERTION), torch.AcceleratorError(ASSERTION)])
+def test_an_error_of_a_device_is_called_that(
+    error: Exception, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = load("llama")
+    host = EngineHost(engine)
+    sequences, _ = begin(host)
+    Failing(engine, error)
+    item = host.next_item(sequences[0], 30)
+
+    with pytest.raises(EngineError, match=r"^device 'cpu' failed at this request"):
+        engine.forward([item])
+    monkeypatch.setattr("vlmkit_torch.faults.is_alive", lambda _: False)
+    with pytest.raises(EngineError, match=r"^device 'cpu' failed and computes nothing any more"):
+        engine.forward([item])
+
+
+def test_a_device_that_fails_at_load_is_not_an_unknown_family(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError(ASSERTION)
+
+    monkeypatch.setattr(selfcheck, "reference", fail)
+    with pytest.raises(EngineError, match=r"^device 'cpu' failed at this model and its cache"):
+        load("llama")
+
+
+def test_a_long_sequence_does_not_widen_the_batch_of_short_ones(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, widths = paged._read, []
+
+    def noted(pool: torch.Tensor, slots: Any, batch: int) -> torch.Tensor:
+        rows = read(pool, slots, batch)
+        widths.append(rows.shape[0] * rows.shape[2])
+        return rows
+
+    monkeypatch.setattr("vlmkit_torch.grouping.FEW_BYTES", 1)
+    engine, _ = load("llama")
+    prompts = [*TEXTS, Prompt(tuple(range(20, 320)))]
+    host = EngineHost(engine)
+    expected = [host.last_logits(prompt, (30,)) for prompt in prompts]
+    sequences = [host.sequence(prompt) for prompt in reversed(prompts)]
+    for sequence in sequences:
+        host.admit(sequence)
+        host.prefill(sequence)
+    items = [host.next_item(sequence, 30) for sequence in sequences]
+    monkeypatch.setattr(paged, "_read", noted)
+
+    np.testing.assert_allclose(host.step(items), expected[::-1], atol=1e-5)
+    num_layers = len(widths) // 6  # keys and values of three batches
+    assert sum(widths) // (2 * num_layers) < 2 * sum(map(len, sequences))
