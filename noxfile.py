@@ -53,9 +53,16 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run every test that needs no GPU."""
+    """Run every test that needs no GPU, but those that take minutes together."""
     install(session, *ALL, groups=("test", "onnx"))
-    session.run("pytest", "-m", "not gpu", *session.posargs)
+    session.run("pytest", "-m", "not gpu and not slow", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """Run what ``tests`` leaves out, and on a machine with a GPU what needs one."""
+    install(session, *ALL, groups=("test", "onnx"))
+    session.run("pytest", "-m", "slow or gpu", *session.posargs)
 
 
 @nox.session

@@ -13,11 +13,15 @@ TEXTS = tuple(Prompt(tuple(range(20 + i, 50 + 3 * i))) for i in range(3))
 
 
 def logits_of(
-    engine: Engine, prompts: Seq[Prompt] = TEXTS, features: Features = lambda _: {}
+    engine: Engine,
+    prompts: Seq[Prompt] = TEXTS,
+    features: Features = lambda _: {},
+    *,
+    chunk_tokens: int = 13,
 ) -> list[np.ndarray]:
     """Return the logits of prompts that are read in chunks, and of answers that grow together."""
     host = EngineHost(engine, features)
-    sequences, found = begin(host, prompts)
+    sequences, found = begin(host, prompts, chunk_tokens)
     for token in range(30, 34):
         items = [host.next_item(sequence, token) for sequence in sequences]
         found.append(host.step(items).copy())
@@ -27,11 +31,11 @@ def logits_of(
 
 
 def begin(
-    host: EngineHost, prompts: Seq[Prompt] = TEXTS
+    host: EngineHost, prompts: Seq[Prompt] = TEXTS, chunk_tokens: int = 13
 ) -> tuple[list[Sequence], list[np.ndarray]]:
     """Read prompts in chunks; return their sequences and the logits of their last tokens."""
     sequences, found = [host.sequence(prompt) for prompt in prompts], []
     for sequence in sequences:
         assert host.admit(sequence) == 0
-        found.append(host.prefill(sequence, chunk_tokens=13).copy())
+        found.append(host.prefill(sequence, chunk_tokens=chunk_tokens).copy())
     return sequences, found

@@ -1,0 +1,96 @@
+"""On a CUDA device the engine and the encoder answer as on the CPU.
+
+Every test is there for a real device (``gpu``) and for one that is played on the CPU, see
+``tests/pretend``: that one minds where arrays lie, and knows nothing of kernels and rounding. Of
+its tests a few always run, and the others are ``slow``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence as Seq
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import zoo
+from parity import hybrid, runner
+from pretend.steps import logits_of
+from pretend.torch_cuda import pretended_cuda
+from vlmkit.checkpoint import Checkpoint
+from vlmkit.prompt import Prompt
+from vlmkit.registry import BuildContext
+from vlmkit_torch.engine import build
+from vlmkit_torch.settings import EngineSettings
+
+pytestmark = pytest.mark.torch
+
+Load = Callable[..., Any]
+Rows = list[np.ndarray]
+ALWAYS = ("llama", "qwen2_5_vl", "gemma3_text")  # quick, and of three mechanisms
+TOLERANCE = {"played": 1e-5, "real": 2e-3}
+
+
+def on_devices(*names: str) -> Any:
+    """Return a mark that runs a test for some families, on a played device and on a real one."""
+    cases = []
+    for name in names:
+        marks = () if name in ALWAYS else pytest.mark.slow
+        cases.append(pytest.param("played", name, marks=marks, id=f"played-{name}"))
+        cases.append(pytest.param("real", name, marks=pytest.mark.gpu, id=f"real-{name}"))
+    return pytest.mark.parametrize(("device", "name"), cases)
+
+
+@contextmanager
+def cuda(device: str) -> Iterator[None]:
+    """Have a CUDA device of a kind."""
+    if device == "played":
+        with pretended_cuda() as played:
+            yield
+        assert played.kernels, "the device was used"
+    elif torch.cuda.is_available():
+        yield
+    else:
+        pytest.skip("no CUDA device")
+
+
+def answered(load: Load, name: str, prompts: Seq[Prompt], **settings: Any) -> Rows:
+    """Return the logits of a family's answers to prompts."""
+    engine, encoder = load(name, **settings)
+
+    def features(prompt: Prompt) -> dict[int, Any]:
+        return dict(enumerate(encoder.encode(prompt.images))) if prompt.images else {}
+
+    return logits_of(engine, prompts, features, chunk_tokens=settings.get("max_chunk_tokens", 13))
+
+
+def agree(found: Rows, expected: Rows, tolerance: float) -> None:
+    """Require that logits differ by so much at most, as a part of the largest."""
+    largest = max(1.0, *(np.abs(row).max() for row in expected))
+    for row, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(row, wanted, atol=tolerance * largest, rtol=0)
+
+
+@on_devices(*zoo.NAMES_VISION, *zoo.NAMES_TEXT)
+def test_a_family_answers_as_on_the_cpu(
+    device: str, name: str, load: Load, saved: Callable[[str], Path]
+) -> None:
+    prompts = runner.prompts(name, runner.config_of(saved(name)))
+    expected = answered(load, name, prompts)
+
+    with cuda(device):
+        agree(answered(load, name, prompts, device="cuda"), expected, TOLERANCE[device])
+
+
+@on_devices("lfm2", "qwen3_next", "bamba")
+def test_recurrent_layers_answer_as_on_the_cpu(device: str, name: str, tmp_path: Path) -> None:
+    files = Checkpoint(name, hybrid.save(name, tmp_path))
+
+    def rows(place: str) -> Rows:
+        few = EngineSettings(cache_tokens=640, block_tokens=4, max_sequences=12, device=place)
+        return logits_of(build(BuildContext("", files, few, {})), hybrid.prompts()[:3])
+
+    expected = rows("cpu")
+    with cuda(device):
+        agree(rows("cuda"), expected, TOLERANCE[device])

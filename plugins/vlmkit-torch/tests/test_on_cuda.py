@@ -1,0 +1,103 @@
+"""What the engine does with a CUDA device: one that is played on the CPU, see ``tests/pretend``.
+
+How often it waits, what it samples, and what it does when the device is gone. Whether the answers
+are those of the CPU is asked in ``test_cuda_parity``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pretend.steps import begin
+from pretend.torch_cuda import CUDA, OnCuda, pretended_cuda
+from vlmkit.errors import EngineError
+from vlmkit.executor import Executor
+from vlmkit.protocols import Sample
+from vlmkit.sampler import ArraySampler
+from vlmkit.sampling import SamplingParams
+from vlmkit.testing.engine_host import EngineHost
+
+pytestmark = pytest.mark.torch
+
+Load = Callable[..., Any]
+
+
+def test_tokens_are_sampled_where_the_logits_are(load: Load) -> None:
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_p=0.9, top_k=20, logprobs=True, top_logprobs=3),
+        SamplingParams(temperature=1.0, frequency_penalty=0.5, repetition_penalty=1.1),
+    ]
+
+    def sampled(device: str) -> list[Any]:
+        engine, _ = load("llama", device=device)
+        host = EngineHost(engine)
+        sequences, _ = begin(host)
+        for sequence, own in zip(sequences, params, strict=True):
+            sequence.params = own
+        items = [host.next_item(sequence, 30) for sequence in sequences]
+        return Executor(engine, ArraySampler()).compute(items)
+
+    expected = sampled("cpu")
+    with pretended_cuda():
+        found = sampled("cuda")
+    assert [sample.token_id for sample in found] == [sample.token_id for sample in expected]
+    assert len(found[1].top) == 3
+
+
+def test_a_step_waits_for_the_device_once(load: Load) -> None:
+    with pretended_cuda() as device:
+        engine, _ = load("llama", device="cuda")
+        host = EngineHost(engine)
+        sequences, _ = begin(host)
+        waits = []
+        for batch in (sequences[:1], sequences, sequences):
+            items = [host.next_item(sequence, 30) for sequence in batch]
+            device.reset()
+            engine.forward(items)
+            waits.append(device.num_reads)
+            for item in items:
+                item.sequence.num_computed_tokens = item.stop
+
+    assert waits == [1, 1, 1], "to learn whether all values are finite"
+
+
+def test_a_device_that_is_gone_ends_the_engine(load: Load) -> None:
+    with pretended_cuda() as device:
+        engine, _ = load("llama", device="cuda")
+        host = EngineHost(engine)
+        sequences, _ = begin(host)
+        executor = Executor(engine, ArraySampler())
+        items = [host.next_item(sequence, 30) for sequence in sequences]
+        assert all(isinstance(result, Sample) for result in executor.compute(items))
+        device.is_broken = True
+        items = [host.next_item(sequence, 31) for sequence in sequences]
+
+        with pytest.raises(EngineError, match="the engine can compute nothing any more") as caught:
+            executor.compute(items)
+    assert str(caught.value.__cause__) == ("device 'cuda:0' failed and computes nothing any more")
+
+
+def test_a_cache_takes_a_part_of_what_the_device_has(load: Load) -> None:
+    gib = 64 * 1000 * 256 / 2**30
+    with pretended_cuda(gib=gib) as _:
+        engine, _ = load("llama", device="cuda", cache_tokens=None, max_sequences=64)
+
+    cache = engine._board.cache
+    taken = sum(shape.token_bytes for shape in cache.shapes.values()) * cache.num_slots
+    assert 0.7 * gib < taken / 2**30 < 0.8 * gib
+
+
+def test_the_played_device_minds_what_a_device_minds() -> None:
+    with pretended_cuda() as device:
+        row = torch.arange(4.0).to(CUDA)
+        assert isinstance(row * 2, OnCuda)
+        assert (row.device, (row + 1).sum().item()) == (CUDA, 10.0)
+        assert (device.num_copies, device.num_reads) == (1, 1)
+        with pytest.raises(RuntimeError, match="at least two devices"):
+            row + torch.ones(4)
+        with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor"):
+            row.numpy()
+        assert row[torch.tensor([1, 3])].cpu().tolist() == [1.0, 3.0]

@@ -1,0 +1,228 @@
+"""A CUDA device for torch that computes on the CPU.
+
+Tensors say that they lie on ``cuda:0`` and hold data of the host. A function that is given tensors
+of both places fails as it does on a device, and what a device does is counted: kernels, copies from
+the host, and reads by the host, each of which waits until all kernels are done. Only calls of torch
+are looked at; vlmkit and transformers run as they are.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._functorch import vmap
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+CUDA = torch.device("cuda", 0)
+HOST = torch.device("cpu")
+GIB = 2**30
+Tensor = torch.Tensor
+READS = frozenset({"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2"})
+"""Operators whose result, or its size, the host waits for."""
+MAKERS = frozenset({torch.tensor, torch.asarray, torch.as_tensor, torch.scalar_tensor})
+MOVERS = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.copy_, *MAKERS})
+PLAIN = frozenset({torch._has_compatible_shallow_copy_type, torch._C._nn._parse_to})
+"""Functions that compute nothing."""
+INDEXERS = frozenset({Tensor.__getitem__, Tensor.__setitem__})
+FACTS = {
+    Tensor.device.__get__: CUDA,
+    Tensor.is_cuda.__get__: True,
+    Tensor.is_cpu.__get__: False,
+    Tensor.get_device: 0,
+}
+NOT_HERE = {Tensor.numpy: TypeError, Tensor.__array__: TypeError, Tensor.__dlpack__: BufferError}
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that lies on the device, as long as calls are looked at."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    # These two let a module replace its weights by such tensors, with whatever shares them.
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return [], None
+
+    @staticmethod
+    def __tensor_unflatten__(*_: Any) -> "OnCuda":
+        raise NotImplementedError
+
+
+@dataclass
+class Device:
+    """What the device did.
+
+    Attributes:
+        kernels: how often each operator ran.
+        num_copies: arrays that came from the host.
+        num_reads: times that the host waited.
+        is_broken: whether it fails at everything, as after an assertion in a kernel.
+        is_busy: a call that concerns the device runs.
+    """
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    num_copies: int = 0
+    num_reads: int = 0
+    is_broken: bool = False
+    is_busy: bool = False
+
+    def reset(self) -> None:
+        """Count from nothing."""
+        self.kernels.clear()
+        self.num_copies = self.num_reads = 0
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a function, on the device if it is given anything that lies there or goes there."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        target = _target(func, args, kwargs)
+        ours = [tensor for tensor in tensors if isinstance(tensor, OnCuda)]
+        if func in PLAIN or (not ours and not _is_cuda(target)):
+            return func(*args, **kwargs)
+        if ours and func in FACTS:
+            return FACTS[func]
+        if ours and func in NOT_HERE:
+            raise NOT_HERE[func]("can't convert cuda:0 device type tensor")
+        if self.is_broken and getattr(func, "__name__", "") != "__get__":
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        if func not in MOVERS:
+            self._refuse_two_places(func, args, tensors)
+        stays = self._note_move(func, args, ours, target)
+        args, kwargs = tree_map_only(torch.device, _to_host, (args, kwargs))
+        self.is_busy = True
+        try:
+            made = _compute(func, args, kwargs)
+        finally:
+            self.is_busy = False
+        if not stays or isinstance(made, torch.Size):  # which a map would turn into a tuple
+            return made
+        return tree_map_only(Tensor, _on_cuda, made)
+
+    def _note_move(self, func: Any, args: Any, ours: list[Any], target: Any) -> bool:
+        """Count what goes from place to place; tell whether the result is on the device."""
+        if func is Tensor.copy_:
+            self.num_copies += isinstance(args[0], OnCuda) and not isinstance(args[1], OnCuda)
+            self.num_reads += not isinstance(args[0], OnCuda)
+            return isinstance(args[0], OnCuda)
+        goes = target is not None and not _is_cuda(target)
+        if ours and goes:
+            self.num_reads += 1
+        elif not ours and func in MOVERS:
+            self.num_copies += 1
+        return not goes
+
+    def _refuse_two_places(self, func: Any, args: Any, tensors: list[Tensor]) -> None:
+        """Fail where a device does: only numbers of the host may take part, and indices."""
+        on_host = [t for t in tensors if not isinstance(t, OnCuda) and t.ndim]
+        if func in INDEXERS and isinstance(args[0], OnCuda):
+            self.num_copies += len(on_host)
+        elif on_host:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"cuda:0 and cpu! ({func}, {tuple(on_host[0].shape)})"
+            )
+
+
+class _Calls(TorchFunctionMode):
+    """Looks at every call of torch."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.device.call(func, args, kwargs or {})
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts the operators of calls that concern the device; views take no kernel."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.device.is_busy:
+            name = func._schema.name.partition("::")[2]
+            self.device.num_reads += name in READS
+            aliases = [made.alias_info for made in func._schema.returns if made.alias_info]
+            is_view = any(not alias.is_write for alias in aliases)
+            if not is_view and name not in ("_local_scalar_dense", "_unsafe_view", "detach"):
+                self.device.kernels[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def pretended_cuda(*, gib: float = 8) -> Iterator[Device]:
+    """Let torch have a CUDA device with so much free memory, as far as vlmkit can tell."""
+    device = Device()
+    facts = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "mem_get_info": lambda *_: (int(gib * GIB), int(gib * GIB)),
+        "get_device_capability": lambda *_: (9, 0),
+    }
+    with ExitStack() as stack:
+        for name, fact in facts.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, fact))
+        for name in ("_add_batch_dim", "_remove_batch_dim"):  # of vmap, which are no calls of torch
+            stays = _staying(getattr(vmap, name))
+            stack.enter_context(mock.patch.object(vmap, name, stays))
+        stack.enter_context(_Kernels(device))
+        stack.enter_context(_Calls(device))
+        yield device
+
+
+def _target(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the device that a call names, itself or by a tensor to go to; None if none."""
+    if func is Tensor.cpu:
+        return HOST
+    if func is Tensor.cuda:
+        return CUDA
+    named = kwargs.get("device")
+    if named is None and func is Tensor.to:
+        named = kwargs.get("other", args[1] if len(args) > 1 else None)
+    if isinstance(named, Tensor):
+        return CUDA if isinstance(named, OnCuda) else HOST
+    if named is None and func in MAKERS and any(isinstance(a, OnCuda) for a in tree_leaves(args)):
+        return CUDA if isinstance(args[0], OnCuda) else None
+    return torch.device(named) if isinstance(named, str | torch.device) else None
+
+
+def _is_cuda(device: Any) -> bool:
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+def _to_host(device: torch.device) -> torch.device:
+    return HOST if _is_cuda(device) else device
+
+
+def _on_cuda(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, OnCuda) else tensor.as_subclass(OnCuda)
+
+
+def _staying(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a tensor that leaves it where it is."""
+
+    def stays(tensor: Any, *args: Any) -> Any:
+        made = func(tensor, *args)
+        return _on_cuda(made) if isinstance(tensor, OnCuda) else made
+
+    return stays
+
+
+def _compute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if func in MOVERS:
+        args = [HOST if isinstance(arg, str) else arg for arg in args]
+        if func is Tensor.cuda:
+            return args[0].clone()
+        made = func(*args, **{**kwargs, **({"device": HOST} if "device" in kwargs else {})})
+        return made.clone() if made is args[0] and func is not Tensor.copy_ else made
+    if func is torch.histc and not args[0].is_floating_point():  # which only a device has
+        return func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
+    return func(*args, **kwargs)
