@@ -56,6 +56,20 @@ def test_a_device_that_copies_inputs_when_they_are_bound_answers_as_the_cpu(
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.gpu
+def test_a_gpu_answers_as_the_cpu(exported: Callable[..., Path], one_thread: None) -> None:
+    if onnx_cuda.PROVIDERS[0] not in onnxruntime.get_available_providers():
+        pytest.skip("ONNX Runtime has no CUDA")
+    files = Checkpoint("llama", exported("llama", "fp16"))
+    rows = {}
+    for device in ("cpu", "cuda"):
+        few = EngineSettings(device=device, cache_tokens=400, max_sequences=4)
+        rows[device] = logits_of(build_engine(BuildContext("", files, few)))
+
+    for found, wanted in zip(rows["cuda"], rows["cpu"], strict=True):
+        np.testing.assert_allclose(found, wanted, atol=0.05 * np.abs(wanted).max())
+
+
 def test_a_decoder_of_ours_that_computes_otherwise_here_is_refused(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ Load = Callable[..., Any]
 Rows = list[np.ndarray]
 ALWAYS = ("llama", "qwen2_5_vl", "gemma3_text")  # quick, and of three mechanisms
 TOLERANCE = {"played": 1e-5, "real": 2e-3}
+HALF_TOLERANCE = {"played": 1e-5, "real": 0.1}  # of the largest logit
 
 
 def on_devices(*names: str) -> Any:
@@ -94,3 +95,42 @@ def test_recurrent_layers_answer_as_on_the_cpu(device: str, name: str, tmp_path:
     expected = rows("cpu")
     with cuda(device):
         agree(rows("cuda"), expected, TOLERANCE[device])
+
+
+@on_devices("qwen2_5_vl", "llava", "qwen3_vl", "gemma3", "gpt_oss", "gemma2")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_answers_as_on_the_cpu(
+    device: str, name: str, dtype: str, load: Load, saved: Callable[[str], Path]
+) -> None:
+    prompts = runner.prompts(name, runner.config_of(saved(name)))[:2]
+    expected = answered(load, name, prompts, dtype=dtype)
+
+    with cuda(device):
+        found = answered(load, name, prompts, dtype=dtype, device="cuda")
+        agree(found, expected, HALF_TOLERANCE[device])
+
+
+@on_devices("llama", "gpt_oss", "gemma3_text")
+def test_long_and_ragged_contexts_answer_as_on_the_cpu(
+    device: str, name: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vlmkit_torch.grouping.FEW_BYTES", 1)  # several batches of decodes
+    monkeypatch.setattr("vlmkit_torch.attention.paged.MOST_SCORES", 2**16)  # pieces of chunks
+    lengths = (1400, 3, 700, 40, 17, 1, 90)
+    prompts = [Prompt(tuple(20 + (7 * i) % 300 for i in range(count))) for count in lengths]
+    room: dict[str, Any] = {"cache_tokens": 3200, "max_chunk_tokens": 512}
+    expected = answered(load, name, prompts, **room)
+
+    with cuda(device):
+        found = answered(load, name, prompts, device="cuda", **room)
+        agree(found, expected, TOLERANCE[device])
+
+
+@on_devices("qwen3", "mixtral")
+def test_a_large_batch_answers_as_on_the_cpu(device: str, name: str, load: Load) -> None:
+    prompts = [Prompt(tuple(range(20 + i, 24 + 2 * i))) for i in range(24)]
+    expected = answered(load, name, prompts, cache_tokens=1600)
+
+    with cuda(device):
+        found = answered(load, name, prompts, device="cuda", cache_tokens=1600)
+        agree(found, expected, TOLERANCE[device])
