@@ -10,23 +10,12 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-NUM_TRIES = 5  # of one answer; the rest takes longer and is asked thrice
+NUM_TRIES = 5  # of one question, until every token came as a text
+CLIENTS = {1: 3, 8: 2, 32: 1}  # how often so many ask: the fewer, the sooner it is over
+PROMPTS = {512: 3, 2048: 1}  # how often prompts of so many tokens are read
+START_TOKENS = 64  # of the prompt of an answer
 FIRST_WORD = 1000  # ids from here on are words in any vocabulary of :mod:`shapes`
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Of what is asked, in tokens.
-
-    Attributes:
-        start: of the prompt of an answer.
-        answer: of the answer.
-        prompt: of the prompt that is only read.
-    """
-
-    start: int = 64
-    answer: int = 64
-    prompt: int = 512
+SAMPLING = {"temperature": 0.15, "top_p": 0.95, "top_k": 40}  # see docs/how-to/benchmark.md
 
 
 @dataclass(frozen=True)
@@ -49,48 +38,88 @@ class Answered:
 Ask = Callable[[int, int, int], Answered]
 """Takes a number of clients, of tokens of each one's prompt, and of tokens of each answer."""
 
-
-def figures(ask: Ask, lengths: Lengths) -> dict[str, float]:
-    """Return tokens per second: medians of several tries, after some that do not count."""
-    ask(8, lengths.start, 2)
-    ask(1, lengths.prompt, 2)
-    one = [_ask_for_all(ask, 1, lengths) for _ in range(NUM_TRIES)]
-    eight = [_ask_for_all(ask, 8, lengths) for _ in range(3)]
-    prompt = [ask(1, lengths.prompt, 1) for _ in range(3)]
-    median = statistics.median
-    found = {
-        "one": median((s.num_tokens - 1) / (s.wall_s - s.first_s) for s in one),
-        "eight": median(s.num_tokens / s.wall_s for s in eight),
-        "prompt": median(lengths.prompt / s.first_s for s in prompt),
-    }
-    together = [s.together_tokens_per_s for s in eight if s.together_tokens_per_s]
-    return {**found, "eight_together": median(together)} if together else found
+Figures = dict[str, float]
+"""Tokens per second by column; :data:`COLUMNS` has their order."""
 
 
-def _ask_for_all(ask: Ask, clients: int, lengths: Lengths) -> Answered:
+def clients(count: int) -> str:
+    """Return the name of the column of so many clients."""
+    return f"{count} client" if count == 1 else f"{count} clients"
+
+
+def answers_only(count: int) -> str:
+    """Return the name of the column of so many clients once all their prompts are read."""
+    return f"{clients(count)}, answers only"
+
+
+def prompt(num_tokens: int) -> str:
+    """Return the name of the column of a prompt."""
+    return f"{num_tokens}-token prompt"
+
+
+COLUMNS = (
+    *map(clients, CLIENTS),
+    *(answers_only(count) for count in CLIENTS if count > 1),
+    *map(prompt, PROMPTS),
+)
+
+
+def figures(ask: Ask, num_tokens: int, *, is_sampled: bool) -> Figures:
+    """Return tokens per second: medians of several tries, after some that do not count.
+
+    Args:
+        ask: asks a contender.
+        num_tokens: of each answer.
+        is_sampled: whether tokens are drawn; prompts are not read again for that.
+    """
+    ask(8, START_TOKENS, 2)
+    ask(1, 512, 2)
+    found: Figures = {}
+    for count, tries in CLIENTS.items():
+        seen = [_ask_for_all(ask, count, num_tokens) for _ in range(tries)]
+        rate = _growth if count == 1 else _throughput
+        found[clients(count)] = statistics.median(map(rate, seen))
+        together = [s.together_tokens_per_s for s in seen if s.together_tokens_per_s]
+        if together and count > 1:
+            found[answers_only(count)] = statistics.median(together)
+    for length, tries in () if is_sampled else PROMPTS.items():
+        read = [ask(1, length, 1).first_s for _ in range(tries)]
+        found[prompt(length)] = length / statistics.median(read)
+    return found
+
+
+def _growth(seen: Answered) -> float:
+    return (seen.num_tokens - 1) / (seen.wall_s - seen.first_s)
+
+
+def _throughput(seen: Answered) -> float:
+    return seen.num_tokens / seen.wall_s
+
+
+def _ask_for_all(ask: Ask, count: int, num_tokens: int) -> Answered:
     """Ask until every token came as a text; some that random weights choose have none."""
     for _ in range(NUM_TRIES):
-        answered = ask(clients, lengths.start, lengths.answer)
-        if answered.num_tokens >= 0.95 * clients * lengths.answer:
+        answered = ask(count, START_TOKENS, num_tokens)
+        if answered.num_tokens >= 0.95 * count * num_tokens:
             return answered
     raise RuntimeError("fewer texts came than were asked for")
 
 
-def print_figures(load: Callable[[str, int], Ask]) -> None:
+def print_figures(load: Callable[[str, int, bool], Ask]) -> None:
     """Measure a library in this process by the options of its command line; print JSON.
 
     Args:
-        load: returns who is asked, of a model's path and a number of threads.
+        load: returns who is asked, of a model's path, a number of threads, and whether tokens are
+            drawn by :data:`SAMPLING`.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--start", type=int, default=Lengths.start)
-    parser.add_argument("--answer", type=int, default=Lengths.answer)
-    parser.add_argument("--prompt", type=int, default=Lengths.prompt)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--sampled", action="store_true")
     options = parser.parse_args()
-    ask = load(options.model, options.threads)
-    print(json.dumps(figures(ask, Lengths(options.start, options.answer, options.prompt))))
+    ask = load(options.model, options.threads, options.sampled)
+    print(json.dumps(figures(ask, options.tokens, is_sampled=options.sampled)))
 
 
 def of_batch(rows: int, num_tokens: int, first_s: float, wall_s: float) -> Answered:

@@ -1,9 +1,12 @@
 """A load generator for any OpenAI-compatible server; runs in a process of its own.
 
     python benchmarks/client.py URL MODEL --clients 8 --tokens 64 --prompt-words 100
+    python benchmarks/client.py URL MODEL --plan FILE
 
-Every client streams one answer; prints one JSON object: tokens per second over all clients, time
-to the first token and events per second. Speaks raw HTTP/1.1, so that the client costs little.
+Every client streams one answer; prints one JSON object: tokens per second over all clients and time
+to the first token. With a plan, which says when each question comes, it prints what each answer's
+reader saw: the wait for the first token, and those between two. Speaks raw HTTP/1.1, so that the
+client costs little.
 """
 
 import argparse
@@ -12,12 +15,29 @@ import base64
 import json
 import statistics
 import time
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
 
+@dataclass(frozen=True)
+class Question:
+    """One request.
+
+    Attributes:
+        prompt: what the user says.
+        tokens: of the answer.
+        at_s: when it comes, after the beginning.
+    """
+
+    prompt: str
+    tokens: int
+    at_s: float = 0.0
+
+
 async def ask(url: str, body: bytes) -> list[float]:
-    """Stream one answer; return when each piece of its text came, after the question."""
+    """Stream one answer; return when each piece of its text came."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**20)
     head = (
@@ -45,40 +65,70 @@ def _has_text(line: bytes) -> bool:
     return b'"content":"' in line and b'"content":""' not in line
 
 
-async def load(url: str, bodies: list[bytes]) -> dict[str, float]:
-    """Ask everything at once and return what was seen."""
+async def ask_all(
+    options: argparse.Namespace, questions: list[Question]
+) -> tuple[float, list[list[float]]]:
+    """Ask each question at its time; return when all began, and when texts of each answer came."""
+    bodies = [body(options, question) for question in questions]
     started = time.perf_counter()
-    seen = await asyncio.gather(*(ask(url, body) for body in bodies))
-    wall_s = time.perf_counter() - started
+
+    async def one(question: Question, body: bytes) -> list[float]:
+        await asyncio.sleep(started + question.at_s - time.perf_counter())
+        times = await ask(options.url, body)
+        return times[-question.tokens :]  # transformers may show the prompt before the answer
+
+    return started, await asyncio.gather(*map(one, questions, bodies))
+
+
+def together(started: float, seen: list[list[float]]) -> dict[str, float]:
+    """Return what was seen of answers that were asked for at once."""
+    wall_s = max(times[-1] for times in seen) - started
     num_events = sum(map(len, seen))
     first, last = max(times[0] for times in seen), min(times[-1] for times in seen)
-    together = sum(first < t <= last for times in seen for t in times)
+    grown = sum(first < t <= last for times in seen for t in times)
     return {
         "tokens_per_s": num_events / wall_s,
-        "together_tokens_per_s": together / (last - first) if last > first else 0.0,
+        "together_tokens_per_s": grown / (last - first) if last > first else 0.0,
         "first_token_s": statistics.median(times[0] for times in seen) - started,
         "wall_s": wall_s,
         "num_events": num_events,
     }
 
 
-def question(options: argparse.Namespace, number: int) -> bytes:
+def waits(
+    started: float, questions: list[Question], seen: list[list[float]]
+) -> dict[str, list[list[float]]]:
+    """Return the waits of each answer's reader: for the first token, then from token to token."""
+    asked = [started + question.at_s for question in questions]
+    edges = [[at, *times] for at, times in zip(asked, seen, strict=True)]
+    return {"waits_s": [[later - sooner for sooner, later in pairwise(e)] for e in edges]}
+
+
+def body(options: argparse.Namespace, question: Question) -> bytes:
     """Return the body of one client's request."""
-    prompt = options.prompt or "# " + "word " * options.prompt_words
-    content: object = prompt.replace("#", str(number))
+    content: object = question.prompt
     if options.image:
         data = base64.b64encode(Path(options.image).read_bytes()).decode()
         picture = {"url": f"data:image/jpeg;base64,{data}"}
         text = {"type": "text", "text": content}
         content = [{"type": "image_url", "image_url": picture}, text]
-    body = {
+    fields = {
         "model": options.model,
         "messages": [{"role": "user", "content": content}],
-        "max_tokens": options.tokens,
-        "temperature": 0,
+        "max_tokens": question.tokens,
         "stream": True,
+        **json.loads(options.sampling),
     }
-    return json.dumps(body).encode()
+    return json.dumps(fields).encode()
+
+
+def same_questions(options: argparse.Namespace) -> list[Question]:
+    """Return one question for each client, all asked at once."""
+    prompt = options.prompt or "# " + "word " * options.prompt_words
+    return [
+        Question(prompt.replace("#", str(number)), options.tokens)
+        for number in range(options.clients)
+    ]
 
 
 def main() -> None:
@@ -91,9 +141,18 @@ def main() -> None:
     parser.add_argument("--prompt-words", type=int, default=30)
     parser.add_argument("--prompt", default="", help="'#' becomes the number of the client")
     parser.add_argument("--image", default="", help="a JPEG file before the prompt")
+    parser.add_argument("--sampling", default='{"temperature": 0}', help="fields of each request")
+    parser.add_argument("--plan", type=Path, help="a JSON list of prompt, tokens and at_s")
     options = parser.parse_args()
-    bodies = [question(options, number) for number in range(options.clients)]
-    print(json.dumps(asyncio.run(load(options.url, bodies))))
+    if options.plan:
+        questions = [Question(**fields) for fields in json.loads(options.plan.read_text())]
+    else:
+        questions = same_questions(options)
+    started, seen = asyncio.run(ask_all(options, questions))
+    if options.plan:
+        print(json.dumps(waits(started, questions, seen)))
+    else:
+        print(json.dumps(together(started, seen)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import peers
 import quiet
 import server
 import shapes
+import tables
 from PIL import Image
 
 COLUMNS = {"cold": "cold image, s", "seen": "image seen before, s", "text": "no image, s"}
@@ -36,11 +37,11 @@ def bench(options: peers.Options) -> None:
             seen[name].append(measure())
             print(f"round {number + 1}, {name}: {json.dumps(seen[name][-1])}", flush=True)
     print(f"\ntime to first token, {shape}, {options.threads} threads")
-    print("| engine | " + " | ".join(COLUMNS.values()) + " |")
-    print("|---" * (len(COLUMNS) + 1) + "|")
-    for name, rounds in seen.items():
-        cells = [peers.spread([f[key] for f in rounds]) for key in COLUMNS]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    rows = [
+        [name, *(peers.spread([f[key] for f in rounds]) for key in COLUMNS)]
+        for name, rounds in seen.items()
+    ]
+    print(tables.markdown(["engine", *COLUMNS.values()], rows))
     _print_ratios(seen)
 
 
@@ -68,7 +69,7 @@ def _contenders(
         yield f"vlmkit {precision}", _measure(start)
     file = peers.gguf(checkpoint, "q8_0", options, has_tower=True)
     if file is None or options.llama_server is None:
-        print("not measured: llama.cpp: no --llama-server, or no --llama-cpp that writes its files")
+        print("not measured: llama.cpp: no --llama-server, or no --gguf that writes its files")
         return
     start = peers.llama_server(file, options, "--mmproj", str(peers.tower_of(checkpoint)))
     yield "llama-server q8_0", _measure(start)
@@ -98,7 +99,8 @@ def ask_about_pictures(url: str, model: str, number: int) -> None:
 
 def _first_s(url: str, model: str, picture: str) -> float:
     question = f"{secrets.token_hex(8)}: what is in this picture?"
-    return server.load(url, model, tokens=2, prompt=question, image=picture)["first_token_s"]
+    seen = server.load(url, model, tokens=2, prompt=question, image=picture)
+    return float(seen["first_token_s"])
 
 
 def _picture(file: Path) -> Path:

@@ -1,15 +1,15 @@
 """What a served ONNX model takes of memory, against the weights and the cache that it was given.
 
-The cache has room for eight clients of 2048 tokens each, as llama.cpp's has in ``onnx``, and they
-fill it. What is neither weights nor cache is Python, the server, the libraries, the tokenizer and
-what one chunk of a prompt computes; it hardly grows with the model, so a small model looks worse.
+The cache has room for eight clients of 2048 tokens each, and they fill it. What is neither weights
+nor cache is Python, the server, the libraries, the tokenizer and what one chunk of a prompt
+computes; it hardly grows with the model, so a small model looks worse.
 """
 
 import time
 from pathlib import Path
 
+import contenders
 import onnx_image
-import onnx_text
 import peers
 import shapes
 
@@ -42,7 +42,7 @@ def serve(folder: Path, options: peers.Options) -> str:
         empty = url.resident_bytes()
         if (folder / "vision.onnx").is_file():
             onnx_image.ask_about_pictures(url, name, NUM_PICTURES)
-        onnx_text.ask_over_http(url, name)(CLIENTS, TOKENS_EACH - 16, 2)
+        contenders.over_http(url, name)(CLIENTS, TOKENS_EACH - 16, 2)
         peak = url.resident_bytes("VmHWM")
         time.sleep(IDLE_S)
         full, held = url.resident_bytes(), url.resident_bytes("RssAnon")

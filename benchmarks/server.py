@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
@@ -69,19 +70,31 @@ def vlmkit(
     return running([*command, *options], port, "/readyz", log)
 
 
-def transformers(model: str, port: int, log: Path) -> contextlib.AbstractContextManager[Address]:
-    """Serve a model with ``transformers serve``, in float32 on the CPU."""
-    command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
+def transformers(
+    model: str,
+    port: int,
+    log: Path,
+    python: str = sys.executable,
+    env: Mapping[str, str] | None = None,
+) -> contextlib.AbstractContextManager[Address]:
+    """Serve a model with ``transformers serve``, in float32 on the CPU, requests batched.
+
+    Left to itself, its cache takes most of the memory of the machine.
+    """
+    command = [str(Path(python).with_name("transformers")), "serve", model]
     command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--device", "cpu"]
-    return running(command, port, "/health", log)
+    command += ["--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "1024"]
+    return running(command, port, "/health", log, env)
 
 
-def load(url: str, model: str, **options: object) -> dict[str, float]:
+def load(url: str, model: str, **options: object) -> dict[str, Any]:
     """Run the load generator in its own process and return what it saw."""
     flags = [f for k, v in options.items() for f in (f"--{k.replace('_', '-')}", str(v))]
     command = [sys.executable, str(HERE / "client.py"), url, model, *flags]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{model} did not answer: {done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 

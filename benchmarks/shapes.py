@@ -1,7 +1,7 @@
 """Random weights in the shape of a real model: fine for speed, never for a claim about answers.
 
-Saves checkpoint folders that vlmkit and transformers both load: a Qwen2 decoder, or SmolVLM, with
-a byte-level tokenizer without merges, so that an ASCII character of a prompt is one token.
+Saves checkpoint folders that vlmkit and transformers both load: a decoder, or SmolVLM, with a
+byte-level tokenizer without merges, so that an ASCII character of a prompt is one token.
 """
 
 import json
@@ -18,7 +18,8 @@ IMAGE_TEMPLATE = (
     "{% endfor %}Assistant:"
 )
 SHAPES = {
-    "0.5b": {
+    "0.5b": {  # Qwen2.5-0.5B
+        "model_type": "qwen2",
         "hidden_size": 896,
         "intermediate_size": 4864,
         "num_hidden_layers": 24,
@@ -26,7 +27,17 @@ SHAPES = {
         "num_key_value_heads": 2,
         "vocab_size": 151936,
     },
+    "360m": {  # SmolLM2-360M
+        "model_type": "llama",
+        "hidden_size": 960,
+        "intermediate_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 15,
+        "num_key_value_heads": 5,
+        "vocab_size": 49152,
+    },
     "small": {
+        "model_type": "qwen2",
         "hidden_size": 512,
         "intermediate_size": 1536,
         "num_hidden_layers": 12,
@@ -87,11 +98,11 @@ def save(shape: str, folder: Path) -> Path:
     if (folder / "model.safetensors").is_file():
         return folder
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     sizes = SHAPES[shape]
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
         **sizes,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
@@ -99,7 +110,7 @@ def save(shape: str, folder: Path) -> Path:
         eos_token_id=1,
         pad_token_id=0,
     )
-    model = Qwen2ForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     model.generation_config.do_sample = False
     tokenizer = _tokenizer(sizes["vocab_size"], SPECIAL, TEMPLATE)
     _say_whole_words(model)
