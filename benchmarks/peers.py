@@ -32,6 +32,7 @@ class Options:
         tokens: of an answer.
         precisions: of our exports.
         idle_but: begin each measurement when fewer cores than this are busy.
+        arrivals_per_s: questions, where they come one by one.
         gguf: a Python with ``gguf``, which writes llama.cpp's files.
         llama_server: llama.cpp's own server.
         openvino: a Python with ``openvino-genai``.
@@ -47,6 +48,7 @@ class Options:
     tokens: int
     precisions: list[str]
     idle_but: float
+    arrivals_per_s: float
     gguf: str | None
     llama_server: str | None
     openvino: str | None

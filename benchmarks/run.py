@@ -5,10 +5,11 @@
 Names: ``start`` (``vlmkit plugins`` and ``--help``), ``mock`` (events per second on the mock),
 ``generate`` (one client against transformers' ``generate``), ``overhead`` (loop and HTTP for each
 token against the bare forward), ``serve`` (eight clients against ``transformers serve``); and only
-when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-image`` (the same with an
-image), ``onnx-layers`` (what lies between a kernel and a client), ``onnx-memory`` (what a server
-takes). Peers and vlmkit run in turn; figures are medians with minimum and maximum. How to set peers
-up: docs/how-to/benchmark.md.
+when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-mixed`` (the same while
+questions come by chance), ``onnx-image`` (the same with an image), ``onnx-layers`` (what lies
+between a kernel and a client), ``onnx-profile`` (which kernels the time goes to), ``onnx-memory``
+(what a server takes). Peers and vlmkit run in turn; figures are medians with minimum and maximum.
+How to set peers up: docs/how-to/benchmark.md.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from pathlib import Path
 import onnx_image
 import onnx_layers
 import onnx_memory
+import onnx_mixed
+import onnx_profile
 import onnx_text
 import server
 import shapes
@@ -145,8 +148,10 @@ BENCHES = {
 
 ONNX_BENCHES = {
     "onnx": onnx_text.bench,
+    "onnx-mixed": onnx_mixed.bench,
     "onnx-image": onnx_image.bench,
     "onnx-layers": onnx_layers.bench,
+    "onnx-profile": onnx_profile.bench,
     "onnx-memory": onnx_memory.bench,
 }
 
@@ -162,6 +167,7 @@ def parse() -> tuple[list[str], Options]:
     parser.add_argument("--precisions", nargs="*", default=["w8a8"], help="of our exports")
     parser.add_argument("--idle-but", type=float, default=0.3, help="wait for so few busy cores")
     parser.add_argument("--models", type=Path, help="keep models here, for the next time")
+    parser.add_argument("--arrivals-per-s", type=float, default=0.8, help="of onnx-mixed")
     for peer in ("gguf", "openvino", "genai", "transformers", "vllm"):
         parser.add_argument(f"--{peer}", metavar="PYTHON", help="the Python of its environment")
     parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's own server")
