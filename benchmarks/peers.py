@@ -33,6 +33,7 @@ class Options:
         precisions: of our exports.
         idle_but: begin each measurement when fewer cores than this are busy.
         arrivals_per_s: questions, where they come one by one.
+        cases: questions of each kind that the packaged model is asked.
         gguf: a Python with ``gguf``, which writes llama.cpp's files.
         llama_server: llama.cpp's own server.
         openvino: a Python with ``openvino-genai``.
@@ -49,6 +50,7 @@ class Options:
     precisions: list[str]
     idle_but: float
     arrivals_per_s: float
+    cases: int
     gguf: str | None
     llama_server: str | None
     openvino: str | None

@@ -8,8 +8,8 @@ token against the bare forward), ``serve`` (eight clients against ``transformers
 when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-mixed`` (the same while
 questions come by chance), ``onnx-image`` (the same with an image), ``onnx-layers`` (what lies
 between a kernel and a client), ``onnx-profile`` (which kernels the time goes to), ``onnx-memory``
-(what a server takes). Peers and vlmkit run in turn; figures are medians with minimum and maximum.
-How to set peers up: docs/how-to/benchmark.md.
+(what a server takes), ``accuracy`` (what precisions cost in answers). Peers and vlmkit run in turn;
+figures are medians with minimum and maximum. How to set peers up: docs/how-to/benchmark.md.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import accuracy
 import onnx_image
 import onnx_layers
 import onnx_memory
@@ -153,6 +154,7 @@ ONNX_BENCHES = {
     "onnx-layers": onnx_layers.bench,
     "onnx-profile": onnx_profile.bench,
     "onnx-memory": onnx_memory.bench,
+    "accuracy": accuracy.bench,
 }
 
 
@@ -168,6 +170,7 @@ def parse() -> tuple[list[str], Options]:
     parser.add_argument("--idle-but", type=float, default=0.3, help="wait for so few busy cores")
     parser.add_argument("--models", type=Path, help="keep models here, for the next time")
     parser.add_argument("--arrivals-per-s", type=float, default=0.8, help="of onnx-mixed")
+    parser.add_argument("--cases", type=int, default=60, help="of each kind, of accuracy")
     for peer in ("gguf", "openvino", "genai", "transformers", "vllm"):
         parser.add_argument(f"--{peer}", metavar="PYTHON", help="the Python of its environment")
     parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's own server")

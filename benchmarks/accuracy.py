@@ -1,0 +1,191 @@
+"""What precisions cost in answers: the packaged model, which was trained, on its own evaluation.
+
+Each is asked held-out questions about pictures and scored; then each is led along the answers that
+float32 gave, and its distribution of every next token is compared with float32's. ``q8_0`` and
+``q4_0`` are llama.cpp's rounding of the same weights, computed in float32: that spares them the
+rounding of activations, which llama.cpp does too, and ours includes.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peers
+import rounding
+import tables
+
+DEMO = Path(__file__).parents[1] / "plugins/vlmkit-demo"
+GRAPHS = ("*.onnx", "*.onnx.data", "embeddings.safetensors", "vlmkit_onnx.json")
+AT_ONCE = 512  # questions that wait together
+ANSWER_TOKENS = 96
+COLUMNS = ("right", "same likeliest token", "divergence from fp32, mean", "99th", "largest")
+
+Followed = Mapping[int, Seq[int]]
+Distributions = dict[int, list[Any]]
+"""Log-probabilities ``[vocab]`` of every token of an answer, by the answer's number."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model said, by the question's number; see :class:`Recorder`."""
+
+    texts: list[str]
+    tokens: dict[int, list[int]]
+    distributions: Distributions
+    strayed: set[int]
+
+
+class Recorder:
+    """A sampler that keeps every distribution, and chooses the tokens that it is given.
+
+    Args:
+        sampler: chooses where nothing is given.
+        followed: tokens by the answer's number; empty to let the sampler choose.
+
+    Attributes:
+        strayed: answers that would have had other tokens than those that were given.
+    """
+
+    def __init__(self, sampler: Any, followed: Followed) -> None:
+        self._sampler = sampler
+        self._followed = followed
+        self.distributions: Distributions = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.strayed: set[int] = set()
+
+    def sample(self, logits: Any, sequences: Seq[Any]) -> list[Any]:
+        """Return one token for each row."""
+        samples = self._sampler.sample(logits, sequences)
+        for i, (row, sequence) in enumerate(zip(logits, sequences, strict=True)):
+            number = int(sequence.id)
+            self.distributions.setdefault(number, []).append(_log_softmax(row))
+            if self._followed:
+                token = self._followed[number][len(sequence.output_ids)]
+                self.strayed |= {number} if samples[i].token_id != token else set()
+                samples[i] = samples[i]._replace(token_id=token)
+            self.tokens.setdefault(number, []).append(samples[i].token_id)
+        return samples
+
+
+def bench(options: peers.Options) -> None:
+    """Ask every precision and print the table."""
+    evaluate = _evaluate()
+    cases = evaluate.make_cases(options.cases)
+    exact = answers(peers.exported(_checkpoint(options.models), "fp32"), cases)
+    rows = [_row("fp32", evaluate.score(cases, exact.texts), exact, exact)]
+    for name, folder in _variants(options):
+        led = answers(folder, cases, exact.tokens)
+        others = sorted(led.strayed)  # the rest would be word for word what fp32 said
+        free = answers(folder, [cases[number] for number in others]).texts
+        texts = [*exact.texts]
+        for number, text in zip(others, free, strict=True):
+            texts[number] = text
+        rows.append(_row(name, evaluate.score(cases, texts), led, exact))
+        print(" ".join(rows[-1]), flush=True)
+    num_tokens = sum(map(len, exact.tokens.values()))
+    print(f"\nthe packaged model: {len(cases)} questions, {num_tokens} tokens of fp32's answers")
+    print(tables.markdown(["precision", *COLUMNS], rows))
+
+
+def answers(folder: Path, cases: Seq[Any], followed: Followed | None = None) -> Answers:
+    """Ask a model everything; the likeliest tokens are chosen, or those that are given."""
+    import vlmkit
+
+    with vlmkit.load(str(folder)) as model:
+        executor = model._loop._executor
+        recorder = executor._sampler = Recorder(executor._sampler, followed or {})
+        texts: list[str] = []
+        for first in range(0, len(cases), AT_ONCE):
+            streams = [
+                model.submit(model.request(_messages(case), max_tokens=ANSWER_TOKENS))
+                for case in cases[first : first + AT_ONCE]
+            ]
+            texts += [stream.result().text for stream in streams]
+    return Answers(texts, recorder.tokens, recorder.distributions, recorder.strayed)
+
+
+def _messages(case: Any) -> list[Any]:
+    from vlmkit.image import Image
+    from vlmkit.message import Message
+
+    images = iter(case.images)
+    messages = []
+    for message in case.messages:
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        shown = [Image.open(next(images)) for part in parts if part["type"] == "image"]
+        messages.append(Message.of(message["role"], parts[-1]["text"], shown))
+    return messages
+
+
+def _row(name: str, scores: Mapping[str, Any], led: Answers, exact: Answers) -> list[str]:
+    right = sum(score.right for score in scores.values())
+    share = right / sum(score.asked for score in scores.values())
+    theirs, ours = (
+        np.array([row for number in sorted(a.distributions) for row in a.distributions[number]])
+        for a in (exact, led)
+    )
+    nats = divergence(theirs, ours)
+    same = (theirs.argmax(axis=1) == ours.argmax(axis=1)).mean()
+    spread = (nats.mean(), np.percentile(nats, 99), nats.max())
+    return [name, f"{100 * share:.1f} %", f"{100 * same:.2f} %", *(f"{n:.2e}" for n in spread)]
+
+
+def divergence(exact: Any, rounded: Any) -> Any:
+    """Return Kullback and Leibler's divergence of each row ``[rows, vocab]``, in nats."""
+    return (np.exp(exact) * (exact - rounded)).sum(axis=1)
+
+
+def _log_softmax(row: Any) -> Any:
+    shifted = np.asarray(row, np.float64) - np.max(row)
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def _variants(options: peers.Options) -> Iterator[tuple[str, Path]]:
+    """Yield names and folders: our precisions, and the formats of llama.cpp."""
+    checkpoint = _checkpoint(options.models)
+    for precision in options.precisions:
+        yield precision, peers.exported(checkpoint, precision)
+    for kind in rounding.KINDS:
+        yield f"{kind}, weights only", peers.exported(_rounded(checkpoint, kind), "fp32")
+
+
+def _checkpoint(models: Path) -> Path:
+    """Return the packaged checkpoint without its graphs, copied at the first call."""
+    folder = models / "demo"
+    if not folder.is_dir():
+        source = DEMO / "src/vlmkit_demo/checkpoint"
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*GRAPHS))
+    return folder
+
+
+def _rounded(checkpoint: Path, kind: str) -> Path:
+    """Return a checkpoint whose decoder's matrices are as a format keeps them."""
+    folder = checkpoint.with_name(f"{checkpoint.name}-{kind}")
+    if not folder.is_dir():
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        tensors = load_file(checkpoint / "model.safetensors")
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.float()
+            if name.startswith("language_model.") and tensor.ndim == 2:
+                tensors[name] = torch.from_numpy(rounding.rounded(kind, tensors[name].numpy()))
+        shutil.copytree(checkpoint, folder)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    return folder
+
+
+def _evaluate() -> Any:
+    """Return the packaged model's own evaluation, whose modules import each other by name."""
+    sys.path.insert(0, str(DEMO / "training"))
+    import evaluate
+
+    return evaluate
