@@ -150,6 +150,16 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(folder, cach
     assert len(read) == 4
 
 
+def test_a_user_without_a_home_has_no_memory(folder, read, monkeypatch):
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(content.Path, "home", fail)
+    assert fingerprint(folder) == fingerprint(folder)
+    assert len(read) == 4
+
+
 def test_processes_that_look_at_once_agree_and_leave_a_whole_memory(folder, cache, read):
     (folder / "large.bin").write_bytes(bytes(2**23))
     command = [sys.executable, "-c", PROGRAM, str(folder)]

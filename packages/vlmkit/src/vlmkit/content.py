@@ -7,7 +7,6 @@ is absent, broken or cannot be written costs time and nothing else. Who could wr
 into it could as well write the cached files that digests lead to.
 """
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -115,23 +114,25 @@ def _place(folder: Path) -> Path:
 def _recall(folder: Path) -> Memory:
     try:
         return msgspec.json.decode(_place(folder).read_bytes(), type=dict[str, _Known])
-    except (OSError, ValueError, msgspec.MsgspecError):  # there is none, or it is not of ours
+    except (OSError, RuntimeError, ValueError, msgspec.MsgspecError):  # none, no home, or not ours
         return {}
 
 
 def _remember(folder: Path, known: Memory) -> None:
-    """Write a folder's memory as a whole: who reads it sees the old one or the new one."""
-    place = _place(folder)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(known))
-            Path(name).replace(place)
-        except OSError:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
-    except OSError as error:
-        log.info("digests of %s are not remembered: %s", folder, error.strerror)
+        _replace(_place(folder), msgspec.json.encode(known))
+    except (OSError, RuntimeError) as error:
+        log.info("digests of %s are not remembered: %s", folder, error)
+
+
+def _replace(place: Path, data: bytes) -> None:
+    """Write a file as a whole: who reads it sees the old one or the new one."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=place.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(place)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
