@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 import zoo
 from parity import runner
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import EngineError, RequestError
+from vlmkit.errors import EngineError, OutOfMemory, RequestError
 from vlmkit.prompt import Prompt, Span
 from vlmkit.protocols import ImageFeatures
 from vlmkit.registry import BuildContext
@@ -182,6 +182,18 @@ def test_the_encoder_says_what_computed_its_features(load: Load) -> None:
     assert one.identity != other.identity
     assert transformers.__version__ in one.identity
     assert "float32" in one.identity
+
+
+def test_a_device_without_room_for_an_image_says_so(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, slots = load("llava")[1], first_prompt("llava").images
+    monkeypatch.setattr(encoder, "_tower", lambda **_: torch.empty(2**60))
+    with pytest.raises(OutOfMemory, match="not enough memory for the images of this request"):
+        encoder.encode(slots)
+    monkeypatch.setattr(encoder, "_tower", lambda **_: torch.empty(2, 3) @ torch.empty(2, 3))
+    with pytest.raises(RuntimeError, match="shapes"):
+        encoder.encode(slots)
 
 
 def test_half_precision_serves_too(load: Load) -> None:

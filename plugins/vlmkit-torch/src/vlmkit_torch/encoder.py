@@ -7,6 +7,7 @@ Prepare view keeps its own, and is never given pixels). On MPS they take turns.
 """
 
 import inspect
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,14 +15,16 @@ import torch
 import transformers
 
 from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import CheckpointError, EngineError
+from vlmkit.errors import CheckpointError, EngineError, OutOfMemory
 from vlmkit.prompt import ImageSlot
 from vlmkit.protocols import ImageFeatures
 from vlmkit.registry import BuildContext
-from vlmkit_torch import hardware
+from vlmkit_torch import faults, hardware
 from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, to_tensor
 from vlmkit_torch.settings import EncoderSettings
 from vlmkit_torch.weights import LoadedModel, shared_model
+
+log = logging.getLogger(__name__)
 
 
 class TorchVisionEncoder:
@@ -57,16 +60,28 @@ class TorchVisionEncoder:
 
         Raises:
             EngineError: the tower's rows are not as many as the prompt has places for.
+            OutOfMemory: the device has no room for them now.
         """
+        try:
+            return self._encode_groups(slots)
+        except Exception as error:
+            if not faults.is_out_of_memory(error):
+                raise
+            log.warning("there was no room for %d images: %s", len(slots), error)
+        # Out of the handler: the error holds what the tower had computed.
+        faults.free_memory(self._loaded.device)
+        raise OutOfMemory("the images of this request")
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        del self._loaded, self._tower
+
+    def _encode_groups(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
         features: list[ImageFeatures] = []
         for group in _groups(slots, self._max_batch_images):
             with hardware.alone(self._loaded.device):
                 features += self._encode_group(group)
         return features
-
-    def close(self) -> None:
-        """Let go of the weights."""
-        del self._loaded, self._tower
 
     @torch.no_grad()
     def _encode_group(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
