@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,7 +165,12 @@ def test_images_encoded_together_have_the_rows_that_they_have_alone(
     name: str, saved: Saved
 ) -> None:
     _, encoder, config = runner.load_engine(name, saved(name))
-    slots = [slot for prompt in runner.prompts(name, config) for slot in prompt.images]
+    first, *_ = runner.requests(name)
+    # The last two are of one size, which families compute in one call, and look different.
+    twins = [replace(first, images=[zoo.picture(seed)]) for seed in (11, 12)]
+    prompts = runner.prompts(name, config)
+    prompts += [runner.prompt(name, twin, config.image_token_id) for twin in twins]
+    slots = [slot for prompt in prompts for slot in prompt.images]
     alone = [encoder.encode([slot])[0] for slot in slots]
 
     for together, single in zip(encoder.encode(slots), alone, strict=True):
