@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from importlib.metadata import _adapters
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,18 @@ def test_a_module_that_is_gone_is_reported(site: Site) -> None:
     assert isinstance(site.load().broken["bad"], ModuleNotFoundError)
 
 
-def test_a_distribution_without_metadata_goes_by_its_entry_point(site: Site) -> None:
+def test_a_distribution_without_metadata_goes_by_its_entry_point(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Strict(_adapters.Message):
+        """As Python 3.12 announces it."""
+
+        def __getitem__(self, key: str) -> str:
+            if key not in self:
+                raise KeyError(key)
+            return super().__getitem__(key)
+
+    monkeypatch.setattr(_adapters, "Message", Strict)
     site.install("nameless", sampler("x"), metadata=False)
     site.install("good", sampler("good"))
     assert names(site.load()) == ["good", "x"]

@@ -153,9 +153,10 @@ def load(
 
 
 def _from_entry(entry: importlib.metadata.EntryPoint) -> _Candidate:
-    if entry.dist is None or not entry.dist.name:  # a broken installation has no name
-        return _Candidate(entry.name, entry.name, "", entry)
-    return _Candidate(entry.name, entry.dist.name, entry.dist.version, entry)
+    stated: Any = {} if entry.dist is None else entry.dist.metadata
+    # A broken installation states neither, and its distribution's own properties will raise then.
+    name, version = (stated.get(key) or "" for key in ("Name", "Version"))
+    return _Candidate(entry.name, name or entry.name, version, entry)
 
 
 def _record(
