@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from parity import runner
-from vlmkit_onnx import products, slots_decoder
+from vlmkit_onnx import device_memory, products
 from vlmkit_onnx.device_memory import DeviceMemory
 
 pytestmark = pytest.mark.torch
@@ -72,7 +72,7 @@ def test_a_cache_that_a_device_holds_whole_changes_no_answer(
 ) -> None:
     # A device's memory by way of the CPU's: bound by address, nothing copied between slots.
     on_device = functools.partial(DeviceMemory, device=("cpu", 0))
-    monkeypatch.setattr(slots_decoder, "SlotMemory", on_device)
+    monkeypatch.setattr(device_memory, "SlotMemory", on_device)
     engine, _, config = runner.load_onnx_engine("llama", exported("llama"), cache_tokens=2000)
     prompts = runner.prompts("llama", config)
     for _ in range(2):

@@ -228,7 +228,11 @@ def _draw_any(xp: Any, logits: Any, rows: list[int], sequences: Seq[Sequence]) -
 
 
 def _draw_filtered(xp: Any, logits: Any, sequence: Sequence) -> int:
-    """Draw one token from a row cut down by top-k, then top-p, then min-p."""
+    """Draw one token from a row cut down by top-k, then top-p, then min-p.
+
+    What is left is drawn from in the vocabulary's order: in that of weights, a rounding would swap
+    two tokens of nearly equal weight, and with them the draw.
+    """
     params = sequence.params
     vocab_size = logits.shape[0]
     scaled = (logits - xp.max(logits)) / params.temperature
@@ -246,10 +250,11 @@ def _draw_filtered(xp: Any, logits: Any, sequence: Sequence) -> int:
     cumulative = xp.cumulative_sum(weights, axis=-1)
     num_kept = int(xp.sum(xp.astype(cumulative - weights < params.top_p * total, xp.int32)))
     num_likely = int(xp.sum(xp.astype(weights >= params.min_p * weights[0], xp.int32)))
-    cumulative = cumulative[None, : max(1, min(num_kept, num_likely))]
+    kept = xp.sort(order[: max(1, min(num_kept, num_likely))])
+    cumulative = xp.cumulative_sum(xp.exp(scaled[kept]), axis=-1)[None, :]
     device = array_api_compat.device(logits)
     draw = xp.asarray([uniform(sequence)], dtype=xp.float32, device=device)
-    return int(order[_invert(xp, cumulative, draw)[0]])
+    return int(kept[_invert(xp, cumulative, draw)[0]])
 
 
 def _invert(xp: Any, cumulative: Any, uniforms: Any) -> list[int]:
