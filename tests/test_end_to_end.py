@@ -41,22 +41,33 @@ def server(request):
     port = free_port()
     command = [sys.executable, "-m", "vlmkit", "serve", "demo", "--set", f"server.port={port}"]
     command += ["--set", f"engine.use={request.param}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 600
-    while process.poll() is None and time.monotonic() < deadline:
-        probe = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    # Whatever happens, its pipe is closed here: the garbage collector would blame another test.
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
-            probe.get("/readyz", cast_to=object)
-            break
-        except openai.APIError:
-            time.sleep(0.2)
-    assert process.poll() is None, process.stderr.read().decode()
-    yield f"{url}/v1"
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=300)
+            wait_until_ready(process, url)
+            yield f"{url}/v1"
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=300)
+        finally:
+            process.kill()
     assert process.returncode == 0, said.decode()
     assert b"Traceback" not in said
+
+
+def wait_until_ready(process, url):
+    """Ask until the server is ready; fail with its words if it ends or takes forever."""
+    deadline = time.monotonic() + 600
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as probe:
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                probe.get("/readyz", cast_to=object)
+            except openai.APIError:
+                time.sleep(0.2)
+            else:
+                return
+    process.kill()
+    pytest.fail(process.stderr.read().decode())
 
 
 @pytest.fixture

@@ -438,10 +438,10 @@ def test_the_address_of_the_command_line_wins_over_every_other(
     process = start("serve", "mock", *address, *sets, env=os.environ | others)
     told = read_until(process.stderr, "'mock' is ready\n")
     (url,) = re.findall(r"listening on (\S+)", told)
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=300) as answer:
         assert json.load(answer)["data"]
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
 
 
 # Talking.

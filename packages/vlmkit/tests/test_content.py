@@ -194,7 +194,7 @@ def test_every_byte_and_its_place_count(tmp_path_factory, data, place, piece):
 def test_a_large_file_is_read_by_several_threads(folder, monkeypatch):
     monkeypatch.setattr(content, "PIECE_BYTES", 4)
     monkeypatch.setattr(content.os, "cpu_count", lambda: 2)
-    meeting = threading.Barrier(2, timeout=60)
+    meeting = threading.Barrier(2, timeout=300)
     one = content._piece
 
     def met(path, start):

@@ -29,7 +29,7 @@ class Meeting:
             self._num_open += 1
             self.num_most = max(self.num_most, self._num_open)
         try:
-            self._barrier.wait(timeout=30)
+            self._barrier.wait(timeout=300)
             return self._open(*arguments)
         finally:
             with self._lock:
