@@ -2,8 +2,8 @@
 
 CPUs of the x86 family without VNNI add two products of eight bits in sixteen, and cut off what does
 not fit: a layer of signed weights gives other numbers than it should, without a word. ONNX Runtime
-has kernels for unsigned weights that cut nothing off and are up to a quarter slower, and brings
-signed weights to them where it is asked to. It has to be told where: on a CPU with VNNI or AMX the
+has kernels for unsigned weights that cut nothing off and are somewhat slower, and brings signed
+weights to them where it is asked to. It has to be told where: on a CPU with VNNI or AMX the
 kernels for signed weights are exact, and faster. ``products.onnx`` is one such layer with the
 largest numbers there are; which form is taken is found out by computing it.
 """
