@@ -122,6 +122,19 @@ def test_what_was_computed_within_another_atomic_span_is_not_shared():
     assert pool.admit(other) == 0
 
 
+def test_an_answer_starts_from_no_block_of_another_prompt_that_is_one_span():
+    pool = BlockPool(32, 4)
+    span, answer = (Span(0, 8),), range(40, 46)
+    first = sequence([*range(4), 1, 2, 3, 4, *answer], atomic_spans=span)
+    computed(pool, first)
+    # Its span begins alike and ends otherwise. The answer goes on behind it, so nothing is cut.
+    other = sequence([*range(4), 5, 6, 7, 8, *answer], atomic_spans=span)
+    computed(pool, other)
+    pool.release(other)
+    assert pool.admit(other) == 12
+    assert not set(pool.blocks(other)) & set(pool.blocks(first))
+
+
 def test_a_freed_block_keeps_its_content_until_room_is_needed():
     pool = BlockPool(4, 4)
     first = sequence(range(11))

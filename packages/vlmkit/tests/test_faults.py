@@ -186,6 +186,23 @@ def test_a_panic_ends_every_request_and_readiness():
         assert model.stats().counters["num_failed"] == 3
 
 
+def test_whoever_watches_for_a_failure_may_fail_or_close_the_pipeline():
+    told = []
+
+    def fail(failure):
+        raise RuntimeError("told to")
+
+    model = Pipeline(
+        tokenizer=MockTokenizer(), engine=PanickingEngine(), vision_encoder=MockVisionEncoder()
+    )
+    for watcher in (fail, lambda _: model.close(), told.append):
+        model.on_failure(watcher)
+    with pytest.raises(EngineError):
+        model.generate("x", images=[picture()])  # now the encoder's thread runs, too
+    wait_until(lambda: told)
+    assert isinstance(told[0], Panic)
+
+
 def test_refusals_after_a_failure_do_not_pile_up():
     with running(engine=PanickingEngine()) as model:
         with pytest.raises(EngineError):

@@ -16,7 +16,7 @@ from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable, Vlmki
 from vlmkit.plugins import load as load_plugins
 from vlmkit.registry import BuildContext
 from vlmkit_torch import engine, refusal, weights
-from vlmkit_torch.settings import EngineSettings
+from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
 pytestmark = pytest.mark.torch
 
@@ -207,6 +207,12 @@ def test_device_and_precision_are_told_before_any_weight_is_read(tmp_path: Path)
     config = {"model_type": "llama", "dtype": "bfloat16", **TINY}
     assert examined(tmp_path, config, device="cpu") == "float32, cpu"
     assert examined(tmp_path, config, device="cpu", dtype="float16") == "float16, cpu"
+    for settings, told in (
+        (EncoderSettings(), "with the engine's copy, or float32, cpu"),
+        (EncoderSettings(dtype="float16"), "float16, cpu"),
+    ):
+        context = BuildContext("", checkpoint(tmp_path, config), settings, {})
+        assert weights.examine_follower(context) == told
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 A torch-free leaf that paged engines use inside; the core's scheduler never sees a block. Prefixes
 are shared by chained hashes as in vLLM's automatic prefix caching (Kwon et al., 2023,
 arXiv:2309.06180): a block's key is the sha256 of its parent's key, its own tokens, the digests of
-the images that overlap it and the ends of the atomic spans that do, for a token of a span depends
-on all of it; the first parent is the tenant, so that clients never share. Blocks that nobody uses
-keep their content until they are needed, oldest first, tail before head.
+the images that overlap it and the content of the atomic spans that do, for a token of a span
+depends on all of it; the first parent is the tenant, so that clients never share. Blocks that
+nobody uses keep their content until they are needed, oldest first, tail before head.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from vlmkit.prompt import Span
 from vlmkit.sequence import Sequence
 
 
@@ -168,7 +169,7 @@ class BlockPool:
                     )
             for span in sequence.atomic_spans:
                 if span.start < stop and span.stop > start:
-                    digest.update(b"".join(end.to_bytes(8, "big") for end in span))
+                    digest.update(_content(sequence, span))
             table.keys.append(digest.digest())
         return table.keys[index]
 
@@ -189,6 +190,16 @@ class BlockPool:
             self._free[block] = None
             if block not in self._key_of:
                 self._free.move_to_end(block, last=False)  # holds nothing worth keeping
+
+
+def _content(sequence: Sequence, span: Span) -> bytes:
+    """Return a digest of all that a span holds, and of where it stands."""
+    digest = hashlib.sha256(b"".join(end.to_bytes(8, "big") for end in span))
+    digest.update(array("i", sequence.tokens(*span)).tobytes())
+    for image in sequence.prompt.images:
+        if image.start < span.stop and image.stop > span.start:
+            digest.update(image.digest + (image.start).to_bytes(8, "big"))
+    return digest.digest()
 
 
 def _root(tenant: str) -> bytes:

@@ -202,10 +202,17 @@ class Loop:
             with self._bell:
                 self._failure = error
             self._end_all(error)
-            for tell in self._watchers:
-                tell(error)
+            self._encodings.stop()  # a watcher may close what this loop is part of
+            self._tell_watchers(error)
         finally:
             self._encodings.stop()
+
+    def _tell_watchers(self, failure: BaseException) -> None:
+        for tell in self._watchers:
+            try:
+                tell(failure)
+            except Exception:
+                log.exception("a watcher of the engine loop failed")
 
     def _step(self) -> None:  # a frame of its own, so that an idle loop holds nobody's images
         step = self._scheduler.plan(self._engine)

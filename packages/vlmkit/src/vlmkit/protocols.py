@@ -104,7 +104,7 @@ class VisionEncoder(Protocol):
 
     @property
     def identity(self) -> str:
-        """Says what computes the features: weights, precision, code. Part of cache keys."""
+        """Says what computes the features: weights, precision, code; for caches that outlive it."""
         ...
 
     def encode(self, slots: Seq[ImageSlot]) -> list[ImageFeatures]:

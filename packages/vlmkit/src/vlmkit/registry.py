@@ -116,7 +116,7 @@ class Provider(Generic[T]):
             ``cannot_serve`` gets.
         description: one line for ``vlmkit plugins --json``.
         examine: says in a few words how it would run a model, or raises what ``build`` would; for
-            ``vlmkit doctor``. May import heavy libraries; reads no weights and writes nothing.
+            ``vlmkit doctor``. May import heavy libraries; loads no weights.
         list_models: for sources of many models: the references of those that are on this disk.
         plugin: the distribution or file that offers it; filled in by the loader.
     """

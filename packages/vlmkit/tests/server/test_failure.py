@@ -108,6 +108,18 @@ def test_a_model_that_failed_before_it_was_served_ends_the_server_and_closes_the
     assert not sound.is_ready
 
 
+def test_a_panic_while_a_model_is_loaded_ends_the_server_with_a_reason():
+    class Panic(BaseException):
+        """What a Rust library raises: no Exception."""
+
+    def load():
+        raise Panic("bad tokenizer")
+
+    with pytest.raises(EngineError, match="model 'one' could not be loaded: Panic") as caught:
+        serve({"one": load}, ServerSettings(port=0))
+    assert isinstance(caught.value.__cause__, Panic)
+
+
 def test_liveness_of_a_server_in_another_program_fails_too():
     pipeline = mock_pipeline()
     with running({"mock": pipeline, "late": None}) as server:

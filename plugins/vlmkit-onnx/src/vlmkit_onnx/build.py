@@ -83,7 +83,7 @@ def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
 
 
 def examine_engine(context: BuildContext) -> str:
-    """Say how the engine would run a model; reads no weights and exports nothing.
+    """Say how the engine would run a model; loads no weights and exports nothing.
 
     Raises:
         VlmkitError: what :func:`build_engine` would raise, as far as that shows so early.

@@ -21,23 +21,29 @@ def tokens_without_effect(decoder: Decoder, most: int) -> int:
 
     Leaves rubbish in the first two slots of the decoder, which were empty.
     """
-    if most <= PLACE + 1:
+    if most <= PLACE + NUM_TOKENS:
         return most
     tokens = made_up_tokens(decoder.spec)
     whole = chunk_of(decoder.spec, tokens, 0, NUM_TOKENS)
-    decoder.prefill(0, 0, whole, wants_logits=False)
-    column = column_of(decoder.spec, tokens, np.array([0, 0], np.int32))
-    column.positions[:, 0] = PLACE
+    for start in range(0, PLACE, NUM_TOKENS):  # what nobody wrote may be no number
+        decoder.prefill(0, start, whole, wants_logits=False)
 
-    def beside(length: int) -> Floats:
-        column.positions[:, 1] = length - 1
+    def beside(length: int, neighbour: int = 0) -> Floats:
+        column = column_of(decoder.spec, tokens, np.array([0, neighbour], np.int32))
+        column.positions[:] = np.array([PLACE, length - 1])[:, None]
         starts = np.array([PLACE, length - 1], np.int32)
         row: Floats = decoder.decode(0, starts, column)[0].copy()
         return row
 
     alone = beside(PLACE + 1)
     margin = TOLERANCE * float(np.abs(alone).max())
-    return _last(lambda length: bool(np.abs(beside(length) - alone).max() <= margin), most)
+
+    def is_alone(row: Floats) -> bool:
+        return bool(np.abs(row - alone).max() <= margin)
+
+    if not is_alone(beside(PLACE + 1, NUM_TOKENS - 1)):
+        return most  # every neighbour changes it, of whatever length: nothing is learned of lengths
+    return _last(lambda length: is_alone(beside(length)), most)
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int:

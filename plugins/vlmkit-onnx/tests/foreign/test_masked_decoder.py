@@ -176,11 +176,27 @@ def test_a_builder_that_leaves_out_the_window_is_used_within_it(genai_folders):
     assert layout.max_sequence_tokens == 8
 
 
+class Mixing:
+    """A decoder whose every row depends on what its neighbour is, however long that is."""
+
+    def __init__(self, decoder):
+        self._decoder, self.spec = decoder, decoder.spec
+
+    def __getattr__(self, name):
+        return getattr(self._decoder, name)
+
+    def decode(self, first_slot, starts, tokens):
+        logits = self._decoder.decode(first_slot, starts, tokens).copy()
+        logits[0] += tokens.ids[1, 0] + starts[1]
+        return logits
+
+
 def test_a_graph_that_chooses_by_its_longest_row_is_used_where_it_leaves_others_alone(
     genai_folders, load
 ):
     assert tokens_without_effect(load("llama"), SLOT_TOKENS) == SLOT_TOKENS
     assert tokens_without_effect(load("phi3-128k"), SLOT_TOKENS) == PHI3_WINDOW
+    assert tokens_without_effect(Mixing(load("llama")), SLOT_TOKENS) == SLOT_TOKENS
 
     def built(**settings):
         checkpoint = Checkpoint("phi3", genai_folders["phi3-128k"])

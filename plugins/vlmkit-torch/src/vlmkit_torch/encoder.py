@@ -69,7 +69,8 @@ class TorchVisionEncoder:
                 raise
             log.warning("there was no room for %d images: %s", len(slots), error)
         # Out of the handler: the error holds what the tower had computed.
-        faults.free_memory(self._loaded.device)
+        with hardware.alone(self._loaded.device):
+            faults.free_memory(self._loaded.device)
         raise OutOfMemory("the images of this request")
 
     def close(self) -> None:

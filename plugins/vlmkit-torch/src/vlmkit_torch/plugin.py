@@ -22,10 +22,16 @@ def _build_encoder(context: BuildContext) -> Any:
     return build(context)
 
 
-def _examine(context: BuildContext) -> str:
+def _examine_engine(context: BuildContext) -> str:
     from vlmkit_torch.weights import examine
 
     return examine(context)
+
+
+def _examine_encoder(context: BuildContext) -> str:
+    from vlmkit_torch.weights import examine_follower
+
+    return examine_follower(context)
 
 
 @hookimpl
@@ -39,7 +45,7 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         settings=EngineSettings,
         priority=10,
         description="any decoder-only family of transformers; paged cache; CUDA, MPS, CPU",
-        examine=_examine,
+        examine=_examine_engine,
     )
 
 
@@ -54,5 +60,5 @@ def vlmkit_register_vision_encoders(registry: Registry[Any]) -> None:
         settings=EncoderSettings,
         priority=10,
         description="the image tower and projector of any family of transformers",
-        examine=_examine,
+        examine=_examine_encoder,
     )

@@ -45,9 +45,10 @@ def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
     if engine.admit(checked) is None:
         return  # a cache this small is for tests
     if has_company := engine.admit(beside) is not None:
-        engine.move(beside, max(0, engine.limits.max_sequence_tokens - len(ids)))
+        engine.forward([WorkItem(beside, 0, 1, wants_logits=False)])
+        engine.move(beside, max(0, engine.limits.max_sequence_tokens - 1 - len(STOPS)))
     rows, start = [], 0
-    for number, stop in enumerate(STOPS):
+    for number, stop in enumerate(STOPS, 1):
         items = [WorkItem(checked, start, stop - start, wants_logits=True)]
         if has_company:
             items.append(WorkItem(beside, number, 1, wants_logits=False))

@@ -67,7 +67,7 @@ def shared_model(context: BuildContext, *, leads: bool) -> LoadedModel:
     """
     settings: ComputeSettings = context.settings or ComputeSettings()
     loaded: list[LoadedModel] = context.share("vlmkit_torch.models", list)
-    is_open = not leads and settings.device == "auto" and settings.dtype == "auto"
+    is_open = not leads and _is_open(settings)
     if is_open and loaded:
         return loaded[0]
     config, device, dtype = _plan(context)
@@ -92,6 +92,17 @@ def examine(context: BuildContext) -> str:
     config, device, dtype = _plan(context)
     _auto_class(context.files, config)
     return f"{str(dtype).removeprefix('torch.')}, {device}"
+
+
+def examine_follower(context: BuildContext) -> str:
+    """Say the same of an encoder, which computes with the engine's copy where it may."""
+    own = examine(context)
+    settings: ComputeSettings = context.settings or ComputeSettings()
+    return f"with the engine's copy, or {own}" if _is_open(settings) else own
+
+
+def _is_open(settings: ComputeSettings) -> bool:
+    return settings.device == "auto" and settings.dtype == "auto"
 
 
 def _plan(context: BuildContext) -> tuple[PretrainedConfig, torch.device, torch.dtype]:

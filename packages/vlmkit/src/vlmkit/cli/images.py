@@ -47,7 +47,7 @@ def path_of(url: str) -> str:
     """Return the path that a ``file:`` URL names.
 
     Raises:
-        ImageError: it is a path on another machine.
+        ImageError: it is a path on another machine, or not a whole one.
     """
     from urllib.request import url2pathname
 
@@ -59,6 +59,8 @@ def path_of(url: str) -> str:
         if host.lower() not in ("", "localhost"):
             raise ImageError(f"image {url!r} is on another machine", hint="copy it to this one")
         rest = slash + rest
+    if not rest.startswith("/") or rest.startswith("//"):
+        raise ImageError(f"image {url!r} names no file by its whole path", hint="name the file")
     return url2pathname(rest)
 
 

@@ -113,8 +113,10 @@ class _ChatCall:
                 raise Unavailable("the answer was cut off", code="aborted")
             logprobs = logprobs_of(pipeline.tokenizer) if chat.logprobs else None
             timing = _server_timing(self._images_s, completion.timings)
+            # In a thread: a long answer with likeliest tokens takes seconds, and others are served.
+            body = await asyncio.to_thread(completion_body, head, completion, logprobs)
             response = ASGIResponse(
-                body=completion_body(head, completion, logprobs),
+                body=body,
                 headers={"server-timing": timing, **self._headers},
             )
             await response(scope, receive, send)

@@ -26,9 +26,12 @@ CHANGING: dict[str, tuple[bytes, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": (),
     "continue_final_message": (b"false",),
+    "do_sample": (b"true",),
     "documents": (),
+    "dry_multiplier": (b"0", b"0.0"),
     "echo": (b"false",),
     "ebnf": (),
+    "enable_thinking": (),
     "format": (),
     "grammar": (),
     "guided_choice": (),
@@ -40,10 +43,15 @@ CHANGING: dict[str, tuple[bytes, ...]] = {
     "length_penalty": (b"1", b"1.0"),
     "logits_processors": (),
     "lora_path": (),
+    "max_length": (),
     "max_new_tokens": (),
+    "messages.partial": (b"false",),
+    "messages.prefix": (b"false",),
+    "min_new_tokens": (b"0",),
     "mirostat": (b"0",),
     "mm_processor_kwargs": (),
     "n_predict": (b"-1",),
+    "num_predict": (b"-1",),
     "options": (),
     "prompt_logprobs": (b"0",),
     "reasoning": (),
@@ -84,7 +92,8 @@ def ignored_names(keys: Iterable[UnusedKey]) -> frozenset[str]:
         RequestError: a key would change the answer.
     """
     names: set[str] = set()
-    for place, start in keys:
+    for place, first_bytes in keys:
+        start = first_bytes.translate(None, b" \t\r\n")
         if place in names or start in _SAYS_NOTHING or start == NEUTRAL.get(place):
             continue
         if place not in CHANGING:

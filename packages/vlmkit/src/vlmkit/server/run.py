@@ -178,10 +178,10 @@ class _Loading:
             self._service.models[name].start()
             try:
                 self._add(name, load())
-            except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
                 self._service.models[name].fail()
                 if self._service.has_failed:
-                    self._fail(error)
+                    self._fail(_as_exception(name, error))
                     return
                 _log_failure(name, error)
         on_loaded([name for name, model in self._service.models.items() if model.pipeline])
@@ -206,7 +206,16 @@ class _Loading:
             self._on_failure()
 
 
-def _log_failure(name: str, error: Exception) -> None:
+def _as_exception(name: str, error: BaseException) -> Exception:
+    """Return what ``serve`` can raise: a panic in a thread must not pass for a wish to exit."""
+    if isinstance(error, Exception):
+        return error
+    failure = EngineError(f"model {name!r} could not be loaded: {type(error).__name__}")
+    failure.__cause__ = error
+    return failure
+
+
+def _log_failure(name: str, error: BaseException) -> None:
     """Write for the operator why a model is not served; where that is a bug, with its trace."""
     hint = getattr(error, "hint", "")
     text = f"{described(error)} ({hint})" if hint else described(error)
