@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,12 +208,11 @@ def test_device_and_precision_are_told_before_any_weight_is_read(tmp_path: Path)
     config = {"model_type": "llama", "dtype": "bfloat16", **TINY}
     assert examined(tmp_path, config, device="cpu") == "float32, cpu"
     assert examined(tmp_path, config, device="cpu", dtype="float16") == "float16, cpu"
-    for settings, told in (
-        (EncoderSettings(), "with the engine's copy, or float32, cpu"),
-        (EncoderSettings(dtype="float16"), "float16, cpu"),
-    ):
-        context = BuildContext("", checkpoint(tmp_path, config), settings, {})
-        assert weights.examine_follower(context) == told
+    context = BuildContext("", checkpoint(tmp_path, config), EncoderSettings(dtype="float16"), {})
+    assert weights.examine_follower(context) == weights.examine(context)
+    open_context = replace(context, settings=EncoderSettings())
+    told = f"with the engine's copy, or {weights.examine(open_context)}"
+    assert weights.examine_follower(open_context) == told
 
 
 @pytest.mark.parametrize(
