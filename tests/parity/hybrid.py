@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 
+from parity import runner
 from vlmkit.prompt import Prompt
 
 SIZES = {
@@ -63,11 +64,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 def save(name: str, folder: Path) -> Path:
     """Write one of the families as a checkpoint; return the folder."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[name](), dtype=torch.float32)
-    model.save_pretrained(folder)
-    return folder
+    return runner.save_random(FAMILIES[name](), folder)
 
 
 def prompts() -> list[Prompt]:

@@ -128,6 +128,35 @@ def expected(
     return answers
 
 
+def continued(folder: Path, prompts: Seq[Prompt]) -> list[Answer]:
+    """Return how ``generate`` goes on after the tokens of each prompt, for a text model."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt.token_ids])
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_NEW,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        token_ids = made.sequences[0, len(prompt) :].tolist()
+        answers.append(Answer(token_ids, torch.cat(made.logits).float()))
+    return answers
+
+
+def save_random(config: Any, folder: Path) -> Path:
+    """Write a text model of random weights as a checkpoint; return the folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
 def banned_ids(config: Any) -> list[int]:
     """Return the placeholder tokens, which no answer may hold."""
     ids = (getattr(config, name, None) for name in IMAGE_TOKENS)

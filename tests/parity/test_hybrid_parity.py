@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
 from parity import hybrid, runner
 from vlmkit.checkpoint import Checkpoint
@@ -16,22 +14,7 @@ pytestmark = pytest.mark.torch
 
 
 def expected(folder: Path) -> list[runner.Answer]:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    answers = []
-    for prompt in hybrid.prompts():
-        ids = torch.tensor([prompt.token_ids])
-        made = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=runner.NUM_NEW,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        token_ids = made.sequences[0, len(prompt) :].tolist()
-        answers.append(runner.Answer(token_ids, torch.cat(made.logits).float()))
-    return answers
+    return runner.continued(folder, hybrid.prompts())
 
 
 @pytest.mark.parametrize("name", hybrid.FAMILIES)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
 from parity import hybrid, runner
@@ -50,11 +49,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def save(name: str, folder: Path) -> Path:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(FAMILIES[name](), dtype=torch.float32)
-    model.save_pretrained(folder)
-    return folder
+    return runner.save_random(FAMILIES[name](), folder)
 
 
 def load(folder: Path, **settings: Any) -> engine.TorchEngine:
@@ -63,18 +58,7 @@ def load(folder: Path, **settings: Any) -> engine.TorchEngine:
 
 
 def generated(folder: Path, prompt: Prompt) -> runner.Answer:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([prompt.token_ids])
-    made = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=runner.NUM_NEW,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    return runner.Answer(made.sequences[0, len(prompt) :].tolist(), torch.cat(made.logits).float())
+    return runner.continued(folder, [prompt])[0]
 
 
 def test_a_long_neighbour_and_where_a_prompt_is_cut_change_no_answer(folder: Path) -> None:

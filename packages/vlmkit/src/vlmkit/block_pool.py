@@ -3,8 +3,8 @@
 A torch-free leaf that paged engines use inside; the core's scheduler never sees a block. Prefixes
 are shared by chained hashes as in vLLM's automatic prefix caching (Kwon et al., 2023,
 arXiv:2309.06180): a block's key is the sha256 of its parent's key, its own tokens, the digests of
-the images that overlap it and the content of the atomic spans that do, for a token of a span
-depends on all of it; the first parent is the tenant, so that clients never share. Blocks that
+the images that overlap it and the content of the atomic spans that begin in it, for a token of a
+span depends on all of it; the first parent is the tenant, so that clients never share. Blocks that
 nobody uses keep their content until they are needed, oldest first, tail before head.
 """
 
@@ -168,7 +168,7 @@ class BlockPool:
                         image.digest + (image.start - start).to_bytes(8, "big", signed=True)
                     )
             for span in sequence.atomic_spans:
-                if span.start < stop and span.stop > start:
+                if start <= span.start < stop:  # later blocks have it by their parent's key
                     digest.update(_content(sequence, span))
             table.keys.append(digest.digest())
         return table.keys[index]

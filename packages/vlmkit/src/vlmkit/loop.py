@@ -193,6 +193,7 @@ class Loop:
     # The loop's own thread.
 
     def _run(self) -> None:
+        failure: BaseException | None = None
         try:
             while self._serve_inbox():
                 self._step()
@@ -202,10 +203,11 @@ class Loop:
             with self._bell:
                 self._failure = error
             self._end_all(error)
-            self._encodings.stop()  # a watcher may close what this loop is part of
-            self._tell_watchers(error)
+            failure = error
         finally:
             self._encodings.stop()
+        if failure is not None:  # last, since a watcher may close what this loop is part of
+            self._tell_watchers(failure)
 
     def _tell_watchers(self, failure: BaseException) -> None:
         for tell in self._watchers:
