@@ -1,6 +1,7 @@
 """What tests of several distributions share: each family's checkpoint, export and answers, once.
 
-Nothing heavy is imported before a test asks for it.
+Tests may run in several processes side by side (pytest-xdist): what one of them made is there for
+all. Nothing heavy is imported before a test asks for it.
 """
 
 import functools
@@ -10,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
+
+Make = Callable[[Path], object]
+"""Fills an empty folder."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -35,15 +40,36 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def made_once(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, Make], Path]:
+    """Return a function that gives a folder by its name, which whoever asks first fills.
+
+    Others who ask meanwhile, in any process of this run, wait for it. It gets its name when it is
+    whole: what could not be made is tried again.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):  # a worker's folder lies in that of the run
+        root = root.parent
+
+    def folder(name: str, make: Make) -> Path:
+        place = root / f"one-{name}"
+        with FileLock(f"{place}.lock"):
+            if not place.exists():
+                begun = tmp_path_factory.mktemp(name)
+                make(begun)
+                begun.rename(place)
+        return place
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def saved(made_once: Callable[[str, Make], Path]) -> Callable[[str], Path]:
     """Return a function that gives the checkpoint folder of a family."""
     import zoo
 
-    @functools.cache
-    def folder(name: str) -> Path:
-        return zoo.save(name, tmp_path_factory.mktemp(name))
-
-    return folder
+    return lambda name: made_once(name, lambda folder: zoo.save(name, folder))
 
 
 @pytest.fixture(scope="session")
@@ -60,13 +86,19 @@ def answered(saved: Callable[[str], Path]) -> Callable[[str], list[Any]]:
 
 @pytest.fixture(scope="session")
 def exported(
-    request: pytest.FixtureRequest,
+    one_thread: None,  # noqa: ARG001 - exports side by side leave each other a core
     saved: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., Path]]:
+    made_once: Callable[[str, Make], Path],
+) -> Callable[..., Path]:
     """Return a function that gives the ONNX folder of a family, in float32 if not said."""
-    from parity.exports import Exports, ahead
+    from vlmkit.kit.checkpoint import Checkpoint
+    from vlmkit_onnx.export.exporter import export
 
-    exports = Exports(saved, tmp_path_factory.mktemp("onnx"), ahead(request.session.items))
-    yield exports.folder
-    exports.close()
+    def folder(name: str, precision: Any = "fp32") -> Path:
+        checkpoint = Checkpoint(name, saved(name))
+        return made_once(
+            f"{name}-{precision}",
+            lambda folder: export(checkpoint, folder, precision, lambda _: None),
+        )
+
+    return folder

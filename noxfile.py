@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["nox>=2025.5"]
+# dependencies = ["nox>=2025.5", "packaging"]
 # ///
 """Every task of the project. ``nox -s demo`` sets up and runs, ``nox -s tests`` sets up and tests.
 
@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 import nox
+from packaging.requirements import Requirement
 
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
@@ -20,12 +21,23 @@ nox.options.sessions = ["tests", "lint", "types"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
+GUIDANCE = "plugins/vlmkit-guidance"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
-ALL = [CORE, MOCK, HF, TORCH, ONNX_EXPORT, DEMO]
+ALL = [CORE, MOCK, HF, TORCH, ONNX_EXPORT, DEMO, GUIDANCE]
 PATHS = [path.partition("[")[0] for path in ALL]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
 )
+# Tests run side by side, a process for each core; four of them have torch in memory four times.
+SIDE_BY_SIDE = ("-n", "logical", "--maxprocesses", "4", "--dist", "worksteal")
+# What is installed beside a distribution whose oldest dependencies are tried.
+OLDEST = {
+    CORE: [CORE, MOCK],
+    MOCK: [CORE, MOCK],
+    HF: [CORE, HF],
+    ONNX_CPU: [CORE, HF, ONNX_CPU, DEMO],
+    GUIDANCE: [CORE, MOCK, HF, GUIDANCE],
+}
 PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
 
 
@@ -55,7 +67,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test that needs no GPU, but those that take minutes together."""
     install(session, *ALL, groups=("test", "onnx"))
-    session.run("pytest", "-m", "not gpu and not slow", *session.posargs)
+    session.run("pytest", *SIDE_BY_SIDE, "-m", "not gpu and not slow", *session.posargs)
 
 
 @nox.session
@@ -98,6 +110,39 @@ def onnx_alone(session: nox.Session) -> None:
     session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
     tests = [f"{ONNX}/tests", f"{DEMO}/tests", "tests/test_end_to_end.py"]
     session.run("pytest", *tests, "-m", "not torch", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("path", list(OLDEST), ids=[path.partition("[")[0] for path in OLDEST])
+def oldest(session: nox.Session, path: str) -> None:
+    """Run a distribution's quick tests with the oldest dependencies that it allows.
+
+    What others require is as new as it can be: the oldest of one need not go with the oldest of
+    another. vlmkit-torch is left out: most builds of the oldest torch are gigabytes of CUDA.
+    """
+    editable = [argument for name in OLDEST[path] for argument in ("-e", name)]
+    groups = ("test", "onnx") if path == ONNX_CPU else ("test",)
+    requirements = nox.project.dependency_groups(PROJECT, *groups)
+    session.install("-q", *editable, *requirements, *lowest(path))
+    tests = f"{path.partition('[')[0]}/tests"
+    quick = "not torch and not gpu and not slow"
+    session.run("pytest", *SIDE_BY_SIDE, tests, "-m", quick, *session.posargs)
+
+
+def lowest(path: str) -> list[str]:
+    """Return what a distribution requires, extras in brackets included, at its lower bounds."""
+    folder, _, extras = path.partition("[")
+    project = nox.project.load_toml(f"{folder}/pyproject.toml")["project"]
+    stated = list(project["dependencies"])
+    for extra in filter(None, extras.rstrip("]").split(",")):
+        stated += project["optional-dependencies"][extra]
+    found = [Requirement(text) for text in stated]
+    return [
+        f"{requirement.name}=={bound.version}"
+        for requirement in found
+        for bound in requirement.specifier
+        if bound.operator == ">=" and not requirement.name.startswith("vlmkit")
+    ]
 
 
 @nox.session

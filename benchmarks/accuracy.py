@@ -58,18 +58,21 @@ class Recorder:
         self.tokens: dict[int, list[int]] = {}
         self.strayed: set[int] = set()
 
-    def sample(self, logits: Any, sequences: Seq[Any]) -> list[Any]:
-        """Return one token for each row."""
-        samples = self._sampler.sample(logits, sequences)
-        for i, (row, sequence) in enumerate(zip(logits, sequences, strict=True)):
-            number = int(sequence.id)
-            self.distributions.setdefault(number, []).append(_log_softmax(row))
+    def prepare(self, rows: Seq[Any]) -> Any:
+        """Return what picks one token for each row, and keeps its distribution."""
+        pick = self._sampler.prepare(rows)
+        return lambda logits: np.array(self._kept(rows, logits, pick(logits).tolist()))
+
+    def _kept(self, rows: Seq[Any], logits: Any, picked: list[int]) -> list[int]:
+        for i, (row, values) in enumerate(zip(rows, logits, strict=True)):
+            number = int(row.sequence.id)
+            self.distributions.setdefault(number, []).append(_log_softmax(values))
             if self._followed:
-                token = self._followed[number][len(sequence.output_ids)]
-                self.strayed |= {number} if samples[i].token_id != token else set()
-                samples[i] = samples[i]._replace(token_id=token)
-            self.tokens.setdefault(number, []).append(samples[i].token_id)
-        return samples
+                token = self._followed[number][row.num_output]
+                self.strayed |= {number} if picked[i] != token else set()
+                picked[i] = token
+            self.tokens.setdefault(number, []).append(picked[i])
+        return picked
 
 
 def bench(options: peers.Options) -> None:
@@ -97,7 +100,7 @@ def answers(folder: Path, cases: Seq[Any], followed: Followed | None = None) -> 
     import vlmkit
 
     with vlmkit.load(str(folder)) as model:
-        executor = model._loop._executor
+        executor = model.runner._loop._executor
         recorder = executor._sampler = Recorder(executor._sampler, followed or {})
         texts: list[str] = []
         for first in range(0, len(cases), AT_ONCE):
@@ -110,8 +113,8 @@ def answers(folder: Path, cases: Seq[Any], followed: Followed | None = None) -> 
 
 
 def _messages(case: Any) -> list[Any]:
-    from vlmkit.image import Image
-    from vlmkit.message import Message
+    from vlmkit.ask.image import Image
+    from vlmkit.ask.message import Message
 
     images = iter(case.images)
     messages = []

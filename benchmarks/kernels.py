@@ -28,7 +28,8 @@ NOT_FOR = {  # kernels that ONNX Runtime has not got
 
 def name(folder: Path) -> str:
     """Return the kernel of an export's linear layers: operator, form and instructions."""
-    from vlmkit_onnx import graph_header, session
+    from vlmkit_onnx.folder import graph_header
+    from vlmkit_onnx.sessions import session
     from vlmkit_onnx.settings import ComputeSettings
 
     file = folder / "decoder.onnx"

@@ -53,10 +53,11 @@ def _options() -> argparse.Namespace:
 
 
 def _serve(port: int, profile: str | None) -> None:
-    from vlmkit.loop import Loop
-    from vlmkit.pipeline import Pipeline, PipelineSettings
+    from vlmkit.pipeline import Pipeline
+    from vlmkit.running.loop import Loop
     from vlmkit.server.run import serve
-    from vlmkit.server.settings import ServerSettings
+    from vlmkit.settings.pipeline import PipelineSettings
+    from vlmkit.settings.server import ServerSettings
     from vlmkit_mock.engine import MockEngine
     from vlmkit_mock.tokenizer import MockTokenizer
 

@@ -64,7 +64,7 @@ def _contenders(
 ) -> Iterator[tuple[str, Callable[[], Figures]]]:
     for precision in options.precisions:
         folder = peers.exported(checkpoint, precision)
-        threads = f"vision_encoder.num_threads={options.threads}"
+        threads = f"media_encoder.num_threads={options.threads}"
         start = peers.vlmkit(folder, options, "--set", threads)
         yield f"vlmkit {precision}", _measure(start)
     file = peers.gguf(checkpoint, "q8_0", options, has_tower=True)

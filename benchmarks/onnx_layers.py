@@ -66,9 +66,9 @@ class InProcess:
 
     def __init__(self, model: Any, num_tokens: int) -> None:
         self._model, self._num_tokens = model, num_tokens
-        self._forwards = stopwatch.timed(model._engine, "forward")
+        self._forwards = stopwatch.timed(model.runner._engine, "forward")
         self._graph: list[float] = []
-        decoder = model._engine._decoder
+        decoder = model.runner._engine._decoder
         decoder._session = _Session(decoder._session, self._graph)
         self._request = model.request(PROMPT, max_tokens=num_tokens, ignore_eos=True)
 

@@ -61,5 +61,5 @@ def bytes_of_a_token(folder: Path) -> int:
     import vlmkit
 
     with vlmkit.load(str(folder), engine={"cache_tokens": CACHE_TOKENS}) as model:
-        token_bytes: int = model._engine._decoder.memory.token_bytes  # type: ignore[attr-defined]
+        token_bytes: int = model.runner._engine._decoder.memory.token_bytes  # type: ignore[attr-defined]
     return token_bytes

@@ -76,7 +76,7 @@ def profile(
     with tempfile.TemporaryDirectory() as scratch, _profiled(Path(scratch)):
         settings = {"num_threads": options.threads, "max_sequences": clients}
         with vlmkit.load(str(folder), engine=settings) as model:
-            session = model._engine._decoder._session
+            session = model.runner._engine._decoder._session
             _ask(model, clients, answers.START_TOKENS, 2)
             started_ns = time.time_ns()
             _ask(model, clients, prompt_tokens, answer_tokens)
@@ -106,7 +106,7 @@ def _ask(model: Any, clients: int, prompt_tokens: int, answer_tokens: int) -> No
 @contextmanager
 def _profiled(folder: Path) -> Iterator[None]:
     """Make every session that is opened meanwhile write a profile into ``folder``."""
-    from vlmkit_onnx import session
+    from vlmkit_onnx.sessions import session
 
     plain = session._options
 

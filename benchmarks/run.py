@@ -3,12 +3,14 @@
     nox -s bench -- [NAME ...] [--shape 0.5b|360m|small] [--rounds 3] [--gguf PYTHON ...]
 
 Names: ``start`` (``vlmkit plugins`` and ``--help``), ``mock`` (events per second on the mock),
+``sampling`` (what choosing tokens costs, by kind), ``waits`` (how long people wait for each other),
 ``generate`` (one client against transformers' ``generate``), ``overhead`` (loop and HTTP for each
 token against the bare forward), ``serve`` (eight clients against ``transformers serve``); and only
 when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-mixed`` (the same while
 questions come by chance), ``onnx-image`` (the same with an image), ``onnx-layers`` (what lies
 between a kernel and a client), ``onnx-profile`` (which kernels the time goes to), ``onnx-memory``
-(what a server takes), ``accuracy`` (what precisions cost in answers). Peers and vlmkit run in turn;
+(what a server takes), ``accuracy`` (what precisions cost in answers), ``torch-rows`` (whether a
+long answer costs those beside it). Peers and vlmkit run in turn;
 figures are medians with minimum and maximum. How to set peers up: docs/how-to/benchmark.md.
 """
 
@@ -31,9 +33,12 @@ import onnx_memory
 import onnx_mixed
 import onnx_profile
 import onnx_text
+import sampling
 import server
 import shapes
 import stopwatch
+import torch_rows
+import waits
 from peers import Options, spread
 
 TOKENS = 64
@@ -55,7 +60,7 @@ def bench_generate(folder: Path, rounds: int) -> None:
     ours, theirs = [], []
     with vlmkit.load(str(folder)) as model:
         request = model.request("word " * 30, max_tokens=TOKENS, ignore_eos=True)
-        ids = torch.tensor([model.tokenizer.prompt(request.messages).token_ids])
+        ids = torch.tensor([model.runner._tokenizer.prompt(request.messages).token_ids])
         model.submit(request).result()
         for _ in range(rounds):
             started = time.perf_counter()
@@ -99,7 +104,7 @@ def bench_overhead(folder: Path, rounds: int) -> None:
         with ThreadPoolExecutor(1) as loader:  # as the server does: OpenMP minds who loaded
             model = loader.submit(vlmkit.load, str(folder)).result()
         with model:
-            forwards = stopwatch.timed(model._engine, "forward")
+            forwards = stopwatch.timed(model.runner._engine, "forward")
             request = model.request("word " * 30, max_tokens=TOKENS, ignore_eos=True)
             for _ in range(2):
                 forwards.clear()
@@ -141,13 +146,15 @@ def bench_start(_: Path, rounds: int) -> None:
 BENCHES = {
     "start": bench_start,
     "mock": bench_mock,
+    "sampling": sampling.bench,
     "generate": bench_generate,
     "overhead": bench_overhead,
     "serve": bench_serve,
+    "waits": waits.bench,
 }
 
 
-ONNX_BENCHES = {
+NAMED_BENCHES = {
     "onnx": onnx_text.bench,
     "onnx-mixed": onnx_mixed.bench,
     "onnx-image": onnx_image.bench,
@@ -155,13 +162,14 @@ ONNX_BENCHES = {
     "onnx-profile": onnx_profile.bench,
     "onnx-memory": onnx_memory.bench,
     "accuracy": accuracy.bench,
+    "torch-rows": torch_rows.bench,
 }
 
 
 def parse() -> tuple[list[str], Options]:
     """Return the names that were asked for, and the options."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*BENCHES, *ONNX_BENCHES, []])
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*BENCHES, *NAMED_BENCHES, []])
     parser.add_argument("--shape", choices=shapes.SHAPES, default="0.5b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of each engine")
@@ -187,11 +195,11 @@ def main() -> None:
             options = dataclasses.replace(options, models=Path(scratch))
         options.models.mkdir(parents=True, exist_ok=True)
         folder = options.models / f"random-{options.shape}"
-        if set(names) & set(BENCHES) - {"start", "mock"}:
+        if set(names) & set(BENCHES) - {"start", "mock", "sampling"}:
             shapes.save(options.shape, folder)
         for name in names:
-            if name in ONNX_BENCHES:
-                ONNX_BENCHES[name](options)
+            if name in NAMED_BENCHES:
+                NAMED_BENCHES[name](options)
             else:
                 BENCHES[name](folder, options.rounds)
 

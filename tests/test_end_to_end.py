@@ -1,16 +1,18 @@
-"""The product as its users meet it: a server process with the demo model and the OpenAI client."""
+"""The product as its users meet it: a server process with the demo model and official clients."""
 
 import asyncio
 import base64
+import contextlib
 import importlib.util
 import io
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import anthropic
 import openai
 import PIL.Image
 import PIL.ImageDraw
@@ -29,45 +31,35 @@ LIBRARIES = {"onnx": "onnxruntime", "torch": "torch"}
 ENGINES = [name for name, library in LIBRARIES.items() if importlib.util.find_spec(library)]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module", params=ENGINES)
-def server(request):
+def server(request, tmp_path_factory):
     """A real `vlmkit serve demo`; ends it by SIGTERM and expects a clean exit."""
-    port = free_port()
-    command = [sys.executable, "-m", "vlmkit", "serve", "demo", "--set", f"server.port={port}"]
+    command = [sys.executable, "-m", "vlmkit", "serve", "demo", "--port", "0"]
     command += ["--set", f"engine.use={request.param}"]
-    url = f"http://127.0.0.1:{port}"
-    # Whatever happens, its pipe is closed here: the garbage collector would blame another test.
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said) as process,
+    ):
         try:
-            wait_until_ready(process, url)
-            yield f"{url}/v1"
+            yield f"{ready_at(process, log)}/v1"
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=300)
+            process.wait(300)
         finally:
             process.kill()
-    assert process.returncode == 0, said.decode()
-    assert b"Traceback" not in said
+    assert process.returncode == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
-def wait_until_ready(process, url):
-    """Ask until the server is ready; fail with its words if it ends or takes forever."""
+def ready_at(process, log):
+    """Wait for a server's model, and return its address; fail with its words if it ends."""
     deadline = time.monotonic() + 600
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as probe:
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                probe.get("/readyz", cast_to=object)
-            except openai.APIError:
-                time.sleep(0.2)
-            else:
-                return
-    process.kill()
-    pytest.fail(process.stderr.read().decode())
+    while process.poll() is None and time.monotonic() < deadline:
+        said = log.read_text()
+        if "'demo' is ready\n" in said:
+            return re.search(r"listening on (\S+)", said)[1]
+        time.sleep(0.2)
+    return pytest.fail(log.read_text())
 
 
 @pytest.fixture
@@ -122,6 +114,29 @@ def test_a_streamed_answer_is_the_same_text_in_pieces(client):
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_anthropics_client_gets_the_same_answer_whole_and_streamed(server, client):
+    url = drawing("circle", "green", "PNG")
+    kind, data = url.removeprefix("data:").split(";base64,")
+    shown = {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+    asked = "What is in this picture?"
+    messages = [{"role": "user", "content": [shown, {"type": "text", "text": asked}]}]
+    same = client.chat.completions.create(
+        model="demo", messages=question(asked, url), max_tokens=64
+    )
+    sent = {"model": "demo", "messages": messages}
+    address = server.removesuffix("/v1")
+    with anthropic.Anthropic(base_url=address, api_key="none", max_retries=0) as other:
+        whole = other.messages.create(max_tokens=64, **sent)
+        with other.messages.stream(max_tokens=64, **sent) as stream:
+            streamed = stream.get_final_message()
+        counted = other.messages.count_tokens(**sent).input_tokens
+    assert whole.content[0].text == streamed.content[0].text
+    assert whole.content[0].text == same.choices[0].message.content
+    assert whole.stop_reason == streamed.stop_reason == "end_turn"
+    assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+    assert counted == same.usage.prompt_tokens
+
+
 def test_two_pictures_in_one_question_are_told_apart(client):
     first, second = drawing("circle", "red", "PNG"), drawing("square", "blue", "PNG")
     messages = question("What is in the second picture?", first, second)
@@ -169,6 +184,70 @@ def test_the_model_is_listed_and_an_unknown_one_is_not_found(client):
 
 
 @pytest.mark.skipif("onnx" not in ENGINES, reason="needs onnxruntime")
+def test_a_text_goes_on_and_its_log_probabilities_are_the_same_said_or_read(client):
+    """What was chosen one token at a time is read back at once, as a prompt that is echoed."""
+    said = client.completions.create(
+        model="demo", prompt="The picture shows", max_tokens=8, temperature=0, logprobs=1,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    ).choices[0]  # fmt: skip
+    given = [*said.prompt_token_ids, *said.token_ids]
+    read = client.completions.create(
+        model="demo", prompt=given, max_tokens=0, echo=True, logprobs=1
+    ).choices[0]
+    assert len(read.logprobs.tokens) == len(given)
+    assert read.logprobs.token_logprobs[0] is None
+    num = len(said.logprobs.token_logprobs)
+    assert 0 < num <= len(said.token_ids)
+    start = len(said.prompt_token_ids)
+    again = read.logprobs.token_logprobs[start : start + num]
+    assert again == pytest.approx(said.logprobs.token_logprobs, abs=1e-3)
+    pieces = client.completions.create(
+        model="demo", prompt=["The picture shows", given], max_tokens=8, temperature=0, stream=True
+    )
+    texts = ["", ""]
+    for piece in pieces:
+        for choice in piece.choices:
+            texts[choice.index] += choice.text
+    assert all(texts)
+
+
+def test_a_picture_is_counted_as_its_answer_counts_it(client):
+    messages = question("What is it?", drawing("circle", "red", "PNG"))
+    counted = client.post(
+        "/../tokenize", body={"model": "demo", "messages": messages}, cast_to=object
+    )
+    answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=1)
+    assert counted["count"] == answer.usage.prompt_tokens == len(counted["tokens"])
+    details = answer.usage.prompt_tokens_details
+    assert counted["image_tokens_each"] == details.image_tokens_each
+    assert details.image_tokens > 0
+
+
+def test_places_of_a_picture_that_is_not_there_harm_nobody(client):
+    messages = question("What is it?", drawing("circle", "red", "PNG"))
+    tokens = client.post("/../tokenize", body={"messages": messages}, cast_to=object)["tokens"]
+    with contextlib.suppress(openai.BadRequestError):
+        client.completions.create(model="demo", prompt=tokens, max_tokens=4)
+    answer = client.chat.completions.create(model="demo", messages=messages, temperature=0)
+    assert "circle" in answer.choices[0].message.content
+
+
+def test_vectors_come_from_a_model_that_says_it_gives_them(client):
+    (model,) = client.get("/capabilities", cast_to=object)["models"]
+    if model["embedding_size"] is None:
+        with pytest.raises(openai.BadRequestError):
+            client.embeddings.create(model="demo", input="a circle")
+        return
+    texts = ["a red circle", "a red circle", "it rains in the hills"]
+    vectors = [each.embedding for each in client.embeddings.create(model="demo", input=texts).data]
+    assert {len(vector) for vector in vectors} == {model["embedding_size"]}
+    same, other = (
+        sum(a * b for a, b in zip(vectors[0], vector, strict=True)) for vector in vectors[1:]
+    )
+    assert same == pytest.approx(1, abs=1e-4)
+    assert other < same
+
+
 def test_the_packaged_model_answers_where_there_is_no_torch_and_says_nothing_of_it():
     command = [sys.executable, "-c", WITHOUT_TORCH, "ask", "demo", "What is in this picture?"]
     done = subprocess.run(
@@ -181,3 +260,9 @@ def test_the_packaged_model_answers_where_there_is_no_torch_and_says_nothing_of_
     assert done.returncode == 0, done.stderr
     assert done.stdout == "A large blue circle on the left and a small red square on the right.\n"
     assert done.stderr == ""
+
+
+def test_the_demos_tokenizer_keeps_its_contract_as_it_is_installed(tmp_path):
+    command = [sys.executable, "-m", "vlmkit", "plugins", "check", "hf", "demo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -38,8 +38,8 @@ def run(*arguments, site=None):
     return done.stdout
 
 
-def test_the_whole_plugin_is_under_forty_lines():
-    assert len((EXAMPLE / "vlmkit_typical.py").read_text().splitlines()) < 40
+def test_the_whole_plugin_is_under_forty_five_lines():
+    assert len((EXAMPLE / "vlmkit_typical.py").read_text().splitlines()) < 45
 
 
 def test_its_wheel_holds_the_module_and_no_tests(installed):
@@ -49,8 +49,8 @@ def test_its_wheel_holds_the_module_and_no_tests(installed):
 
 def test_vlmkit_finds_it_by_its_entry_point(installed):
     code = """
-from vlmkit import plugins
-found = plugins.load()
+from vlmkit.plugins import loader
+found = loader.load()
 assert "vlmkit-typical" not in found.broken, found.broken
 print(found.samplers.get("typical").plugin)
 """

@@ -7,12 +7,10 @@ import array_api_compat
 import msgspec
 
 import vlmkit
-from vlmkit.protocols import Sample, Sampler
-from vlmkit.registry import Registry
-from vlmkit.sampler import ArraySampler
-from vlmkit.sequence import Sequence
+from vlmkit.plugins.registry import Registry
+from vlmkit.seams.sampler import Pick, Row, Sampler
 
-VLMKIT_API = 1
+VLMKIT_API = (1, 0)
 
 
 class TypicalSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,17 +18,22 @@ class TypicalSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mass: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.95
 
-    def sample(self, logits: Any, sequences: Seq[Sequence]) -> list[Sample]:
-        """Return a token for each row; others come up only if a request forbids all of these."""
-        xp = array_api_compat.array_namespace(logits)
-        shifted = (finite := xp.clip(logits, min=-1e4)) - xp.max(finite, axis=-1, keepdims=True)
-        surprise = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True)) - shifted
-        gap = xp.abs(surprise - xp.sum(xp.exp(-surprise) * surprise, axis=-1, keepdims=True))
-        probs = xp.exp(-xp.take_along_axis(surprise, xp.argsort(gap, axis=-1), axis=-1))
-        is_near = xp.cumulative_sum(probs, axis=-1) - probs < self.mass
-        limit = xp.max(xp.where(is_near, xp.sort(gap, axis=-1), 0.0), axis=-1, keepdims=True)
-        loss = xp.asarray([1e4 * s.params.temperature for s in sequences], device=logits.device)
-        return ArraySampler().sample(logits - xp.where(gap > limit, loss[:, None], 0.0), sequences)
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        """Return what picks a token of these; others only if a request forbids all of them."""
+        pick = vlmkit.ArraySampler().prepare(rows)
+
+        def pick_typical(logits: Any) -> Any:
+            xp = array_api_compat.array_namespace(logits)
+            shifted = (finite := xp.clip(logits, min=-1e4)) - xp.max(finite, axis=-1, keepdims=True)
+            surprise = xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True)) - shifted
+            gap = xp.abs(surprise - xp.sum(xp.exp(-surprise) * surprise, axis=-1, keepdims=True))
+            probs = xp.exp(-xp.take_along_axis(surprise, xp.argsort(gap, axis=-1), axis=-1))
+            is_near = xp.cumulative_sum(probs, axis=-1) - probs < self.mass
+            limit = xp.max(xp.where(is_near, xp.sort(gap, axis=-1), 0.0), axis=-1, keepdims=True)
+            loss = [[1e4 * row.sequence.params.temperature] for row in rows]
+            return pick(logits - xp.where(gap > limit, xp.asarray(loss, device=logits.device), 0.0))
+
+        return pick_typical
 
 
 @vlmkit.hookimpl

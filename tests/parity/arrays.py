@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit.seams.prompt import MediaSlot, Prompt
 
 IMAGE = 300
 TEXT = {
@@ -253,7 +253,7 @@ def prompts(name: str) -> list[Prompt]:
             }
             arrays |= {key: np.array(value) for key, value in family.numbers.items()}
             stop = len(ids) + family.num_tokens
-            slots.append(ImageSlot(len(ids), stop, random.bytes(32), arrays, family.num_tokens))
+            slots.append(MediaSlot(len(ids), stop, random.bytes(32), arrays, family.num_tokens))
             ids += [IMAGE] * family.num_tokens + random.integers(5, 250, 2).tolist()
         ids += random.integers(5, 250, after).tolist()
         made.append(Prompt(tuple(ids), tuple(slots)))
@@ -266,7 +266,7 @@ def inputs(name: str, prompt: Prompt) -> dict[str, torch.Tensor]:
     made = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if FAMILIES[name].types:
         made[FAMILIES[name].types] = (ids == IMAGE).long()
-    for key in prompt.images[0].inputs if prompt.images else ():
-        parts = [torch.from_numpy(np.asarray(slot.inputs[key])) for slot in prompt.images]
+    for key in prompt.media[0].inputs if prompt.media else ():
+        parts = [torch.from_numpy(np.asarray(slot.inputs[key])) for slot in prompt.media]
         made[key] = torch.cat(parts)
     return made

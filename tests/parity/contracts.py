@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import zoo
 from parity import runner
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.prompt import ImageSlot, Prompt
-from vlmkit.protocols import ImageFeatures, VisionEncoder
-from vlmkit.testing import EngineContract, VisionEncoderContract
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.testing import EngineContract, MediaEncoderContract
 
 
 class OnFamily:
@@ -21,7 +22,7 @@ class OnFamily:
     family = ""
     checkpoint: Checkpoint
 
-    def make_encoder(self) -> VisionEncoder:
+    def make_encoder(self) -> MediaEncoder:
         """Return a fresh encoder."""
         raise NotImplementedError
 
@@ -39,8 +40,8 @@ class EngineOnFamily(OnFamily, EngineContract):
     def answer_ids(self) -> list[int]:
         return [40, 50, 60, 70]
 
-    def features(self, prompt: Prompt) -> Mapping[int, ImageFeatures]:
-        made = self.make_encoder().encode(prompt.images) if prompt.images else []
+    def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:
+        made = self.make_encoder().encode(prompt.media) if prompt.media else []
         return dict(enumerate(made))
 
     def twins(self) -> tuple[Prompt, Prompt] | None:
@@ -53,12 +54,12 @@ class EngineOnFamily(OnFamily, EngineContract):
         return first, second
 
 
-class EncoderOnFamily(OnFamily, VisionEncoderContract):
+class EncoderOnFamily(OnFamily, MediaEncoderContract):
     """The vision encoder's contract."""
 
-    def make(self) -> VisionEncoder:
+    def make(self) -> MediaEncoder:
         return self.make_encoder()
 
-    def slots(self) -> list[ImageSlot]:
-        slots = [slot for prompt in self.all_prompts() for slot in prompt.images]
+    def slots(self) -> list[MediaSlot]:
+        slots = [slot for prompt in self.all_prompts() for slot in prompt.media]
         return list({slot.digest: slot for slot in slots}.values())

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from parity import runner
-from vlmkit.prompt import Prompt
+from vlmkit.seams.prompt import Prompt
 
 SIZES = {
     "vocab_size": 320,

@@ -15,13 +15,15 @@ import torch
 import transformers
 
 import zoo
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.prompt import ImageSlot, Prompt
-from vlmkit.protocols import Engine, VisionEncoder
-from vlmkit.registry import BuildContext
-from vlmkit.sampling import SamplingParams
-from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
-from vlmkit.sequence import Sequence
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.sequence import Sequence
+from vlmkit.settings.scheduler import SchedulerSettings
 
 NUM_NEW = 10
 TOLERANCE = 1e-3  # of a logit: CPUs differ by 1e-4, a lost mechanism makes 1e-2 and more
@@ -174,7 +176,7 @@ def prompt(name: str, request: Request, image_token: int | None) -> Prompt:
         own, places = places[:count], places[count:]
         arrays = {key: np.asarray(alone[key]) for key in alone if _is_image_array(key)}
         digest = hashlib.sha256(b"".join(arrays[key].tobytes() for key in sorted(arrays))).digest()
-        slots.append(ImageSlot(own[0], own[-1] + 1, digest, arrays, count))
+        slots.append(MediaSlot(own[0], own[-1] + 1, digest, arrays, count))
     return Prompt(tuple(ids), tuple(slots))
 
 
@@ -184,7 +186,7 @@ def _is_image_array(key: str) -> bool:
 
 def load_engine(
     name: str, folder: Path, **settings: Any
-) -> tuple[Engine, VisionEncoder | None, Any]:
+) -> tuple[Engine, MediaEncoder | None, Any]:
     """Return the torch engine, its encoder and the model's configuration."""
     from vlmkit_torch import encoder, engine
     from vlmkit_torch.settings import EncoderSettings, EngineSettings
@@ -201,7 +203,7 @@ def load_engine(
 
 def load_onnx_engine(
     name: str, folder: Path, **settings: Any
-) -> tuple[Engine, VisionEncoder | None, Any]:
+) -> tuple[Engine, MediaEncoder | None, Any]:
     """Return the ONNX engine of an exported folder, its encoder and the configuration."""
     from vlmkit_onnx import build
     from vlmkit_onnx.settings import EncoderSettings, EngineSettings
@@ -233,7 +235,7 @@ def outcome(
     wanted: Seq[Answer],
     *,
     step_tokens: int = 13,
-    load: Callable[..., tuple[Engine, VisionEncoder | None, Any]] = load_engine,
+    load: Callable[..., tuple[Engine, MediaEncoder | None, Any]] = load_engine,
     **settings: Any,
 ) -> Outcome:
     """Run the four requests through a fresh engine and compare."""
@@ -245,7 +247,7 @@ def outcome(
 
 def run(
     engine: Engine,
-    encoder: VisionEncoder | None,
+    encoder: MediaEncoder | None,
     prompts: Seq[Prompt],
     banned: Seq[int] = (),
     *,
@@ -261,7 +263,7 @@ def run(
             params=SamplingParams(),
             seed=0,
             max_tokens=NUM_NEW,
-            atomic_spans=engine.atomic_spans(prompt),
+            plan=engine.read(prompt),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -272,9 +274,12 @@ def run(
             scheduler.add(waiting.pop(0))
         step = scheduler.plan(engine)
         _encode(encoder, step.encodes)
-        rows = torch.as_tensor(engine.forward(step.items))
-        scheduler.commit(step)
-        for row, item in zip(rows, (i for i in step.items if i.wants_logits), strict=True):
+        rows: Any = engine.forward(step.items).logits
+        scheduler.commit(step, 0.0)
+        for item in step.items:
+            engine.commit(item.sequence, item.stop)
+        wanted = [item for item in step.items if item.num_rows]
+        for row, item in zip(torch.as_tensor(rows) if wanted else (), wanted, strict=True):
             sequence = item.sequence
             logits[sequence].append(row.clone())
             row[list(banned)] = -torch.inf
@@ -287,12 +292,12 @@ def run(
     return [Answer(s.output_ids, torch.stack(logits[s]).float()) for s in sequences]
 
 
-def _encode(encoder: VisionEncoder | None, items: Seq[Any]) -> None:
+def _encode(encoder: MediaEncoder | None, items: Seq[Any]) -> None:
     if encoder is None or not items:
         return
-    made = encoder.encode([item.sequence.prompt.images[item.image] for item in items])
+    made = encoder.encode([item.sequence.prompt.media[item.index] for item in items])
     for item, features in zip(items, made, strict=True):
-        item.sequence.features[item.image] = features
+        item.sequence.features[item.index] = features
 
 
 def compare(found: Seq[Answer], wanted: Seq[Answer]) -> Outcome:

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 import zoo
 from parity import runner
-from vlmkit.prompt import ImageSlot, Prompt
-from vlmkit.protocols import ImageFeatures
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit_torch import packing, views
 
 pytestmark = pytest.mark.torch
@@ -102,7 +103,7 @@ def test_a_text_has_no_part_that_must_be_read_at_once(
     wanted = runner.Answer(made.sequences[0, len(text) :].tolist(), torch.cat(made.logits).float())
     outcome = runner.compare(runner.run(engine, encoder, [text], banned), [wanted])
 
-    assert engine.atomic_spans(text) == ()
+    assert engine.read(text).spans == ()
     assert outcome.is_parity, outcome
 
 
@@ -114,7 +115,7 @@ def test_what_is_known_of_text_is_what_the_family_makes_of_it(name: str, saved: 
 
     assert (known.offset, known.views) == (asked.offset, asked.views)
     assert (known.positions is None) == (asked.positions is None)
-    assert known.positions is None or known.positions.equal(asked.positions)
+    assert known.positions is None or np.array_equal(known.positions, asked.positions)
 
 
 def test_no_masks_of_all_tokens_by_all_are_made_for_a_text(
@@ -130,7 +131,7 @@ def test_no_masks_of_all_tokens_by_all_are_made_for_a_text(
 
     sdpa_mask = views.sdpa_mask
     monkeypatch.setattr(views, "sdpa_mask", sized)
-    runner.run(engine, None, [prompt for prompt in asked if not prompt.images])
+    runner.run(engine, None, [prompt for prompt in asked if not prompt.media])
     assert sizes == []
 
     runner.run(engine, encoder, asked[:1])
@@ -170,7 +171,7 @@ def test_images_encoded_together_have_the_rows_that_they_have_alone(
     twins = [replace(first, images=[zoo.picture(seed)]) for seed in (11, 12)]
     prompts = runner.prompts(name, config)
     prompts += [runner.prompt(name, twin, config.image_token_id) for twin in twins]
-    slots = [slot for prompt in prompts for slot in prompt.images]
+    slots = [slot for prompt in prompts for slot in prompt.media]
     alone = [encoder.encode([slot])[0] for slot in slots]
 
     for together, single in zip(encoder.encode(slots), alone, strict=True):
@@ -184,11 +185,12 @@ class Replay:
     """An encoder that hands out what another one computed before."""
 
     identity = "replay"
+    media_kinds = frozenset({"image"})
 
-    def __init__(self, slots: Seq[ImageSlot], features: Seq[ImageFeatures]) -> None:
+    def __init__(self, slots: Seq[MediaSlot], features: Seq[MediaFeatures]) -> None:
         self._known = {slot.digest: made for slot, made in zip(slots, features, strict=True)}
 
-    def encode(self, slots: Seq[ImageSlot]) -> list[ImageFeatures]:
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return [self._known[slot.digest] for slot in slots]
 
     def close(self) -> None:
@@ -201,7 +203,7 @@ def test_an_encoder_at_work_beside_the_engine_changes_neither(
 ) -> None:
     engine, encoder, config = runner.load_engine(name, saved(name))
     prompts = runner.prompts(name, config)
-    slots = [slot for prompt in prompts for slot in prompt.images]
+    slots = [slot for prompt in prompts for slot in prompt.media]
     before = encoder.encode(slots)
     is_over, beside = threading.Event(), []
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from parity import hybrid, runner
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch import engine
 from vlmkit_torch.settings import EngineSettings
 

@@ -11,6 +11,7 @@ import zoo
 
 pytest.importorskip("vlmkit_hf")
 import vlmkit
+from vlmkit.seams.runner import AnswerStream
 
 pytestmark = pytest.mark.torch
 
@@ -18,7 +19,7 @@ Saved = Callable[[str], Path]
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.2}
 
 
-def load(folder: Path, cache_tokens: int = 1200) -> vlmkit.Pipeline:
+def load(folder: Path, cache_tokens: int = 1200) -> vlmkit.Model:
     return vlmkit.load(
         folder,
         engine={
@@ -32,7 +33,7 @@ def load(folder: Path, cache_tokens: int = 1200) -> vlmkit.Pipeline:
     )
 
 
-def ask(model: vlmkit.Pipeline, number: int, takes_images: bool, **params: object) -> vlmkit.Stream:
+def ask(model: vlmkit.Model, number: int, takes_images: bool, **params: object) -> AnswerStream:
     """Start request ``number``: its text, pictures, length and seed are its own."""
     pictures = [zoo.picture(number, 40 + 7 * number, 60)] * (number % 2) if takes_images else []
     request = model.request(
@@ -80,8 +81,8 @@ def test_requests_cancelled_at_any_point_leave_no_trace_in_the_engine(
 ) -> None:
     chance = random.Random(seed)
     with load(saved("llava"), cache_tokens=320) as model:
-        engine = model._engine
-        running: list[vlmkit.Stream] = []
+        engine = model.runner._engine
+        running: list[AnswerStream] = []
         for number in range(24):
             running.append(ask(model, number % 8, takes_images=True))
             time.sleep(chance.choice([0.0, 0.0, 0.004]))
@@ -90,9 +91,10 @@ def test_requests_cancelled_at_any_point_leave_no_trace_in_the_engine(
         for stream in running:
             assert stream.result().choices[0].finish_reason == "length"
         deadline = time.monotonic() + 300
-        while model._loop.num_jobs and time.monotonic() < deadline:
+        loop = model.runner._loop
+        while loop.num_jobs and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert (model._loop.num_jobs, model._loop.num_waiting, model._loop.num_running) == (0, 0, 0)
+        assert (loop.num_jobs, loop.num_waiting, loop.num_running) == (0, 0, 0)
         assert engine._pool.num_free_blocks == engine._pool.num_blocks
         assert not engine._states
         engine._pool.check_integrity()

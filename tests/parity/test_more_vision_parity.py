@@ -9,10 +9,11 @@ import torch
 import transformers
 
 from parity import arrays, runner
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.prompt import ImageSlot
-from vlmkit.protocols import ImageFeatures, VisionEncoder
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.export import exporter
 from vlmkit_torch import encoder, engine
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
@@ -43,10 +44,10 @@ def expected(name: str, folder: Path) -> list[runner.Answer]:
 class Blind:
     """An encoder that sees nothing."""
 
-    def __init__(self, seeing: VisionEncoder) -> None:
+    def __init__(self, seeing: MediaEncoder) -> None:
         self.seeing = seeing
 
-    def encode(self, slots: Seq[ImageSlot]) -> list[ImageFeatures]:
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         return [
             replace(
                 features,

@@ -136,7 +136,7 @@ def test_equal_digests_of_different_pictures_would_mix_up_answers(
     first, second = (
         runner.prompt("llava", request, config.image_token_id) for request in (asked, other)
     )
-    wrong = replace(second, images=(replace(second.images[0], digest=first.images[0].digest),))
+    wrong = replace(second, media=(replace(second.media[0], digest=first.media[0].digest),))
     banned = runner.banned_ids(config)
 
     own = runner.run(engine, encoder, [first], banned)[0]

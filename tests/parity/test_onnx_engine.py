@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from parity import runner
-from vlmkit_onnx import device_memory, products
-from vlmkit_onnx.device_memory import DeviceMemory
+from vlmkit.errors import OutOfMemory
+from vlmkit.seams.prompt import Prompt
+from vlmkit.testing import EngineHost
+from vlmkit_onnx.sessions import products
+from vlmkit_onnx.slots import device_memory
+from vlmkit_onnx.slots.device_memory import DeviceMemory
 
 pytestmark = pytest.mark.torch
 
@@ -46,7 +50,7 @@ def compare_batches(folder: Path) -> tuple[bool, bool, float]:
     return engine.limits.is_batch_invariant, not any(differences), max(differences)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_what_else_is_in_a_batch_changes_no_bit(precision: str, exported: Saved) -> None:
     assert compare_batches(exported("llama", precision)) == (True, True, 0)
 
@@ -91,3 +95,24 @@ def test_each_library_computes_with_the_image_features_of_the_other(
     for engine, encoder in ((torch_engine, onnx_encoder), (onnx_engine, torch_encoder)):
         outcome = runner.compare(runner.run(engine, encoder, prompts, banned), answered(name))
         assert outcome.is_parity, outcome
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[E] BFCArena: Failed to allocate memory for 20 bytes")]
+)
+def test_want_of_memory_in_a_step_is_told_as_that(
+    error: Exception, exported: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _, _ = runner.load_onnx_engine("llama", exported("llama"))
+    host = EngineHost(engine)
+    sequence = host.sequence(Prompt((20, 21, 22)))
+    host.admit(sequence)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(engine._decoder, "prefill", fail)
+    with pytest.raises(OutOfMemory, match="there is not enough memory for this request"):
+        host.prefill(sequence)
+    monkeypatch.undo()
+    assert host.prefill(sequence).shape == (engine.limits.vocab_size,)

@@ -8,10 +8,10 @@ import pytest
 import transformers
 
 from parity import hybrid, runner
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
-from vlmkit.prompt import Prompt
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.prompt import Prompt
 from vlmkit_torch import engine, rope
 from vlmkit_torch.settings import EngineSettings
 

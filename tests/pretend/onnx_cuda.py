@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit_onnx.runtime import onnxruntime
+from vlmkit_onnx.sessions.runtime import onnxruntime
 
 PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 ON_HOST = frozenset({"total_sequence_length"})  # where the attention kernel reads it

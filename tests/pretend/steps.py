@@ -1,13 +1,15 @@
 """Some steps of an engine, to compare one that runs on a device with one that runs on the CPU."""
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import Engine
-from vlmkit.sequence import Sequence
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.prompt import Prompt
 from vlmkit.testing.engine_host import EngineHost, Features
+from vlmkit.testing.engine_sequence import EngineSequence
 
 TEXTS = tuple(Prompt(tuple(range(20 + i, 50 + 3 * i))) for i in range(3))
 
@@ -30,9 +32,26 @@ def logits_of(
     return found
 
 
+def for_sampler(sequence: EngineSequence, params: SamplingParams | None = None) -> EngineSequence:
+    """Give an engine's sequence what a sampler reads, and return it."""
+    more: dict[str, Any] = {
+        "params": params or SamplingParams(),
+        "output_ids": sequence.answer,
+        "seed": 0,
+        "eos_ids": frozenset(),
+        "banned_ids": (),
+        "sampler_state": None,
+        "task": "generate",
+        "given": (),
+        "guide": None,
+    }
+    vars(sequence).update(more)
+    return sequence
+
+
 def begin(
     host: EngineHost, prompts: Seq[Prompt] = TEXTS, chunk_tokens: int = 13
-) -> tuple[list[Sequence], list[np.ndarray]]:
+) -> tuple[list[EngineSequence], list[np.ndarray]]:
     """Read prompts in chunks; return their sequences and the logits of their last tokens."""
     sequences, found = [host.sequence(prompt) for prompt in prompts], []
     for sequence in sequences:

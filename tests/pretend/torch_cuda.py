@@ -27,6 +27,7 @@ READS = frozenset({"_local_scalar_dense", "equal", "nonzero", "masked_select", "
 """Operators whose result, or its size, the host waits for."""
 MAKERS = frozenset({torch.tensor, torch.asarray, torch.as_tensor, torch.scalar_tensor})
 MOVERS = frozenset({Tensor.to, Tensor.cuda, Tensor.cpu, Tensor.copy_, *MAKERS})
+NO_KERNELS = frozenset({"_local_scalar_dense", "_unsafe_view", "detach", "empty"})
 PLAIN = frozenset({torch._has_compatible_shallow_copy_type, torch._C._nn._parse_to})
 """Functions that compute nothing."""
 INDEXERS = frozenset({Tensor.__getitem__, Tensor.__setitem__})
@@ -35,6 +36,7 @@ FACTS = {
     Tensor.is_cuda.__get__: True,
     Tensor.is_cpu.__get__: False,
     Tensor.get_device: 0,
+    Tensor.__dlpack_device__: (2, 0),
 }
 NOT_HERE = {Tensor.numpy: TypeError, Tensor.__array__: TypeError, Tensor.__dlpack__: BufferError}
 
@@ -81,6 +83,8 @@ class Device:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         target = _target(func, args, kwargs)
         ours = [tensor for tensor in tensors if isinstance(tensor, OnCuda)]
+        if func is Tensor.pin_memory:
+            return args[0]
         if func in PLAIN or (not ours and not _is_cuda(target)):
             return func(*args, **kwargs)
         if ours and func in FACTS:
@@ -95,7 +99,7 @@ class Device:
         args, kwargs = tree_map_only(torch.device, _to_host, (args, kwargs))
         self.is_busy = True
         try:
-            made = _compute(func, args, kwargs)
+            made = _compute(func, args, kwargs, goes=bool(ours) != stays)
         finally:
             self.is_busy = False
         if not stays or isinstance(made, torch.Size):  # which a map would turn into a tuple
@@ -108,6 +112,7 @@ class Device:
             self.num_copies += isinstance(args[0], OnCuda) and not isinstance(args[1], OnCuda)
             self.num_reads += not isinstance(args[0], OnCuda)
             return isinstance(args[0], OnCuda)
+        self.num_reads += func is Tensor.tolist
         goes = target is not None and not _is_cuda(target)
         if ours and goes:
             self.num_reads += 1
@@ -151,15 +156,14 @@ class _Kernels(TorchDispatchMode):
             self.device.num_reads += name in READS
             aliases = [made.alias_info for made in func._schema.returns if made.alias_info]
             is_view = any(not alias.is_write for alias in aliases)
-            if not is_view and name not in ("_local_scalar_dense", "_unsafe_view", "detach"):
+            if not is_view and name not in NO_KERNELS:
                 self.device.kernels[name] += 1
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def pretended_cuda(*, gib: float = 8) -> Iterator[Device]:
-    """Let torch have a CUDA device with so much free memory, as far as vlmkit can tell."""
-    device = Device()
+def cuda_is_there(*, gib: float = 8) -> Iterator[None]:
+    """Let torch say that there is a CUDA device with so much free memory."""
     facts = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -170,6 +174,15 @@ def pretended_cuda(*, gib: float = 8) -> Iterator[Device]:
     with ExitStack() as stack:
         for name, fact in facts.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, fact))
+        yield
+
+
+@contextmanager
+def pretended_cuda(*, gib: float = 8) -> Iterator[Device]:
+    """Let torch have a CUDA device with so much free memory, as far as vlmkit can tell."""
+    device = Device()
+    with ExitStack() as stack:
+        stack.enter_context(cuda_is_there(gib=gib))
         for name in ("_add_batch_dim", "_remove_batch_dim"):  # of vmap, which are no calls of torch
             stays = _staying(getattr(vmap, name))
             stack.enter_context(mock.patch.object(vmap, name, stays))
@@ -216,13 +229,14 @@ def _staying(func: Callable[..., Any]) -> Callable[..., Any]:
     return stays
 
 
-def _compute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _compute(func: Callable[..., Any], args: Any, kwargs: Any, *, goes: bool) -> Any:
+    """Run a function on the CPU; what goes from place to place becomes a copy."""
     if func in MOVERS:
         args = [HOST if isinstance(arg, str) else arg for arg in args]
         if func is Tensor.cuda:
             return args[0].clone()
         made = func(*args, **{**kwargs, **({"device": HOST} if "device" in kwargs else {})})
-        return made.clone() if made is args[0] and func is not Tensor.copy_ else made
+        return made.clone() if goes and made is args[0] else made
     if func is torch.histc and not args[0].is_floating_point():  # which only a device has
         return func(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
     return func(*args, **kwargs)

@@ -68,12 +68,20 @@ _TOOLS = (
     "<|im_start|>system\n{{ say(messages[0], '') }}<|im_end|>\n{% endif %}"
 )
 
+_CALLS = (
+    "{% for call in message['tool_calls'] %}"
+    "{% if message['content'] or not loop.first %}{{ '\n' }}{% endif %}"
+    "{{ '<tool_call>\n{\"name\": \"' + call['function']['name'] }}"
+    '{{ \'", "arguments": \' }}'
+    "{{ call['function']['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
+)
+
 QWEN3_VL = (
     _PARTS + _TOOLS + "{% for message in messages %}"
     "{% if message['role'] == 'user' %}<|im_start|>user\n"
     "{{ say(message, '<|vision_start|><|image_pad|><|vision_end|>') }}<|im_end|>\n"
     "{% elif message['role'] == 'assistant' %}<|im_start|>assistant\n"
-    "{{ say(message, '') }}<|im_end|>\n"
+    "{{ say(message, '') }}" + _CALLS + "<|im_end|>\n"
     "{% elif message['role'] == 'tool' %}<|im_start|>user\n<tool_response>\n"
     "{{ say(message, '<|vision_start|><|image_pad|><|vision_end|>') }}\n</tool_response>"
     "<|im_end|>\n{% endif %}{% endfor %}"
@@ -143,7 +151,7 @@ QWEN3 = (
     "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
     "<|im_start|>assistant\n"
     "{% if loop.last and thought %}<think>\n{{ thought.strip('\n') }}\n</think>\n\n{% endif %}"
-    "{{ content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{{ content }}" + _CALLS + "<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
     "{% endif %}{% endif %}"

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit.protocols import Sampler
-from vlmkit.sampling import SamplingParams
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.sampler import Row, Sampler
 from vlmkit.testing import SamplerContract, new_sequence
 from vlmkit_typical import TypicalSampler
 
@@ -16,7 +16,6 @@ LOGITS = np.log(np.array([[0.6, 0.1, 0.1, 0.1, 0.1]], dtype=np.float32))
 
 
 class TestTypicalSampler(SamplerContract):
-    ignores = frozenset({"logprobs"})
     is_exact = False
 
     def make(self) -> Sampler:
@@ -25,8 +24,8 @@ class TestTypicalSampler(SamplerContract):
 
 def draws(mass: float, logits: Any, **fields: Any) -> Counter[int]:
     sequences = [new_sequence(params=HOT, seed=seed, **fields) for seed in range(300)]
-    rows = np.repeat(logits, len(sequences), axis=0)
-    return Counter(s.token_id for s in TypicalSampler(mass).sample(rows, sequences))
+    pick: Any = TypicalSampler(mass).prepare([Row(sequence) for sequence in sequences])
+    return Counter(pick(np.repeat(logits, len(sequences), axis=0)).tolist())
 
 
 def test_the_least_surprising_token_is_not_always_typical() -> None:
@@ -50,7 +49,7 @@ def test_others_come_up_where_every_typical_token_is_forbidden() -> None:
 
 def test_rows_may_be_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
-    sequences = [new_sequence(params=HOT, seed=seed) for seed in range(20)]
-    rows = np.repeat(LOGITS, 20, axis=0)
-    expected = TypicalSampler(0.9).sample(rows, sequences)
-    assert TypicalSampler(0.9).sample(torch.from_numpy(rows), sequences) == expected
+    rows = [Row(new_sequence(params=HOT, seed=seed)) for seed in range(20)]
+    logits: Any = np.repeat(LOGITS, 20, axis=0)
+    pick: Any = TypicalSampler(0.9).prepare(rows)
+    assert np.array_equal(pick(torch.from_numpy(logits)), pick(logits))

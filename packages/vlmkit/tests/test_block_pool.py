@@ -2,13 +2,14 @@
 
 import hashlib
 
+import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from vlmkit.block_pool import BlockPool
-from vlmkit.prompt import ImageSlot, Prompt, Span
-from vlmkit.sampling import SamplingParams
-from vlmkit.sequence import Sequence
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.seams.sequence import Sequence
 
 
 def sequence(token_ids, images=(), **fields):
@@ -19,12 +20,18 @@ def sequence(token_ids, images=(), **fields):
 
 
 def slot(start, stop, digest=b"a"):
-    return ImageSlot(start, stop, digest * 32, {}, stop - start)
+    return MediaSlot(start, stop, digest * 32, {}, stop - start)
+
+
+def num_cached(pool, seq):
+    """Admit a sequence; return how much of it was there, None without room."""
+    admission = pool.admit(seq)
+    return None if admission is None else admission.num_cached
 
 
 def computed(pool, seq):
     """Admit a sequence and compute all of it."""
-    cached = pool.admit(seq)
+    cached = num_cached(pool, seq)
     pool.commit(seq, len(seq))
     return cached
 
@@ -32,27 +39,27 @@ def computed(pool, seq):
 def test_a_second_equal_prompt_finds_the_full_blocks_of_the_first():
     pool = BlockPool(32, 4)
     assert computed(pool, sequence(range(11))) == 0
-    assert pool.admit(sequence(range(11))) == 8
+    assert num_cached(pool, sequence(range(11))) == 8
 
 
 def test_the_newest_token_is_always_left_to_compute():
     pool = BlockPool(32, 4)
     computed(pool, sequence(range(8)))
-    assert pool.admit(sequence(range(8))) == 4
+    assert num_cached(pool, sequence(range(8))) == 4
 
 
 def test_blocks_that_were_not_computed_are_not_shared():
     pool = BlockPool(32, 4)
     first = sequence(range(11))
-    pool.admit(first)
+    num_cached(pool, first)
     pool.commit(first, 4)
-    assert pool.admit(sequence(range(11))) == 4
+    assert num_cached(pool, sequence(range(11))) == 4
 
 
 def test_a_block_counts_only_behind_an_equal_prefix():
     pool = BlockPool(32, 4)
     computed(pool, sequence([1, 1, 1, 1, 5, 5, 5, 5, 9]))
-    assert pool.admit(sequence([2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
+    assert num_cached(pool, sequence([2, 2, 2, 2, 5, 5, 5, 5, 9])) == 0
 
 
 def test_a_sequence_that_waits_for_room_is_hashed_once(monkeypatch):
@@ -68,70 +75,70 @@ def test_a_sequence_that_waits_for_room_is_hashed_once(monkeypatch):
 
     monkeypatch.setattr(hashlib, "sha256", counting)
     for _ in range(5):
-        assert pool.admit(waiting) is None
+        assert num_cached(pool, waiting) is None
     assert len(hashed) < 40
     pool.release(first)
-    assert pool.admit(waiting) == 100
+    assert num_cached(pool, waiting) == 100
     assert pool._refused is None
 
 
 def test_a_sequence_that_grew_after_it_was_refused_finds_its_own_blocks():
     pool = BlockPool(4, 4)
     hog = sequence([7])
-    pool.admit(hog)
+    num_cached(pool, hog)
     pool.reserve(hog, 12)
     growing = sequence(range(6))
-    assert pool.admit(growing) is None
+    assert num_cached(pool, growing) is None
     growing.output_ids += [6, 7, 8]
-    assert pool.admit(growing) is None
+    assert num_cached(pool, growing) is None
     pool.release(hog)
     computed(pool, growing)
-    assert pool.admit(sequence(range(7))) == 4
+    assert num_cached(pool, sequence(range(7))) == 4
     pool.release(growing)
-    assert pool.admit(sequence(range(9))) == 8
+    assert num_cached(pool, sequence(range(9))) == 8
 
 
-def test_tenants_never_share():
+def test_scopes_never_share():
     pool = BlockPool(32, 4)
-    computed(pool, sequence(range(11), tenant="alice"))
-    assert pool.admit(sequence(range(11), tenant="bob")) == 0
+    computed(pool, sequence(range(11), scope=b"alice"))
+    assert num_cached(pool, sequence(range(11), scope=b"bob")) == 0
 
 
 def test_equal_placeholders_of_different_images_are_different_prefixes():
     pool = BlockPool(32, 4)
     computed(pool, sequence([7] * 11, images=[slot(0, 6, b"a")]))
-    assert pool.admit(sequence([7] * 11, images=[slot(0, 6, b"b")])) == 0
-    assert pool.admit(sequence([7] * 11, images=[slot(0, 6, b"a")])) == 8
+    assert num_cached(pool, sequence([7] * 11, images=[slot(0, 6, b"b")])) == 0
+    assert num_cached(pool, sequence([7] * 11, images=[slot(0, 6, b"a")])) == 8
 
 
 def test_a_cached_prefix_never_ends_inside_an_atomic_span():
     pool = BlockPool(32, 4)
-    span = (Span(6, 14),)
-    computed(pool, sequence(range(16), atomic_spans=span))
+    span = PromptPlan((Span(6, 14),))
+    computed(pool, sequence(range(16), plan=span))
     # The second prompt differs from the first inside the span.
-    other = sequence([*range(12), 99, 98, 97, 96], atomic_spans=span)
-    assert pool.admit(other) == 4
+    other = sequence([*range(12), 99, 98, 97, 96], plan=span)
+    assert num_cached(pool, other) == 4
 
 
 def test_what_was_computed_within_another_atomic_span_is_not_shared():
     pool = BlockPool(32, 4)
-    computed(pool, sequence(range(16), atomic_spans=(Span(0, 16),)))
+    computed(pool, sequence(range(16), plan=PromptPlan((Span(0, 16),))))
     # The second prompt ends within the first, and its answer goes on in the same words.
-    other = sequence(range(8), atomic_spans=(Span(0, 8),))
+    other = sequence(range(8), plan=PromptPlan((Span(0, 8),)))
     other.output_ids += range(8, 14)
-    assert pool.admit(other) == 0
+    assert num_cached(pool, other) == 0
 
 
 def test_an_answer_starts_from_no_block_of_another_prompt_that_is_one_span():
     pool = BlockPool(32, 4)
-    span, answer = (Span(0, 8),), range(40, 46)
-    first = sequence([*range(4), 1, 2, 3, 4, *answer], atomic_spans=span)
+    span, answer = PromptPlan((Span(0, 8),)), range(40, 46)
+    first = sequence([*range(4), 1, 2, 3, 4, *answer], plan=span)
     computed(pool, first)
     # Its span begins alike and ends otherwise. The answer goes on behind it, so nothing is cut.
-    other = sequence([*range(4), 5, 6, 7, 8, *answer], atomic_spans=span)
+    other = sequence([*range(4), 5, 6, 7, 8, *answer], plan=span)
     computed(pool, other)
     pool.release(other)
-    assert pool.admit(other) == 12
+    assert num_cached(pool, other) == 12
     assert not set(pool.blocks(other)) & set(pool.blocks(first))
 
 
@@ -142,28 +149,31 @@ def test_a_freed_block_keeps_its_content_until_room_is_needed():
     pool.release(first)
     assert pool.num_free_blocks == 4
     again = sequence(range(11))
-    assert pool.admit(again) == 8
+    assert num_cached(pool, again) == 8
     pool.release(again)
     crowd = sequence(range(100, 115))
-    assert pool.admit(crowd) == 0
+    assert num_cached(pool, crowd) == 0
     pool.release(crowd)
-    assert pool.admit(sequence(range(11))) == 0
+    assert num_cached(pool, sequence(range(11))) == 0
 
 
-def test_truncating_into_a_shared_block_gives_the_block_up():
+def test_what_was_committed_is_never_taken_back():
     pool = BlockPool(32, 4)
     seq = sequence(range(11))
     computed(pool, seq)
-    assert pool.truncate(seq, 6) == 4
-    assert pool.truncate(seq, 4) == 4
+    with pytest.raises(ValueError, match="more committed than 6"):
+        pool.truncate(seq, 6)
     pool.check_integrity()
 
 
-def test_truncating_inside_the_newest_block_keeps_it():
+def test_drafts_that_were_refused_give_their_blocks_up():
     pool = BlockPool(32, 4)
-    seq = sequence(range(11))
+    seq = sequence(range(10))
     computed(pool, seq)
-    assert pool.truncate(seq, 10) == 10
+    pool.reserve(seq, 18)
+    assert len(pool.blocks(seq)) == 5
+    pool.truncate(seq, 11)
+    assert len(pool.blocks(seq)) == 3
     pool.check_integrity()
 
 
@@ -180,12 +190,12 @@ class Traffic(RuleBasedStateMachine):
     @rule(
         target=admitted,
         tokens=st.lists(st.integers(0, 1), min_size=1, max_size=30),
-        tenant=st.sampled_from(["", "t"]),
+        scope=st.sampled_from([b"", b"t"]),
     )
-    def admit(self, tokens, tenant):
-        seq = sequence(tokens, tenant=tenant)
+    def admit(self, tokens, scope):
+        seq = sequence(tokens, scope=scope)
         free = self.pool.num_free_blocks
-        cached = self.pool.admit(seq)
+        cached = num_cached(self.pool, seq)
         if cached is None:
             assert -(-(len(seq) + 1) // 4) > free - 12 or self.pool.num_free_blocks == free
         else:
@@ -212,16 +222,11 @@ class Traffic(RuleBasedStateMachine):
             self.live.discard(seq)
             self.pool.release(seq)
 
-    @rule(seq=admitted, num=st.integers(0, 40))
-    def truncate(self, seq, num):
-        if seq in self.live:
-            num = min(num, len(seq))
-            kept = self.pool.truncate(seq, num)
-            assert num - 4 < kept <= num
-            keep_output = max(0, kept - seq.num_prompt_tokens)
-            del seq.output_ids[keep_output:]
-            if not self.pool.reserve(seq, len(seq)):
-                self.release(seq)
+    @rule(seq=admitted, num_drafts=st.integers(1, 9), num_kept=st.integers(0, 9))
+    def draft(self, seq, num_drafts, num_kept):
+        if seq in self.live and self.pool.reserve(seq, len(seq) + num_drafts):
+            self.pool.truncate(seq, len(seq) + min(num_kept, num_drafts))
+            assert len(self.pool.blocks(seq)) == -(-(len(seq) + min(num_kept, num_drafts)) // 4)
 
     @invariant()
     def every_block_is_accounted_for(self):
@@ -248,4 +253,4 @@ def test_what_is_shared_is_exactly_the_common_full_blocks(first, second):
     while common < min(len(first), len(second)) and first[common] == second[common]:
         common += 1
     full = min(common // 4 * 4, len(first) // 4 * 4, (len(second) - 1) // 4 * 4)
-    assert pool.admit(sequence(second)) == full
+    assert num_cached(pool, sequence(second)) == full

@@ -2,9 +2,9 @@
 
 import pytest
 
-from vlmkit import checkpoint, content
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
+from vlmkit.kit import checkpoint, content
+from vlmkit.kit.checkpoint import Checkpoint
 
 
 def test_an_absent_file_is_an_empty_one(tmp_path):

@@ -23,8 +23,8 @@ import pytest
 from PIL import Image
 
 import vlmkit
-from vlmkit import machine
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.ask.completion import Chunk
+from vlmkit.ask.delta import ReasoningDelta, TextDelta
 from vlmkit.cli import (
     config as config_command,
     models as models_command,
@@ -34,12 +34,14 @@ from vlmkit.cli import (
 )
 from vlmkit.cli.models import describe
 from vlmkit.errors import CheckpointError
-from vlmkit.safetensors_header import weights_of
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.safetensors_header import weights_of
+from vlmkit.plugins import machine
 
 VLMKIT = [sys.executable, "-m", "vlmkit"]
 HEAVY = {"numpy", "PIL", "litestar", "uvicorn", "torch", "transformers", "httpx2", "rich"}
 SLOW = json.dumps({"mock": {"text": "tick ", "tokens": 4000, "latency_s": 0.02}})
-PLUGIN_API = "from vlmkit.hookspecs import hookimpl\nVLMKIT_API = 1\n"
+PLUGIN_API = "from vlmkit.plugins.hookspecs import hookimpl\nVLMKIT_API = 1\n"
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +149,18 @@ def test_json_holds_the_answer_its_usage_and_its_timings(
     assert report["usage"]["completion_tokens"] == 5
     assert len(report["usage"]["image_tokens"]) == 1
     assert set(report["timings"]) == {"prompt_s", "queue_s", "first_token_s", "decode_s"}
+
+
+THINKING = json.dumps({"mock": {"reasoning": "why\x1b[2J?", "text": "so"}})
+
+
+def test_what_a_model_thinks_is_not_its_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ask", "mock", THINKING]) == 0
+    assert capsys.readouterr() == ("so\n", "")
+    assert run(["ask", "mock", THINKING, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["reasoning"], report["text"]) == ("why\x1b[2J?", "so")
+    assert report["usage"]["reasoning_tokens"] == len("<why....?>")
 
 
 def test_an_answer_that_was_cut_says_so_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,9 +302,9 @@ def test_a_picture_that_is_none_is_named_before_the_model_is_built(
     plugin.write_text(
         f"{PLUGIN_API}"
         "def build(context):\n    raise AssertionError('built')\n"
-        "@hookimpl\ndef vlmkit_register_engines(registry):\n    registry.add('none', build)\n"
+        "@hookimpl\ndef vlmkit_register_engines(registry):\n    registry.add('broken', build)\n"
     )
-    settings = ["--set", f"plugins=['{plugin}']", "--set", "engine.use=none"]
+    settings = ["--set", f"plugins=['{plugin}']", "--set", "engine.use=broken"]
     sources = ["--image", str(picture), "--image", str(notes)]
     assert run(["ask", "mock", "x", *sources, *settings]) == 1
     assert capsys.readouterr().err.startswith(f"error: {str(notes)!r}: image is not a readable")
@@ -423,7 +437,7 @@ def test_a_server_says_how_to_ask_it_and_ends_when_told_to(start: Start) -> None
         "serve", "mock", "--set", f"server.port={port}", "--set", "server.drain_timeout_s=300"
     )
     told = read_until(process.stderr, 'api_key="none")\n')
-    for stage in ("model files", "tokenizer", "vision encoder", "engine", "sampler"):
+    for stage in ("model files", "tokenizer", "media encoder", "engine", "sampler"):
         assert re.search(rf"{stage} +\d+\.\d\d s", told)
     assert f"http://127.0.0.1:{port}/v1" in told
     address = f"http://127.0.0.1:{port}/v1/models"
@@ -602,8 +616,14 @@ def test_a_terminal_gets_no_control_characters_from_a_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    output.answer("a\x1b[2Jb\x07\x9b1mc\td\ne\r")
-    assert capsys.readouterr().out == "a[2Jb1mc\td\ne"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    answer = output.Answer()
+    answer.write(Chunk(0, (ReasoningDelta("wh\x1b[2J"),)))
+    answer.write(Chunk(0, (ReasoningDelta("y?\x9b1m"),)))
+    answer.write(Chunk(0, (TextDelta("a\x1b[2Jb\x07\x9b1mc\td\ne\r"),)))
+    shown = capsys.readouterr()
+    assert shown.out == "a[2Jb1mc\td\ne"
+    assert re.sub(r"\x1b\[[02]m", "", shown.err) == "wh[2Jy?1m\n\n"
 
 
 # Plugins, doctor, config.
@@ -714,7 +734,7 @@ def test_doctor_says_when_nobody_can_serve_a_model(
     assert run(["doctor", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"engine +none +no installed provider can serve this model", shown)
-    assert re.search(r"vision_encoder +none +chosen", shown)  # it is no model that sees
+    assert re.search(r"media_encoder +none +chosen", shown)  # it is no model that sees
 
 
 @pytest.mark.parametrize(
@@ -790,7 +810,7 @@ HUB = (
     PLUGIN_API
     + """
 from pathlib import Path
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.kit.checkpoint import Checkpoint
 
 def fetch(context):
     folder = Path(__file__).parent / "hub" / context.reference / (context.revision or "main")
@@ -898,6 +918,8 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 def leaf_commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
     if isinstance(command, click.Group):
+        if command.invoke_without_command and command is not group:
+            yield name, command
         for inner in command.commands.values():
             yield from leaf_commands(inner, f"{name} {inner.name}")
     else:

@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 import pytest
 
-from vlmkit import builtin, plugins
 from vlmkit.cli import run, vlmkit as group
+from vlmkit.plugins import loader
+from vlmkit.plugins.kinds import COMMAND
 
-HEAD = "import click\nfrom vlmkit.hookspecs import hookimpl\nVLMKIT_API = 1\n"
+HEAD = "import click\nfrom vlmkit.plugins.hookspecs import hookimpl\nVLMKIT_API = 1\n"
 GREET = (
     HEAD
     + """
@@ -132,7 +133,7 @@ def test_a_name_of_ours_is_refused_and_ours_runs(
     name: str, install: Install, capsys: Shown
 ) -> None:
     file = install(registering(f"registry.add({name!r}, lambda context: None)"))
-    error = plugins.load(files=[file]).broken[str(file)]
+    error = loader.load(files=[file]).broken[str(file)]
     assert str(error) == (
         f"command {name!r} from {str(file)!r} has the name of one of vlmkit's own"
     )
@@ -141,7 +142,7 @@ def test_a_name_of_ours_is_refused_and_ours_runs(
 
 
 def test_every_command_of_ours_is_among_the_reserved_names() -> None:
-    assert sorted(group.commands) == sorted(builtin.COMMANDS)
+    assert sorted(group.commands) == sorted(COMMAND.reserved)
 
 
 def test_of_two_plugins_with_one_command_the_first_keeps_it(
@@ -149,7 +150,7 @@ def test_of_two_plugins_with_one_command_the_first_keeps_it(
 ) -> None:
     install(GREET)
     second = install(GREET)
-    error = plugins.load(files=[second.with_name("plugin_0.py"), second]).broken[str(second)]
+    error = loader.load(files=[second.with_name("plugin_0.py"), second]).broken[str(second)]
     assert "is already provided by" in str(error)
     assert run(["--help"]) == 0
     assert capsys.readouterr().out.count("Greet somebody.") <= 1
@@ -219,19 +220,19 @@ def test_a_command_of_ours_is_found_without_loading_plugins(
     def load(**_: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(plugins, "load", load)
+    monkeypatch.setattr(loader, "load", load)
     assert run(arguments) in {0, 2}
 
 
 def test_a_command_loads_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    load = plugins.load
+    load = loader.load
 
-    def counted(**options: object) -> plugins.Plugins:
+    def counted(**options: object) -> loader.Plugins:
         calls.append(options)
         return load(**options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(plugins, "load", counted)
+    monkeypatch.setattr(loader, "load", counted)
     for arguments in (["--help"], [], ["plugins"], ["nope"], ["ask", "mock", "hi"]):
         calls.clear()
         run(arguments)

@@ -9,19 +9,19 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit import plugins as plugin_loader
 from vlmkit.config import COMPONENTS, RESERVED_VARIABLES, Component, Config, ModelEntry, read_config
 from vlmkit.config.providers import check_components
 from vlmkit.config.schema import json_schema
 from vlmkit.config.structs import descriptions, known_paths
 from vlmkit.errors import ConfigError, PluginUnavailable, UnknownPlugin
-from vlmkit.pipeline import PipelineSettings
-from vlmkit.server.settings import ServerSettings
+from vlmkit.plugins import loader
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.server import ServerSettings
 
 PLUGIN = '''
 from typing import Annotated
 import msgspec
-from vlmkit.hookspecs import hookimpl
+from vlmkit.plugins.hookspecs import hookimpl
 
 VLMKIT_API = 1
 
@@ -69,8 +69,8 @@ def origin(layered: Any, path: str) -> str:
 
 
 @pytest.fixture
-def plugins(tmp_path: Path) -> plugin_loader.Plugins:
-    return plugin_loader.load(files=[write(tmp_path, PLUGIN, "toy.py")], entry_points=[])
+def plugins(tmp_path: Path) -> loader.Plugins:
+    return loader.load(files=[write(tmp_path, PLUGIN, "toy.py")], entry_points=[])
 
 
 # Layers.
@@ -161,6 +161,19 @@ def test_paths_in_a_file_count_from_its_folder(tmp_path: Path) -> None:
     assert config.plugins == (str(tmp_path / "a.py"), "/b.py")
     assert [entry.model for entry in config.models] == [str(tmp_path / "m"), "o/n"]
     assert read(write(tmp_path, "model='../m'")).config.model == str(tmp_path / "../m")
+
+
+@pytest.mark.parametrize("file", ["vlmkit.toml", "configs/vlmkit.toml"])
+def test_a_folder_stays_a_folder_where_the_files_own_path_is_relative(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a packaged model of that name, nor one on the hub."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    model = read(write(Path(), "model='./mock'", file)).config.model
+    assert model is not None
+    assert model.startswith(".")
+    assert Path(model) == Path(file).with_name("mock")
 
 
 def test_a_config_can_be_the_base_of_another() -> None:
@@ -364,7 +377,7 @@ def test_a_model_with_another_provider_leaves_the_sections_settings_behind() -> 
 # Settings of providers.
 
 
-def test_settings_of_a_named_provider_are_checked(plugins: plugin_loader.Plugins) -> None:
+def test_settings_of_a_named_provider_are_checked(plugins: loader.Plugins) -> None:
     check_components(read(None, "engine.use=toy", "engine.num_lanes=3").config, plugins)
     with pytest.raises(ConfigError) as caught:
         check_components(read(None, "engine.use=toy", "engine.num_lane=3").config, plugins)
@@ -374,7 +387,7 @@ def test_settings_of_a_named_provider_are_checked(plugins: plugin_loader.Plugins
         check_components(read(None, "engine.use=toy", "engine.num_lanes=0").config, plugins)
 
 
-def test_settings_without_a_provider_must_suit_one(plugins: plugin_loader.Plugins) -> None:
+def test_settings_without_a_provider_must_suit_one(plugins: loader.Plugins) -> None:
     check_components(read(None, "engine.num_lanes=3").config, plugins)
     with pytest.raises(ConfigError) as caught:
         check_components(read(None, "engine.num_lane=3").config, plugins)
@@ -382,13 +395,13 @@ def test_settings_without_a_provider_must_suit_one(plugins: plugin_loader.Plugin
     assert caught.value.hint == "did you mean 'num_lanes'?"
 
 
-def test_the_sections_of_each_model_are_checked(plugins: plugin_loader.Plugins) -> None:
+def test_the_sections_of_each_model_are_checked(plugins: loader.Plugins) -> None:
     text = 'models=[{model="a", engine={use="toy", lanes=1}}]'
     with pytest.raises(ConfigError, match="engine 'toy' has no setting 'lanes'"):
         check_components(read(None, text).config, plugins)
 
 
-def test_an_unknown_provider_is_named_with_the_nearest(plugins: plugin_loader.Plugins) -> None:
+def test_an_unknown_provider_is_named_with_the_nearest(plugins: loader.Plugins) -> None:
     with pytest.raises(UnknownPlugin) as caught:
         check_components(read(None, "engine.use=tuy").config, plugins)
     assert caught.value.hint == "did you mean 'toy'?"
@@ -396,12 +409,12 @@ def test_an_unknown_provider_is_named_with_the_nearest(plugins: plugin_loader.Pl
 
 def test_an_unknown_provider_is_explained_by_the_plugins_that_broke(tmp_path: Path) -> None:
     file = write(tmp_path, "import nothing_of_that_name", "bad.py")
-    broken = plugin_loader.load(files=[file], entry_points=[])
+    broken = loader.load(files=[file], entry_points=[])
     with pytest.raises(UnknownPlugin, match=r"could not be loaded: .*ModuleNotFoundError"):
         check_components(read(None, "engine.use=toy").config, broken)
 
 
-def test_a_provider_that_cannot_run_here_is_refused(plugins: plugin_loader.Plugins) -> None:
+def test_a_provider_that_cannot_run_here_is_refused(plugins: loader.Plugins) -> None:
     with pytest.raises(PluginUnavailable, match="engine 'absent' cannot be used: no such device"):
         check_components(read(None, "engine.use=absent").config, plugins)
 
@@ -427,7 +440,7 @@ def test_every_field_says_what_it_means(struct: type[msgspec.Struct]) -> None:
         assert re.search(r"\w+ \w+", meanings.get(field.name, "")), field.name
 
 
-def test_meanings_are_read_whole_and_from_base_classes(plugins: plugin_loader.Plugins) -> None:
+def test_meanings_are_read_whole_and_from_base_classes(plugins: loader.Plugins) -> None:
     struct = plugins.engines.get("toy").settings
     assert struct is not None
     assert descriptions(struct) == {
@@ -453,12 +466,12 @@ def test_the_reference_lists_every_setting_with_its_default_and_meaning() -> Non
 
 def test_the_files_of_the_guide_are_valid(tmp_path: Path) -> None:
     files = re.findall(r"```toml\n(.*?)```", (DOCS / "how-to/configure.md").read_text(), re.DOTALL)
-    assert len(files) == 3
+    assert len(files) == 4
     for file in files:
         read(write(tmp_path, file))
 
 
-def test_the_schema_describes_the_core_and_every_provider(plugins: plugin_loader.Plugins) -> None:
+def test_the_schema_describes_the_core_and_every_provider(plugins: loader.Plugins) -> None:
     schema = json_schema(plugins)
     json.dumps(schema)
     assert "$ref" not in json.dumps(schema["properties"])

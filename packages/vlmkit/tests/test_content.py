@@ -8,13 +8,13 @@ import threading
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit import content, user_cache
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.kit import content, user_cache
+from vlmkit.kit.checkpoint import Checkpoint
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from vlmkit import content
+from vlmkit.kit import content
 content.SETTLED_NS, content.LEAST_BYTES = 0, 1
 for _ in range(20):
     print(sorted(content.digests(Path(sys.argv[1])).items()))

@@ -9,15 +9,18 @@ from contextlib import contextmanager
 import pytest
 from mock_model import picture, script, wait_until
 
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
 from vlmkit.errors import EngineError
-from vlmkit.image import Image
-from vlmkit.message import Message
-from vlmkit.pipeline import Pipeline, PipelineSettings
-from vlmkit.prompt import ImageSlot
-from vlmkit.protocols import ImageFeatures
-from vlmkit.request import Request
-from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
-from vlmkit.sequence import Sequence
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot
+from vlmkit.seams.sequence import Sequence
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -45,12 +48,14 @@ class Gated(MockVisionEncoder):
 
 @contextmanager
 def running(encoder, *, engine=None, scheduler=None, settings=None, **options):
-    model = Pipeline(
-        tokenizer=MockTokenizer(),
-        engine=engine or MockEngine(MockEngineSettings(**options)),
-        vision_encoder=encoder,
-        scheduler=scheduler or ContinuousScheduler(),
-        settings=PipelineSettings(**(settings or {})),
+    model = Model(
+        Pipeline(
+            tokenizer=MockTokenizer(),
+            engine=engine or MockEngine(MockEngineSettings(**options)),
+            media_encoder=encoder,
+            scheduler=scheduler or ContinuousScheduler(),
+            settings=PipelineSettings(**(settings or {})),
+        )
     )
     try:
         yield model
@@ -68,9 +73,9 @@ def shows(model, *pictures, tenant="", text="what?", **params):
 
 
 def assert_empty(model):
-    wait_until(lambda: model._loop.num_jobs == model._loop.num_running == 0)
-    assert model._engine.num_free_tokens == model.limits.capacity_tokens
-    assert not model._loop._encodings._thread._queue
+    wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_running == 0)
+    assert model.runner._engine.num_free_tokens == model.facts.limits.capacity_tokens
+    assert not model.runner._loop._encodings._thread._queue
 
 
 class Unaware(ContinuousScheduler):
@@ -100,8 +105,14 @@ class EncodesFirst(ContinuousScheduler):
 SCHEDULERS = [ContinuousScheduler, Unaware, EncodesFirst]
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize(
+    ("scheduler", "mixes"),
+    [
+        *((scheduler, True) for scheduler in SCHEDULERS),
+        # Unaware of what is being encoded, a step of one chunk has room for nobody else's.
+        *((scheduler, False) for scheduler in SCHEDULERS if scheduler is not Unaware),
+    ],
+)
 def test_answers_go_on_while_an_image_is_encoded(scheduler, mixes):
     encoder = Gated()
     with running(encoder, scheduler=scheduler(), mixes_prefill_and_decode=mixes) as model:
@@ -144,13 +155,13 @@ def test_the_encoder_has_a_thread_of_its_own_and_is_never_called_twice_at_once()
         for stream in streams:
             stream.result()
         assert len(encoder.threads) == 1
-        assert encoder.threads.isdisjoint({model._loop._thread.ident, threading.get_ident()})
+        assert encoder.threads.isdisjoint({model.runner._loop._thread.ident, threading.get_ident()})
 
 
 def test_a_pipeline_that_sees_no_picture_starts_no_encoder_thread():
     with running(MockVisionEncoder()) as model:
         model.generate("hello")
-        assert model._loop._encodings._thread._thread is None
+        assert model.runner._loop._encodings._thread._thread is None
 
 
 def test_images_of_one_step_are_one_batch():
@@ -167,7 +178,7 @@ def test_images_that_came_while_the_encoder_was_busy_are_one_batch():
         streams = [shows(model, picture())]
         wait_until(lambda: encoder.calls)
         streams += [shows(model, picture(10 + i)) for i in range(4)]
-        wait_until(lambda: len(model._loop._encodings._thread._queue) == 4)
+        wait_until(lambda: len(model.runner._loop._encodings._thread._queue) == 4)
         encoder.gate.set()
         for stream in streams:
             stream.result()
@@ -179,7 +190,7 @@ def test_what_is_encoded_at_once_is_bounded():
     scheduler = ContinuousScheduler(SchedulerSettings(encoder_budget_tokens=12))  # three images
     with running(encoder, scheduler=scheduler) as model:
         streams = [shows(model, picture(5 + i)) for i in range(10)]
-        wait_until(lambda: model._loop.num_running == 10)
+        wait_until(lambda: model.runner._loop.num_running == 10)
         encoder.gate.set()
         for stream in streams:
             stream.result()
@@ -192,14 +203,14 @@ def test_an_image_that_is_in_the_encoder_is_not_encoded_again(cache_bytes):
     encoder = Gated()
     with running(encoder, settings={"feature_cache_bytes": cache_bytes}) as model:
         streams = [shows(model, picture(), text=f"question {i}") for i in range(5)]
-        wait_until(lambda: model._loop.num_running == 5)
+        wait_until(lambda: model.runner._loop.num_jobs == 5)
         other = shows(model, picture(), tenant="other")
-        wait_until(lambda: model._loop.num_running == 6)
+        wait_until(lambda: model.runner._loop.num_jobs == 6)
         encoder.gate.set()
         for stream in [*streams, other]:
             assert "8x6" in stream.result().text
         assert sum(encoder.calls) == 2
-        assert model.stats().counters["num_images_encoded"] == 2
+        assert model.stats().counters["num_media_encoded"] == 2
 
 
 def test_an_image_that_nobody_waits_for_any_more_is_not_begun():
@@ -208,10 +219,10 @@ def test_an_image_that_nobody_waits_for_any_more_is_not_begun():
         streams = [shows(model, picture())]
         wait_until(lambda: encoder.calls)
         streams += [shows(model, picture(10 + i)) for i in range(2)]
-        wait_until(lambda: len(model._loop._encodings._thread._queue) == 2)
+        wait_until(lambda: len(model.runner._loop._encodings._thread._queue) == 2)
         for stream in streams:
             stream.abort()
-        wait_until(lambda: not model._loop._encodings._thread._queue)
+        wait_until(lambda: not model.runner._loop._encodings._thread._queue)
         encoder.gate.set()
         assert model.generate("still here").text == "still here"
         assert_empty(model)
@@ -224,9 +235,9 @@ def test_who_comes_after_a_cancelled_request_gets_the_image_that_is_being_encode
         first = shows(model, picture())
         wait_until(lambda: encoder.calls)
         first.abort()
-        wait_until(lambda: model._loop.num_jobs == 0)
+        wait_until(lambda: model.runner._loop.num_jobs == 0)
         second = shows(model, picture())
-        wait_until(lambda: model._loop.num_running == 1)
+        wait_until(lambda: model.runner._loop.num_running == 1)
         encoder.gate.set()
         assert "8x6" in second.result().text
         assert encoder.calls == [1]
@@ -235,7 +246,7 @@ def test_who_comes_after_a_cancelled_request_gets_the_image_that_is_being_encode
 
 def count_objects():
     gc.collect()
-    kinds = (Sequence, ImageSlot, ImageFeatures)
+    kinds = (Sequence, MediaSlot, MediaFeatures)
     return sum(type(thing) in kinds for thing in gc.get_objects())
 
 
@@ -248,10 +259,10 @@ def test_a_request_that_is_cancelled_in_the_encoder_leaves_no_object_behind():
         for stream in streams:
             stream.abort()
         del streams, stream
-        wait_until(lambda: model._loop.num_jobs == 0)
+        wait_until(lambda: model.runner._loop.num_jobs == 0)
         encoder.gate.set()
         wait_until(lambda: count_objects() == before)
-        assert not model._loop._encodings.is_busy
+        assert not model.runner._loop._encodings.is_busy
         assert_empty(model)
 
 
@@ -262,7 +273,7 @@ def test_a_picture_that_breaks_the_encoder_harms_no_other_in_its_batch():
         wait_until(lambda: encoder.calls)
         bad, twin = (shows(model, picture(7), picture(8, 6), text=t) for t in ("a", "b"))
         good = [shows(model, picture(9 + i)) for i in range(2)]
-        wait_until(lambda: model._loop.num_running == 5)
+        wait_until(lambda: model.runner._loop.num_running == 5)
         encoder.gate.set()
         for stream in (bad, twin):
             with pytest.raises(EngineError, match="told to fail on size"):
@@ -289,7 +300,7 @@ def test_a_sequence_that_lost_its_room_waits_for_its_image_anew():
 
 def test_closing_waits_for_the_encoder_and_ends_who_waits_for_it():
     encoder = Gated()
-    model = Pipeline(tokenizer=MockTokenizer(), engine=MockEngine(), vision_encoder=encoder)
+    model = Model(Pipeline(tokenizer=MockTokenizer(), engine=MockEngine(), media_encoder=encoder))
     streams = [shows(model, picture(5 + i)) for i in range(3)]
     wait_until(lambda: encoder.calls)
     closer = threading.Thread(target=model.close)
@@ -333,7 +344,7 @@ def test_a_panic_of_the_encoder_ends_every_request_and_readiness():
         assert "words of a library" not in str(caught.value)
         with pytest.raises(EngineError):
             other.result()
-        wait_until(lambda: not model.is_ready)
+        wait_until(lambda: not model.runner.is_ready)
 
 
 def test_an_engine_that_fails_for_good_stops_the_encoder_too():
@@ -346,7 +357,7 @@ def test_an_engine_that_fails_for_good_stops_the_encoder_too():
         with pytest.raises(EngineError):
             seen.result()
         encoder.gate.set()
-        thread = model._loop._encodings._thread._thread
+        thread = model.runner._loop._encodings._thread._thread
         thread.join(5)
         assert not thread.is_alive()
 

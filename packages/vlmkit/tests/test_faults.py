@@ -10,21 +10,26 @@ import numpy as np
 import pytest
 from mock_model import picture, script, wait_until
 
-from vlmkit.channel import Channel
+from vlmkit.ask.delta import text_of
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError, RequestError
-from vlmkit.feature_cache import FeatureCache
-from vlmkit.image import Image
-from vlmkit.job import Job
-from vlmkit.message import Message
-from vlmkit.pipeline import Pipeline, PipelineSettings
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import ImageFeatures
-from vlmkit.request import Request
-from vlmkit.sampler import ArraySampler
-from vlmkit.sampling import SamplingParams
-from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
-from vlmkit.sequence import Sequence
-from vlmkit.stream import Stream
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.channel import Channel
+from vlmkit.running.feature_cache import FeatureCache
+from vlmkit.running.job import Job
+from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.stream import Stream
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -33,13 +38,15 @@ from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 @contextmanager
 def running(*, engine=None, tokenizer=None, encoder=None, sampler=None, scheduler=None, **options):
-    model = Pipeline(
-        tokenizer=tokenizer or MockTokenizer(),
-        engine=engine or MockEngine(),
-        vision_encoder=encoder or MockVisionEncoder(),
-        sampler=sampler,
-        scheduler=ContinuousScheduler(SchedulerSettings(**(scheduler or {}))),
-        settings=PipelineSettings(**options),
+    model = Model(
+        Pipeline(
+            tokenizer=tokenizer or MockTokenizer(),
+            engine=engine or MockEngine(),
+            media_encoder=encoder or MockVisionEncoder(),
+            sampler=sampler,
+            scheduler=ContinuousScheduler(SchedulerSettings(**(scheduler or {}))),
+            settings=PipelineSettings(**options),
+        )
     )
     try:
         yield model
@@ -50,35 +57,38 @@ def running(*, engine=None, tokenizer=None, encoder=None, sampler=None, schedule
 def assert_serves(model):
     """Whatever happened before, the next request is answered and nothing is left."""
     assert model.generate(script(text="still here")).text == "still here"
-    wait_until(lambda: model._loop.num_jobs == model._loop.num_running == 0)
-    assert model._engine.num_free_tokens == model.limits.capacity_tokens
+    wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_running == 0)
+    assert model.runner._engine.num_free_tokens == model.facts.limits.capacity_tokens
 
 
 # Detokenizers.
 
 
 class BreakingTokenizer(MockTokenizer):
-    """Its streams break at the letter ``!`` and when an answer with ``?`` is flushed."""
+    """Its readers break at the letter ``!`` and when an answer with ``?`` is over."""
 
-    def stream(self):
-        return BreakingStream(super().stream())
+    def reader(self, prompt, *, shows_special=False):
+        return BreakingReader(super().reader(prompt))
 
 
-class BreakingStream:
+class BreakingReader:
+    num_reasoning_tokens = 0
+
     def __init__(self, inner):
         self._inner, self._text = inner, ""
 
     def push(self, token_id):
-        text = self._inner.push(token_id)
+        deltas = self._inner.push(token_id)
+        text = text_of(deltas)
         self._text += text
         if "!" in text:
             raise UnicodeError("the words of a library")
-        return text
+        return deltas
 
-    def flush(self):
+    def finish(self):
         if "?" in self._text:
             raise UnicodeError("the words of a library")
-        return self._inner.flush()
+        return self._inner.finish()
 
 
 @pytest.mark.parametrize("text", ["ab!c", "why?"])
@@ -103,7 +113,7 @@ class WrongRows(MockEngine):
 
     def _logits(self, wanted):
         rows = super()._logits(wanted)
-        is_bad = any(self._states[i.sequence].answer.token_ids == b"bad" for i in wanted)
+        is_bad = any(list(self._states[i.sequence].answer.said) == list(b"bad") for i in wanted)
         return self.change(rows) if is_bad else rows
 
 
@@ -120,29 +130,49 @@ def test_wrong_numbers_of_rows_are_an_error_of_that_request(change):
         assert_serves(model)
 
 
-class WrongSamples(ArraySampler):
-    """Returns a sample more than it has rows."""
+class BrokenPicks(ArraySampler):
+    """Changes what was picked into something that is not a token id for each row."""
 
-    def sample(self, logits, sequences):
-        samples = super().sample(logits, sequences)
-        return [*samples, *samples[:1]]
+    def __init__(self, change):
+        self._change = change
 
-
-class BareTokens(ArraySampler):
-    """Forgets that a token comes as a sample."""
-
-    def sample(self, logits, sequences):
-        return [sample.token_id for sample in super().sample(logits, sequences)]
+    def prepare(self, rows):
+        pick = super().prepare(rows)
+        return lambda logits: self._change(pick(logits))
 
 
-def test_a_sampler_that_returns_bare_tokens_is_an_error():
-    with running(sampler=BareTokens()) as model, pytest.raises(EngineError):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda picked: np.concatenate([picked, picked[:1]]),
+        lambda picked: picked[None, :],
+        lambda picked: picked.tolist(),
+        lambda picked: None,
+        lambda picked: picked - 1000,
+        lambda picked: picked + 10**6,
+        lambda picked: picked + 0.5,
+    ],
+)
+def test_a_sampler_that_returns_no_token_for_each_row_is_an_error(change):
+    with running(sampler=BrokenPicks(change)) as model, pytest.raises(EngineError):
         model.generate("x")
 
 
-def test_a_sampler_that_returns_too_many_tokens_is_an_error():
-    with running(sampler=WrongSamples()) as model, pytest.raises(EngineError):
-        model.generate("x")
+class Unprepared(ArraySampler):
+    def prepare(self, rows):
+        if any(row.sequence.params.top_k == 7 for row in rows):
+            raise KeyError("the words of a library")
+        return super().prepare(rows)
+
+
+def test_a_sampler_that_breaks_before_the_engine_ran_fails_only_its_own_request():
+    with running(sampler=Unprepared()) as model:
+        good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
+        bad = model.submit(model.request(script(text="bad", latency_s=0.002), top_k=7))
+        with pytest.raises(EngineError, match="the engine failed on this request"):
+            bad.result()
+        assert good.result().text == "fine" * 10
+        assert_serves(model)
 
 
 class NotANumber(MockEngine):
@@ -151,7 +181,7 @@ class NotANumber(MockEngine):
     def _logits(self, wanted):
         rows = super()._logits(wanted)
         for row, item in enumerate(wanted):
-            if self._states[item.sequence].answer.token_ids == b"bad":
+            if list(self._states[item.sequence].answer.said) == list(b"bad"):
                 rows[row, 5] = np.nan
         return rows
 
@@ -182,7 +212,7 @@ def test_a_panic_ends_every_request_and_readiness():
         for stream in streams:
             with pytest.raises(EngineError, match="the engine failed"):
                 stream.result()
-        wait_until(lambda: not model.is_ready)
+        wait_until(lambda: not model.runner.is_ready)
         assert model.stats().counters["num_failed"] == 3
 
 
@@ -192,11 +222,13 @@ def test_whoever_watches_for_a_failure_may_fail_or_close_the_pipeline():
     def fail(failure):
         raise RuntimeError("told to")
 
-    model = Pipeline(
-        tokenizer=MockTokenizer(), engine=PanickingEngine(), vision_encoder=MockVisionEncoder()
+    model = Model(
+        Pipeline(
+            tokenizer=MockTokenizer(), engine=PanickingEngine(), media_encoder=MockVisionEncoder()
+        )
     )
     for watcher in (fail, lambda _: model.close(), told.append):
-        model.on_failure(watcher)
+        model.runner.on_failure(watcher)
     with pytest.raises(EngineError):
         model.generate("x", images=[picture()])  # now the encoder's thread runs, too
     wait_until(lambda: told)
@@ -246,7 +278,7 @@ class WrongCount(MockVisionEncoder):
 
 class WrongTokens(MockVisionEncoder):
     def encode(self, slots):
-        return [ImageFeatures(f.num_tokens - 1, f.embeddings[1:]) for f in super().encode(slots)]
+        return [MediaFeatures(f.num_tokens - 1, f.embeddings[1:]) for f in super().encode(slots)]
 
 
 class NoFeatures(MockVisionEncoder):
@@ -258,7 +290,7 @@ class NoFeatures(MockVisionEncoder):
 def test_an_encoder_that_breaks_its_contract_fails_only_requests_with_images(encoder):
     with running(encoder=encoder()) as model:
         good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
-        with pytest.raises(EngineError, match="the vision encoder"):
+        with pytest.raises(EngineError, match="the media encoder"):
             model.generate("x", images=[picture(), picture(9, 9)])
         assert good.result().text == "fine" * 10
         assert_serves(model)
@@ -267,7 +299,7 @@ def test_an_encoder_that_breaks_its_contract_fails_only_requests_with_images(enc
 def test_features_of_unknown_size_are_not_kept():
     cache = FeatureCache(100)
     for number in range(1000):
-        cache.put("", number.to_bytes(2, "big"), ImageFeatures(1, np.zeros((1, 1))))
+        cache.put("", number.to_bytes(2, "big"), MediaFeatures(1, np.zeros((1, 1))))
     assert len(cache._entries) == 0
 
 
@@ -275,7 +307,7 @@ def test_features_of_unknown_size_are_not_kept():
 
 
 class Silent(MockTokenizer):
-    def prompt(self, messages, *, tools=None):
+    def prompt(self, messages, *, tools=None, options=PLAIN):
         return Prompt(())
 
 
@@ -330,9 +362,9 @@ def test_closing_wakes_those_who_wait_to_be_accepted():
     async def main():
         with running() as model:
             first = model.submit(model.request(script(text="x", prefill_latency_s=0.3)))
-            wait_until(lambda: model._loop.num_running)
+            wait_until(lambda: model.runner._loop.num_running)
             waiting = asyncio.create_task(model.asubmit(model.request("late")))
-            await asyncio.to_thread(wait_until, lambda: model._loop._inbox.jobs)
+            await asyncio.to_thread(wait_until, lambda: model.runner._loop._inbox.num_jobs)
             await asyncio.to_thread(model.close)
             stream = await asyncio.wait_for(waiting, 5)
             assert first.is_done
@@ -345,10 +377,10 @@ class SlowTokenizer(MockTokenizer):
     def __init__(self):
         self.started, self.go_on = threading.Event(), threading.Event()
 
-    def prompt(self, messages, *, tools=None):
+    def prompt(self, messages, *, tools=None, options=PLAIN):
         self.started.set()
         assert self.go_on.wait(300)
-        return super().prompt(messages, tools=tools)
+        return super().prompt(messages, tools=tools, options=options)
 
 
 def test_requests_that_wait_for_a_worker_when_the_pipeline_closes_get_an_error():
@@ -414,9 +446,9 @@ class BadCloseEncoder(MockVisionEncoder):
 
 def test_an_encoder_that_cannot_close_does_not_keep_the_engine_open():
     engine = CountingEngine()
-    model = Pipeline(tokenizer=MockTokenizer(), engine=engine, vision_encoder=BadCloseEncoder())
+    runner = Pipeline(tokenizer=MockTokenizer(), engine=engine, media_encoder=BadCloseEncoder())
     with pytest.raises(RuntimeError):
-        model.close()
+        runner.close()
     assert engine.num_closed == 1
 
 
@@ -448,7 +480,7 @@ def test_a_reader_who_never_reads_keeps_nobody_waiting(room):
         engine=MockEngine(settings), scheduler=room.get("scheduler"), max_unread_tokens=10
     ) as model:
         slow = model.submit(model.request(script(text="s", tokens=300), max_tokens=350))
-        wait_until(lambda: model._loop._held)
+        wait_until(lambda: model.runner._loop._jobs._held)
         for _ in range(3):
             assert model.generate(script(text="f", tokens=300), max_tokens=350).text == "f" * 300
         assert slow.result().text == "s" * 300
@@ -458,9 +490,9 @@ def test_a_reader_who_never_reads_keeps_nobody_waiting(room):
 def test_a_stream_that_was_dropped_unread_gives_its_place_up():
     with running(max_unread_tokens=10) as model:
         stream = model.submit(model.request(script(text="s", tokens=3000)))
-        wait_until(lambda: model._loop._held)
+        wait_until(lambda: model.runner._loop._jobs._held)
         del stream
-        wait_until(lambda: model._loop.num_jobs == 0)
+        wait_until(lambda: model.runner._loop.num_jobs == 0)
         assert model.stats().counters["num_aborted"] == 1
         assert_serves(model)
 
@@ -484,7 +516,7 @@ def test_a_task_that_nobody_else_keeps_still_gets_its_answer():
 
 def count_objects():
     gc.collect()
-    kinds = (Channel, Stream, Sequence, Job, Prompt, ImageFeatures)
+    kinds = (Channel, Stream, Sequence, Job, Prompt, MediaFeatures)
     return sum(type(thing) in kinds for thing in gc.get_objects())
 
 
@@ -506,6 +538,6 @@ def test_a_thousand_cancelled_requests_leave_no_object_behind():
         for stream in streams[::2]:
             stream.abort()
         del streams, stream
-        wait_until(lambda: model._loop.num_jobs == model._loop.num_waiting == 0)
+        wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_waiting == 0)
         wait_until(lambda: count_objects() == before)
-        assert model._loop._scheduler._waiting == []
+        assert model.runner._loop._scheduler._waiting == []

@@ -15,9 +15,10 @@ import PIL.ImageOps
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import vlmkit.image
+import vlmkit.ask.image
+from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError
-from vlmkit.image import Image, ImageLimits
+from vlmkit.settings.images import ImageLimits
 
 
 def encoded(picture, kind="PNG", **options):
@@ -189,8 +190,10 @@ def test_what_is_not_a_picture_is_refused(source, message):
 
 def test_a_truncated_file_is_refused_without_the_decoders_words():
     content = encoded(PIL.Image.effect_noise((64, 64), 50).convert("RGB"))
-    with pytest.raises(ImageError, match="image is broken: its pixels cannot be decoded"):
-        Image.open(content[: len(content) // 2])
+    image = Image.open(content[: len(content) // 2])
+    for want in ("to_pil", "width", "turned", "digest"):
+        with pytest.raises(ImageError, match="image is broken: its pixels cannot be decoded"):
+            getattr(image, want)()
 
 
 def test_formats_outside_the_list_are_refused():
@@ -232,7 +235,7 @@ def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(monkeypatch):
 )
 def test_noise_is_refused_or_opened_and_never_anything_else(noise, magic):
     with contextlib.suppress(ImageError):
-        Image.open(magic + noise)
+        Image.open(magic + noise).to_pil()
 
 
 BASE64 = st.binary(max_size=60).map(lambda content: base64.b64encode(content).decode())
@@ -247,8 +250,8 @@ def test_base64_in_pieces_is_read_as_the_standard_library_reads_the_whole(text):
             return None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vlmkit.image, "BASE64_PIECE_CHARS", 8)
-        pieces = read(lambda: vlmkit.image._from_base64(f"data:,{text}", len("data:,")))
+        patch.setattr(vlmkit.ask.image, "BASE64_PIECE_CHARS", 8)
+        pieces = read(lambda: vlmkit.ask.image._from_base64(f"data:,{text}", len("data:,")))
     assert pieces == read(lambda: base64.b64decode(text, validate=True))
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import vlmkit
-from vlmkit import plugins as plugin_loader
+from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import (
     assemble,
     chosen,
@@ -23,7 +23,6 @@ from vlmkit.assembly import (
     resolve_local,
     sees,
 )
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.cli.doctor import verdicts
 from vlmkit.config import Component, Config, ModelEntry
 from vlmkit.errors import (
@@ -34,13 +33,14 @@ from vlmkit.errors import (
     PluginUnavailable,
     UnknownPlugin,
 )
-from vlmkit.sampling import SamplingParams
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins import loader
 
 HEAD = """
 from pathlib import Path
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.errors import EngineError
-from vlmkit.hookspecs import hookimpl
+from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -90,7 +90,7 @@ class HalfEngine(Engine):
     forward = None
 
 @hookimpl
-def vlmkit_register_vision_encoders(registry):
+def vlmkit_register_media_encoders(registry):
     registry.add("noted", build_encoder)
 
 @hookimpl
@@ -115,7 +115,7 @@ def vlmkit_register_engines(registry):
     registry.add("plain", build_engine)
 
 @hookimpl
-def vlmkit_register_vision_encoders(registry):
+def vlmkit_register_media_encoders(registry):
     registry.add("sighted", build_encoder, cannot_serve=lambda c: "the model has no vision tower")
 """
 )
@@ -163,9 +163,9 @@ def model_folder(folder: Path, **files: Any) -> Path:
 def test_a_packaged_model_answers() -> None:
     with vlmkit.load("mock") as model:
         assert model.generate("hello").text == "hello"
-        assert model.name == "mock"
-        assert model.takes_images
-    assert not model.is_ready
+        assert model.facts.name == "mock"
+        assert model.facts.takes_images
+    assert not model.runner.is_ready
 
 
 def test_sections_win_over_file_and_environment(
@@ -176,17 +176,17 @@ def test_sections_win_over_file_and_environment(
     monkeypatch.setenv("VLMKIT_ENGINE__MAX_SEQUENCES", "2")
     monkeypatch.setenv("VLMKIT_ENGINE__CAPACITY_TOKENS", "128")
     with vlmkit.load("mock", config=file, engine={"max_sequences": 3}) as model:
-        assert model.limits.max_sequences == 3
-        assert model.limits.capacity_tokens == 128
-        assert model.limits.max_sequence_tokens == 64
+        assert model.facts.limits.max_sequences == 3
+        assert model.facts.limits.capacity_tokens == 128
+        assert model.facts.limits.max_sequence_tokens == 64
 
 
 def test_a_config_object_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMKIT_ENGINE__MAX_SEQUENCES", "2")
     config = Config(engine=Component(settings={"max_sequences": 5}))
     with vlmkit.load("mock", config=config, pipeline={"max_images": 1}) as model:
-        assert model.limits.max_sequences == 5
-        assert model.settings.max_images == 1
+        assert model.facts.limits.max_sequences == 5
+        assert model.facts.bounds.max_images == 1
 
 
 def test_a_misspelt_section_is_answered_with_the_nearest() -> None:
@@ -201,7 +201,7 @@ def test_the_stages_of_loading_are_told_in_order() -> None:
     assert stages == [
         "model files",
         "tokenizer",
-        "vision encoder",
+        "media encoder",
         "engine",
         "scheduler",
         "sampler",
@@ -231,25 +231,25 @@ def noted(folder: Path, **sections: str) -> list[str]:
 
 
 def test_an_engine_that_fails_to_build_leaves_no_encoder_behind(tmp_path: Path) -> None:
-    assert noted(tmp_path, vision_encoder="noted", engine="failing") == [
+    assert noted(tmp_path, media_encoder="noted", engine="failing") == [
         "encoder built",
         "encoder closed",
     ]
 
 
 def test_an_engine_without_a_method_is_refused_and_leaves_no_encoder_behind(tmp_path: Path) -> None:
-    assert noted(tmp_path, vision_encoder="noted", engine="half") == [
+    assert noted(tmp_path, media_encoder="noted", engine="half") == [
         "encoder built",
         "encoder closed",
     ]
 
 
 def test_an_interrupted_load_leaves_no_encoder_behind(tmp_path: Path) -> None:
-    assert "encoder closed" in noted(tmp_path, vision_encoder="noted", engine="interrupted")
+    assert "encoder closed" in noted(tmp_path, media_encoder="noted", engine="interrupted")
 
 
 def test_parts_that_do_not_fit_together_are_closed_last_built_first(tmp_path: Path) -> None:
-    assert noted(tmp_path, vision_encoder="noted", engine="small") == [
+    assert noted(tmp_path, media_encoder="noted", engine="small") == [
         "encoder built",
         "engine closed",
         "encoder closed",
@@ -275,7 +275,7 @@ def test_a_folder_is_a_model_under_its_own_name(
     tmp_path: Path, mock_entry: importlib.metadata.EntryPoint
 ) -> None:
     folder = model_folder(tmp_path)
-    checkpoint = resolve(str(folder), plugin_loader.load(entry_points=[mock_entry]))
+    checkpoint = resolve(str(folder), loader.load(entry_points=[mock_entry]))
     assert (checkpoint.name, checkpoint.path) == (tmp_path.name, folder)
 
 
@@ -283,7 +283,7 @@ def test_a_folder_without_a_config_is_no_model(
     tmp_path: Path, mock_entry: importlib.metadata.EntryPoint
 ) -> None:
     with pytest.raises(CheckpointError, match="holds no model"):
-        resolve(str(tmp_path), plugin_loader.load(entry_points=[mock_entry]))
+        resolve(str(tmp_path), loader.load(entry_points=[mock_entry]))
 
 
 @pytest.mark.parametrize(
@@ -295,13 +295,13 @@ def test_a_folder_without_a_config_is_no_model(
 )
 def test_a_path_that_is_not_there_is_said_to_be_no_folder(reference: str) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
-        resolve(reference, plugin_loader.load(entry_points=[]))
+        resolve(reference, loader.load(entry_points=[]))
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_or_with_all(
     mock_entry: importlib.metadata.EntryPoint,
 ) -> None:
-    plugins = plugin_loader.load(entry_points=[mock_entry])
+    plugins = loader.load(entry_points=[mock_entry])
     with pytest.raises(CheckpointError) as caught:
         resolve("mok", plugins)
     assert caught.value.hint == "did you mean 'mock'?"
@@ -313,13 +313,13 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all(
 
 
 def test_a_hub_gets_the_reference_and_the_revision(tmp_path: Path) -> None:
-    plugins = plugin_loader.load(files=[plugin_file(tmp_path, HUB)], entry_points=[])
+    plugins = loader.load(files=[plugin_file(tmp_path, HUB)], entry_points=[])
     checkpoint = resolve("own/model", plugins, "v2")
     assert (checkpoint.name, checkpoint.revision) == ("own/model", "v2")
 
 
 def test_only_what_is_on_this_disk_is_found_without_fetching(tmp_path: Path) -> None:
-    plugins = plugin_loader.load(files=[plugin_file(tmp_path, HUB)], entry_points=[])
+    plugins = loader.load(files=[plugin_file(tmp_path, HUB)], entry_points=[])
     assert resolve_local("own/fetched", plugins).name == "own/fetched"
     with pytest.raises(CheckpointError) as caught:
         resolve_local("own/other", plugins)
@@ -349,23 +349,24 @@ def test_a_model_is_called_by_its_name_or_by_what_was_asked_for(
 
 
 def test_a_model_without_a_vision_tower_becomes_a_text_pipeline(tmp_path: Path) -> None:
-    plugins = plugin_loader.load(files=[plugin_file(tmp_path, TEXT_ONLY)], entry_points=[])
+    plugins = loader.load(files=[plugin_file(tmp_path, TEXT_ONLY)], entry_points=[])
     entry = ModelEntry(model=str(model_folder(tmp_path)))
-    with assemble(entry, Config(), plugins) as pipeline:
-        assert not pipeline.takes_images
-        assert pipeline.generate("text").text == "text"
+    with vlmkit.Model(assemble(entry, Config(), plugins)) as model:
+        assert not model.facts.takes_images
+        assert model.generate("text").text == "text"
 
 
 def test_a_model_that_sees_is_not_served_blind(tmp_path: Path) -> None:
-    plugins = plugin_loader.load(files=[plugin_file(tmp_path, TEXT_ONLY)], entry_points=[])
+    plugins = loader.load(files=[plugin_file(tmp_path, TEXT_ONLY)], entry_points=[])
     entry = ModelEntry(model=str(model_folder(tmp_path, config={"vision_config": {}})))
-    with pytest.raises(PluginUnavailable, match="no installed vision encoder can serve"):
+    with pytest.raises(PluginUnavailable, match="no installed media encoder can serve"):
         assemble(entry, Config(), plugins)
 
 
 TWINS = """
 class Encoder:
     identity = "x"
+    media_kinds = frozenset({"image"})
 
 def add(registry, name, **options):
     registry.add(name, lambda context: Encoder(), **options)
@@ -374,7 +375,7 @@ def no_graphs(checkpoint):
     return None if checkpoint.has("*.onnx") else "no graphs"
 
 @hookimpl
-def vlmkit_register_vision_encoders(registry):
+def vlmkit_register_media_encoders(registry):
     add(registry, "plain", priority=30)
     add(registry, "graph", priority=-5, cannot_serve=no_graphs)
 
@@ -386,7 +387,7 @@ def vlmkit_register_engines(registry):
 """
 STRANGER = """
 @hookimpl
-def vlmkit_register_vision_encoders(registry):
+def vlmkit_register_media_encoders(registry):
     registry.add("alone", lambda context: None, priority=-30)
 """
 
@@ -399,7 +400,7 @@ def vlmkit_register_vision_encoders(registry):
         (False, {"engine": "graph"}, "graph", "plain"),  # its encoder cannot serve this model
         (True, {"engine": "plain"}, "plain", "plain"),
         (True, {"engine": "alone"}, "alone", "plain"),  # what has its name is another's
-        (True, {"vision_encoder": "plain"}, "graph", "plain"),
+        (True, {"media_encoder": "plain"}, "graph", "plain"),
     ],
 )
 def test_an_encoder_that_is_left_to_auto_follows_the_engine(
@@ -415,29 +416,29 @@ def test_an_encoder_that_is_left_to_auto_follows_the_engine(
         (folder / "decoder.onnx").touch()
     texts = {"twins": HEAD + TWINS, "stranger": HEAD + STRANGER}
     files = [plugin_file(tmp_path, text).rename(tmp_path / f"{n}.py") for n, text in texts.items()]
-    plugins = plugin_loader.load(entry_points=[], files=files)
+    plugins = loader.load(entry_points=[], files=files)
     config = Config(**{section: Component(use=use) for section, use in sets.items()})
     checkpoint = resolve(str(folder), plugins)
-    sections = ("engine", "vision_encoder")
+    sections = ("engine", "media_encoder")
     names = [chosen(section, config, plugins, checkpoint).name for section in sections]
     assert names == [engine, encoder]
     told = [v for v in verdicts(checkpoint, config, plugins) if v["component"] in sections]
     taken = {v["component"]: v["provider"] for v in told if v["is_chosen"]}
-    assert taken == {"engine": engine, "vision_encoder": encoder}
+    assert taken == {"engine": engine, "media_encoder": encoder}
     if encoder == "graph":
-        rest = {v["provider"]: v["reason"] for v in told if v["component"] == "vision_encoder"}
+        rest = {v["provider"]: v["reason"] for v in told if v["component"] == "media_encoder"}
         assert rest["plain"] == "able, but the engine's own is taken"
 
 
 def test_whoever_can_encode_makes_a_model_see(mock_entry: importlib.metadata.EntryPoint) -> None:
-    plugins = plugin_loader.load(entry_points=[mock_entry])
+    plugins = loader.load(entry_points=[mock_entry])
     assert sees(resolve("mock", plugins), plugins)
     assert not sees(Checkpoint("x", Path("/nowhere")), plugins)
 
 
 def test_a_missing_provider_is_explained_by_the_plugins_that_broke(tmp_path: Path) -> None:
     broken = plugin_file(tmp_path, "raise ImportError('libfast.so is missing')")
-    plugins = plugin_loader.load(files=[broken], entry_points=[])
+    plugins = loader.load(files=[broken], entry_points=[])
     entry = ModelEntry(model=str(model_folder(tmp_path)))
     config = Config(tokenizer=Component(use="fast"))
     with pytest.raises(UnknownPlugin, match=r"could not be loaded: .*libfast\.so is missing"):
@@ -519,7 +520,7 @@ def test_no_generation_config_breaks_a_model(stated: dict[str, Any]) -> None:
 
 def test_the_public_names_are_few_sorted_and_there() -> None:
     assert vlmkit.__all__ == sorted(vlmkit.__all__)
-    assert len(vlmkit.__all__) <= 15
+    assert len(vlmkit.__all__) <= 18
     assert set(vlmkit.__all__) <= set(dir(vlmkit))
     for name in vlmkit.__all__:
         assert getattr(vlmkit, name) is not None
@@ -548,3 +549,43 @@ def test_the_readmes_program_runs_as_it_stands() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert done.stdout == "Say this back to me.\nAnd this, as it comes."
+
+
+def test_the_files_of_a_model_are_fetched_without_building_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLMKIT_ENGINE__USE", "never-asked-for")
+    assert vlmkit.fetch("mock").model_type == "mock"
+    with pytest.raises(CheckpointError, match="model 'moc' is not a packaged name"):
+        vlmkit.fetch("moc")
+
+
+# A component that a pipeline can do without.
+
+
+def test_a_proposer_is_used_once_the_config_names_one() -> None:
+    with vlmkit.load("mock") as plain, vlmkit.load("mock", proposer={"use": "ngram"}) as guessing:
+        question = '{"mock": {"text": "again and again and again ", "tokens": 60}}'
+        answers = [m.generate(question, max_tokens=60).text for m in (plain, guessing)]
+        drafted = [m.stats().counters["num_tokens_drafted"] for m in (plain, guessing)]
+    assert answers[0] == answers[1]
+    assert drafted[0] == 0 < drafted[1]
+
+
+@pytest.mark.parametrize(
+    ("section", "message", "hint"),
+    [
+        ({"engine": {"use": "none"}}, "engine.use = 'none': a pipeline cannot do without", ""),
+        (
+            {"proposer": {"match_tokens": 2}},
+            "proposer.match_tokens is set, and proposer.use is 'none'",
+            "set proposer.use too",
+        ),
+    ],
+)
+def test_only_what_is_optional_can_be_left_out(
+    section: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        vlmkit.load("mock", **section)
+    assert (str(error.value), error.value.hint) == (message, hint)

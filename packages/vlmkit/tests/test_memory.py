@@ -10,8 +10,9 @@ import PIL.ImageFile
 import pytest
 from mock_model import picture, script
 
+from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.image import Image
+from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -21,17 +22,17 @@ NARROW = """
 import resource, sys
 from pathlib import Path
 from vlmkit.errors import OutOfMemory
-from vlmkit.image import Image
+from vlmkit.ask.image import Image
 
 small, large = (Path(name).read_bytes() for name in sys.argv[1:])
-Image.open(small)
+Image.open(small).to_pil()
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 most = pages * resource.getpagesize() + 2**26
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
 try:
-    Image.open(large)
+    Image.open(large).to_pil()
 except OutOfMemory as error:
-    print(error, Image.open(small))
+    print(error, Image.open(small).to_pil().size)
 """
 
 
@@ -58,14 +59,14 @@ def test_a_picture_that_finds_no_room_is_not_called_broken(kind, tmp_path):
         text=True,
         check=True,
     )
-    assert done.stdout.startswith("there is not enough memory for this image Image(8x6, ")
+    assert done.stdout.startswith("there is not enough memory for this image (8, 6)")
 
 
 def test_tags_that_find_no_room_do_not_leave_a_picture_as_it_lies(monkeypatch):
     content = saved(picture())
     monkeypatch.setattr(PIL.Image.Image, "getexif", want_memory)
     with pytest.raises(OutOfMemory):
-        Image.open(content)
+        Image.open(content).to_pil()
 
 
 def test_what_a_decoder_says_in_words_is_understood(monkeypatch):
@@ -76,12 +77,12 @@ def test_what_a_decoder_says_in_words_is_understood(monkeypatch):
 
     monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", fail)
     with pytest.raises(OutOfMemory):
-        Image.open(content)
+        Image.open(content).to_pil()
 
 
 def test_a_broken_picture_is_still_called_broken():
     with pytest.raises(ImageError, match="broken"):
-        Image.open(saved(picture(99, 99))[:-200])
+        Image.open(saved(picture(99, 99))[:-200]).to_pil()
 
 
 class NarrowTokenizer(MockTokenizer):
@@ -93,14 +94,14 @@ class NarrowEncoder(MockVisionEncoder):
 
 
 class NarrowEngine(MockEngine):
-    atomic_spans = want_memory
+    read = want_memory
 
 
 @pytest.mark.parametrize(
     "parts",
     [
         {"tokenizer": NarrowTokenizer()},
-        {"vision_encoder": NarrowEncoder()},
+        {"media_encoder": NarrowEncoder()},
         {"engine": NarrowEngine()},
     ],
 )
@@ -108,9 +109,9 @@ def test_a_component_that_finds_no_room_fails_its_request_as_that(parts):
     whole = {
         "tokenizer": MockTokenizer(),
         "engine": MockEngine(),
-        "vision_encoder": MockVisionEncoder(),
+        "media_encoder": MockVisionEncoder(),
     }
-    with Pipeline(**(whole | parts)) as model, pytest.raises(OutOfMemory) as caught:
+    with Model(Pipeline(**(whole | parts))) as model, pytest.raises(OutOfMemory) as caught:
         model.generate(script(text="x"), images=[picture()])
     assert caught.value.hint == "try again later"
     assert "Unable to allocate" not in str(caught.value)

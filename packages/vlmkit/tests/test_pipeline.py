@@ -1,6 +1,7 @@
 """A pipeline on the mock: every request ends exactly once, and leaves nothing behind."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 
@@ -8,6 +9,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from mock_model import picture, script, wait_until
 
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import ImagePart, Message, TextPart
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import (
     ConfigError,
     EngineError,
@@ -16,12 +21,11 @@ from vlmkit.errors import (
     QueueFull,
     RequestError,
 )
-from vlmkit.image import Image
-from vlmkit.message import ImagePart, Message, TextPart
-from vlmkit.pipeline import Pipeline, PipelineSettings
-from vlmkit.request import Request
-from vlmkit.sampling import SamplingParams
-from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -42,14 +46,16 @@ class Counting(MockVisionEncoder):
 
 
 def pipeline(*, engine=None, scheduler=None, encoder=None, images=True, **options):
-    model = Pipeline(
-        tokenizer=MockTokenizer(),
-        engine=MockEngine(MockEngineSettings(**(engine or {}))),
-        vision_encoder=(encoder or MockVisionEncoder()) if images else None,
-        scheduler=ContinuousScheduler(SchedulerSettings(**(scheduler or {}))),
-        settings=PipelineSettings(**options),
+    model = Model(
+        Pipeline(
+            tokenizer=MockTokenizer(),
+            engine=MockEngine(MockEngineSettings(**(engine or {}))),
+            media_encoder=(encoder or MockVisionEncoder()) if images else None,
+            scheduler=ContinuousScheduler(SchedulerSettings(**(scheduler or {}))),
+            settings=PipelineSettings(**options),
+        )
     )
-    model.engine = model._engine
+    model.engine = model.runner._engine
     return model
 
 
@@ -61,7 +67,7 @@ def model():
 
 def assert_empty(model):
     """Nothing runs, nothing waits, no block is used."""
-    wait_until(lambda: model._loop.num_jobs == model._loop.num_waiting == 0)
+    wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_waiting == 0)
     stats = model.stats()
     assert (stats.num_running, stats.num_waiting) == (0, 0)
     wait_until(lambda: model.engine._pool.num_sequences == 0)
@@ -100,8 +106,9 @@ def test_an_answer_stops_at_max_tokens(model):
 
 
 def test_an_answer_stops_before_a_stop_string(model):
-    done = model.generate(script(text="one STOP two"), stop=("STOP",))
+    done = model.generate(script(text="one STOP two"), stop=("two", "STOP"))
     assert (done.text, done.choices[0].finish_reason) == ("one ", "stop")
+    assert done.choices[0].stop_string == "STOP"
 
 
 def test_a_stop_string_that_only_the_end_completes_still_stops(model):
@@ -112,6 +119,40 @@ def test_a_stop_string_that_only_the_end_completes_still_stops(model):
 def test_the_end_releases_text_that_looked_like_a_stop_string(model):
     done = model.generate(script(text="one STO"), stop=("STOP",))
     assert (done.text, done.choices[0].finish_reason) == ("one STO", "stop")
+    assert done.choices[0].stop_string is None
+
+
+def test_a_stop_token_ends_an_answer_also_where_the_end_is_ignored(model):
+    for asked in ({}, {"ignore_eos": True}):
+        done = model.generate(script(text="abcdef"), stop_token_ids=(ord("d"),), **asked)
+        assert (done.text, done.choices[0].finish_reason) == ("abc", "stop")
+        assert done.choices[0].token_ids == list(b"abcd")
+
+
+def test_no_stop_token_is_chosen_before_the_least_length(model):
+    done = model.generate(script(text="abcdef"), stop_token_ids=(ord("b"),), min_tokens=3)
+    assert ord("b") not in done.choices[0].token_ids[:3]
+
+
+def test_what_ended_an_answer_shows_if_that_is_wanted(model):
+    wanted = {"include_stop_str_in_output": True}
+    assert model.generate(script(text="abcdef"), stop=("cd",), **wanted).text == "abcd"
+    assert model.generate(script(text="abcdef"), stop_token_ids=(99,), **wanted).text == "abc"
+    shown = model.generate(script(text="ab"), skip_special_tokens=False, **wanted)
+    assert shown.text == "ab<|end|>"
+
+
+def test_a_completion_has_the_tokens_of_its_prompt(model):
+    done = model.generate("hello", images=[picture()])
+    assert len(done.prompt_token_ids) == done.usage.prompt_tokens
+    assert bytes(i for i in done.prompt_token_ids if i < 256) == b"hello"
+
+
+def test_requests_of_another_salt_share_nothing(model):
+    asked = model.request(script(text="hi") + " " * 200)
+    salted = [dataclasses.replace(asked, cache_salt=salt) for salt in ("a", "a", "b", "")]
+    cached = [model.submit(one).result().usage.cached_tokens for one in salted]
+    assert [num > 0 for num in cached] == [False, True, False, False]
 
 
 def test_ignoring_the_end_goes_on_to_max_tokens(model):
@@ -200,7 +241,7 @@ def test_a_crashed_engine_is_given_up_and_says_no_more_than_that(model):
     with pytest.raises(EngineError) as caught:
         model.generate(script(text="abc", crash_at_token=1))
     assert "told to crash" not in str(caught.value)
-    wait_until(lambda: not model.is_ready)
+    wait_until(lambda: not model.runner.is_ready)
     with pytest.raises(EngineError, match="the engine failed"):
         model.generate("anyone")
 
@@ -212,11 +253,11 @@ def test_requests_that_crash_a_library_do_not_take_the_engine_down():
                 raise RuntimeError("out of memory")
             return super().forward(items)
 
-    with Pipeline(tokenizer=MockTokenizer(), engine=Fragile()) as model:
+    with Model(Pipeline(tokenizer=MockTokenizer(), engine=Fragile())) as model:
         for _ in range(20):
             with pytest.raises(EngineError, match="the engine failed on this request"):
                 model.generate("x" * 200)
-        assert model.is_ready
+        assert model.runner.is_ready
         assert model.generate(script(text="fine")).text == "fine"
 
 
@@ -322,7 +363,7 @@ def test_closing_ends_what_runs_as_aborted():
     model.close()
     assert stream.result().choices[0].finish_reason == "abort"
     with pytest.raises(EngineError, match="the pipeline is closing"):
-        model._loop.submit([])
+        model.runner._loop.submit([])
 
 
 def test_draining_serves_what_runs_and_refuses_what_comes(model):
@@ -330,7 +371,7 @@ def test_draining_serves_what_runs_and_refuses_what_comes(model):
     drained = []
     waiter = threading.Thread(target=lambda: drained.append(model.drain(5.0)))
     waiter.start()
-    wait_until(lambda: model._loop._inbox.is_draining)
+    wait_until(lambda: model.runner._loop._inbox._is_draining)
     with pytest.raises(EngineError, match="closing"):
         model.generate("late")
     assert stream.result().choices[0].finish_reason == "stop"
@@ -435,7 +476,7 @@ def test_whatever_is_asked_and_cancelled_nothing_is_left(
                 done = stream.result()
                 assert {c.text for c in done.choices} == {("ab" * 20)[:tokens]}
         assert_empty(model)
-        assert not model._loop._encodings._thread._queue
+        assert not model.runner._loop._encodings._thread._queue
         counters = model.stats().counters
         ended = sum(counters[f"num_{how}"] for how in ("finished", "aborted", "failed"))
         assert ended == sum(action[1] for action in actions)

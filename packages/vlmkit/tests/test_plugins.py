@@ -13,20 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit import hookspecs, plugins
 from vlmkit.errors import PluginError
-from vlmkit.registry import BuildContext
+from vlmkit.plugins import api_version, hookspecs, loader
+from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.plugins.registry import BuildContext
 
 SAMPLER = """
-    from vlmkit.hookspecs import hookimpl
+    from vlmkit.plugins.hookspecs import hookimpl
 
-    VLMKIT_API = 1
+    VLMKIT_API = (1, 0)
 
     class Sampler:
         name = "{name}"
 
-        def sample(self, logits, sequences):
-            return []
+        def prepare(self, rows):
+            return lambda logits: logits.argmax(-1)
 
     @hookimpl
     def vlmkit_register_samplers(registry):
@@ -71,9 +72,9 @@ class Site:
         found = importlib.metadata.distributions(path=[str(self.folder)])
         return [e for d in found for e in d.entry_points if e.group == hookspecs.PROJECT]
 
-    def load(self, *, files: Sequence[Path] = (), block: Sequence[str] = ()) -> plugins.Plugins:
+    def load(self, *, files: Sequence[Path] = (), block: Sequence[str] = ()) -> loader.Plugins:
         """Load what is installed in this folder."""
-        return plugins.load(entry_points=self.entry_points, files=files, block=block)
+        return loader.load(entry_points=self.entry_points, files=files, block=block)
 
 
 @pytest.fixture
@@ -86,11 +87,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         del sys.modules[name]
 
 
-def names(found: plugins.Plugins) -> list[str]:
+def names(found: loader.Plugins) -> list[str]:
     return [provider.name for provider in found.samplers if provider.plugin != "vlmkit"]
 
 
-def refusal(found: plugins.Plugins, source: str) -> tuple[str, str]:
+def refusal(found: loader.Plugins, source: str) -> tuple[str, str]:
     """Return text and hint of the PluginError that a plugin was refused with."""
     error = found.broken[source]
     assert isinstance(error, PluginError)
@@ -134,19 +135,14 @@ def test_installing_a_plugin_that_states_no_priority_changes_no_choice(site: Sit
 
 def test_one_plugin_may_offer_every_kind(site: Site) -> None:
     hooks = "".join(
-        f"@hookimpl\ndef vlmkit_register_{kind}(registry):\n    registry.add('x', print)\n"
-        for kind in plugins.KINDS
+        f"@hookimpl\ndef {kind.hook}(registry):\n    registry.add('x', print)\n" for kind in KINDS
     )
-    source = f"from vlmkit.hookspecs import hookimpl\nVLMKIT_API = 1\n{hooks}"
+    source = f"from vlmkit.plugins.hookspecs import hookimpl\nVLMKIT_API = (1, 0)\n{hooks}"
     site.install("vlmkit-all", source)
     found = site.load()
     assert found.broken == {}
-    assert all(getattr(found, kind).get("x").plugin == "vlmkit-all" for kind in plugins.KINDS)
-
-
-def test_there_is_a_hook_for_each_kind() -> None:
-    hooks = {name for name in vars(hookspecs) if name.startswith("vlmkit_register_")}
-    assert hooks == {f"vlmkit_register_{kind}" for kind in plugins.KINDS}
+    assert all(found.of(kind).get("x").plugin == "vlmkit-all" for kind in KINDS)
+    assert all(getattr(found, kind.plural) is found.of(kind) for kind in KINDS)
 
 
 def test_plugins_come_in_the_same_order_whatever_the_order_on_disk(site: Site) -> None:
@@ -154,7 +150,7 @@ def test_plugins_come_in_the_same_order_whatever_the_order_on_disk(site: Site) -
         site.install(name, sampler(name))
     entries = site.entry_points
     listed = [
-        [p.source for p in plugins.load(entry_points=order).found]
+        [p.source for p in loader.load(entry_points=order).found]
         for order in (entries, entries[::-1])
     ]
     assert listed == [["vlmkit", "a", "b", "c"]] * 2
@@ -165,6 +161,103 @@ def test_loading_twice_gives_two_independent_results(site: Site) -> None:
     first, second = site.load(), site.load()
     first.samplers.add("more", lambda _: None)  # type: ignore[arg-type, return-value]
     assert names(second) == ["a"]
+
+
+# Plugins that own kinds.
+
+OWNER = """
+    from typing import Protocol
+    from vlmkit.plugins.hookspecs import hookimpl
+    from vlmkit.plugins.kinds import Kind
+
+    VLMKIT_API = (1, 0)
+
+    class WeightFormat(Protocol):
+        def read(self, file: str) -> bytes: ...
+
+    WEIGHT_FORMAT = Kind("weight_format", WeightFormat, "by name", "what reads weights")
+    VLMKIT_KINDS = (WEIGHT_FORMAT,)
+
+    class Engine:
+        def __init__(self, read):
+            self.read = read
+
+    def build(context):
+        formats = context.providers(WEIGHT_FORMAT)
+        return Engine([formats.build(p.name, {}, context).read("a") for p in formats])
+
+    @hookimpl
+    def vlmkit_register_models(registry):
+        registry.add("zeros", build)
+"""
+GUEST = """
+    from vlmkit.plugins.hookspecs import hookimpl
+
+    VLMKIT_API = (1, 0)
+
+    class Zeros:
+        def read(self, file):
+            return bytes(2)
+
+    @hookimpl
+    def vlmkit_register_weight_formats(registry):
+        registry.add("zeros", lambda context: Zeros())
+"""
+
+
+def in_use(found: loader.Plugins) -> object:
+    """Return what the owner read through the providers of its kind."""
+    context = BuildContext(registries=found.by_kind)
+    return found.models.get("zeros").build(context).read
+
+
+def test_a_plugin_owns_a_kind_and_gets_what_others_offer_of_it(site: Site) -> None:
+    site.install("a-guest", GUEST)  # before its owner
+    site.install("owner", OWNER)
+    found = site.load()
+    assert found.broken == {}
+    assert [p.plugin for p in found.weight_formats] == ["a-guest"]
+    assert in_use(found) == [bytes(2)]
+
+
+def test_what_is_offered_of_a_plugins_kind_must_fit_its_protocol(site: Site) -> None:
+    site.install("owner", OWNER)
+    site.install("guest", GUEST.replace("read(self, file)", "read(self)"))
+    with pytest.raises(PluginError, match=r"WeightFormat: 'read' takes \(\), but is called with"):
+        in_use(site.load())
+
+
+def test_a_hook_of_a_kind_whose_owner_is_not_there_is_unknown_unless_it_is_optional(
+    site: Site,
+) -> None:
+    site.install("guest", GUEST)
+    site.install("patient", GUEST.replace("@hookimpl", "@hookimpl(optionalhook=True)"))
+    assert list(site.load().broken) == ["guest"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("weight_format", "engine"), "there is a kind 'engine' already"),
+        (("(WEIGHT_FORMAT,)", "(WEIGHT_FORMAT,) * 2"), "there is a kind 'weight_format' already"),
+        (("(WEIGHT_FORMAT,)", "('weight_format',)"), "VLMKIT_KINDS holds 'weight_format'"),
+        (("weight_format", "weight format"), "VLMKIT_KINDS holds Kind(name='weight format'"),
+    ],
+)
+def test_a_kind_that_cannot_be_one_is_refused_with_its_plugin(
+    site: Site, change: tuple[str, str], problem: str
+) -> None:
+    site.install("owner", OWNER.replace(*change))
+    found = site.load()
+    assert str(found.broken["owner"]).startswith(problem)
+    assert "zeros" not in [p.name for p in found.models]
+    assert found.kinds == KINDS
+
+
+def test_a_kind_that_nobody_owns_is_told_to_be_named() -> None:
+    with pytest.raises(PluginError, match="owns the kind 'codec'") as error:
+        BuildContext().providers(Kind("codec", None, "by name", "what decodes"))
+    assert error.value.hint == "name it in VLMKIT_KINDS of the plugin's module"
 
 
 # Plugins that are broken.
@@ -232,7 +325,7 @@ def test_a_hook_of_another_world_is_refused_with_all_names(site: Site) -> None:
     site.install("odd", sampler("x").replace("vlmkit_register_samplers", "pytest_configure"))
     text, hint = refusal(site.load(), "odd")
     assert text == "there is no hook 'pytest_configure'"
-    assert hint.startswith("known: vlmkit_register_tokenizers, vlmkit_register_vision_encoders,")
+    assert hint.startswith("known: vlmkit_register_tokenizers, vlmkit_register_media_encoders,")
 
 
 def test_a_default_in_a_hook_is_refused(site: Site) -> None:
@@ -284,8 +377,10 @@ def test_a_plugin_without_any_hook_is_refused(site: Site) -> None:
     assert refusal(site.load(), "empty") == (
         "the plugin implements no hook",
         (
-            "known: vlmkit_register_tokenizers, vlmkit_register_vision_encoders, "
+            "known: vlmkit_register_tokenizers, vlmkit_register_media_encoders, "
             "vlmkit_register_engines, vlmkit_register_schedulers, vlmkit_register_samplers, "
+            "vlmkit_register_proposers, vlmkit_register_constraints, vlmkit_register_observers, "
+            "vlmkit_register_media_loaders, "
             "vlmkit_register_models, vlmkit_register_commands"
         ),
     )
@@ -319,15 +414,34 @@ def test_a_plugin_whose_second_hook_fails_offers_nothing_of_its_first(site: Site
     [
         ("", "does not say VLMKIT_API"),
         ("VLMKIT_API = 2", "has VLMKIT_API = 2"),
-        ("VLMKIT_API = '1'", "has VLMKIT_API = '1'"),
+        ("VLMKIT_API = (2, 0)", "has VLMKIT_API = (2, 0)"),
+        ("VLMKIT_API = (0, 9)", "has VLMKIT_API = (0, 9)"),
+        ("VLMKIT_API = (1, 1)", "has VLMKIT_API = (1, 1)"),
+        ("VLMKIT_API = '1'", "has VLMKIT_API = '1', which is not (major, minor)"),
+        ("VLMKIT_API = (1, 0, 0)", "has VLMKIT_API = (1, 0, 0), which is not (major, minor)"),
+        ("VLMKIT_API = True", "has VLMKIT_API = True, which is not (major, minor)"),
     ],
 )
 def test_a_plugin_for_another_api_version_is_refused(site: Site, line: str, stated: str) -> None:
-    site.install("old", sampler("x").replace("VLMKIT_API = 1", line))
+    site.install("old", sampler("x").replace("VLMKIT_API = (1, 0)", line))
     assert refusal(site.load(), "old") == (
-        f"the plugin {stated}; this vlmkit offers API version 1",
-        "install a matching version, or state VLMKIT_API = 1",
+        f"the plugin {stated}; this vlmkit offers (1, 0)",
+        (
+            "install matching versions of both, or state VLMKIT_API = (1, 0) once the plugin "
+            "follows docs/reference/stability.md"
+        ),
     )
+
+
+@pytest.mark.parametrize(
+    ("offered", "stated"), [((1, 0), "1"), ((1, 0), "(1, 0)"), ((1, 3), "(1, 2)"), ((1, 3), "1")]
+)
+def test_a_plugin_for_an_older_minor_version_is_taken(
+    site: Site, monkeypatch: pytest.MonkeyPatch, offered: tuple[int, int], stated: str
+) -> None:
+    monkeypatch.setattr(api_version, "API_VERSION", offered)
+    site.install("older", sampler("x").replace("(1, 0)", stated))
+    assert names(site.load()) == ["x"]
 
 
 # Plugins that want the same name.
@@ -502,12 +616,12 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_loading_every_installed_plugin_imports_nothing_heavy() -> None:
-    code = "from vlmkit import plugins\nassert plugins.load().found"
+    code = "from vlmkit.plugins import loader\nassert loader.load().found"
     assert not loaded_by(code) & HEAVY
 
 
 def test_loading_plugins_needs_neither_arrays_nor_pictures_nor_a_server() -> None:
-    code = "from vlmkit import plugins\nplugins.load(entry_points=[])"
+    code = "from vlmkit.plugins import loader\nloader.load(entry_points=[])"
     assert not loaded_by(code) & {"numpy", "PIL", "litestar", "uvicorn", "rich", "httpx2"}
 
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin
-from vlmkit.plugins import KINDS, Registries
-from vlmkit.registry import BuildContext, Registry
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.kinds import KINDS
+from vlmkit.plugins.registries import Registries
+from vlmkit.plugins.registry import BuildContext, Registry
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +39,7 @@ def context(tmp_path: Path) -> BuildContext:
 # Names.
 
 
-@pytest.mark.parametrize("name", ["", "-", "a b", "a/b", "a.b", "auto"])
+@pytest.mark.parametrize("name", ["", "-", "a b", "a/b", "a.b", "auto", "none"])
 def test_a_name_is_a_plain_word(registry: Registry[Any], name: str) -> None:
     with pytest.raises(PluginError) as error:
         registry.add(name, built)
@@ -142,27 +143,35 @@ def members(protocol: type) -> list[str]:
 
 
 NEEDED = {
-    (kind, name)
-    for kind, makes in KINDS.items()
-    if kind not in ("models", "commands")
-    for name in members(makes)
+    (kind.plural, name)
+    for kind in KINDS
+    if kind.name not in ("model", "command")
+    for name in members(kind.makes)
 }
+
+
+def protocol(plural: str) -> Any:
+    return next(kind.makes for kind in KINDS if kind.plural == plural)
 
 
 def part(kind: str, **changes: Any) -> Any:
     """A component of a kind, whose methods and properties are attributes."""
-    whole = dict.fromkeys(members(KINDS[kind]), print)
+    whole = dict.fromkeys(members(protocol(kind)), lambda *args, **kwargs: None)
     return SimpleNamespace(**{n: v for n, v in (whole | changes).items() if v != "absent"})
 
 
-def test_every_member_of_five_protocols_is_needed() -> None:
+def test_every_member_of_eight_protocols_is_needed() -> None:
     assert {("engines", "forward"), ("engines", "admit"), ("tokenizers", "vocab_size")} <= NEEDED
     assert {kind for kind, _ in NEEDED} == {
         "tokenizers",
-        "vision_encoders",
+        "media_encoders",
         "engines",
         "schedulers",
         "samplers",
+        "proposers",
+        "constraints",
+        "observers",
+        "media_loaders",
     }
 
 
@@ -176,16 +185,55 @@ def test_a_component_that_lacks_a_member_is_refused_by_name(kind: str, name: str
         registry.build("partial", {}, BuildContext())
     assert str(error.value) == (
         f"{registry.kind} 'partial' from 'my-plugin' was built as 'SimpleNamespace', which lacks "
-        f"{name!r} of the protocol {KINDS[kind].__name__}"
+        f"{name!r} of the protocol {protocol(kind).__name__}"
     )
-    assert error.value.hint == "vlmkit.protocols says what each of its members does"
+    assert error.value.hint == "vlmkit.seams says what each of its members does"
 
 
 def test_a_method_that_is_no_function_is_lacking_and_all_that_lack_are_named() -> None:
-    registry = Registries("my-plugin").vision_encoders
-    registry.add("partial", lambda _: part("vision_encoders", encode=None, close="absent"))
-    with pytest.raises(PluginError, match="lacks 'encode', 'close' of the protocol VisionEncoder"):
+    registry = Registries("my-plugin").media_encoders
+    registry.add("partial", lambda _: part("media_encoders", encode=None, close="absent"))
+    with pytest.raises(PluginError, match="lacks 'encode', 'close' of the protocol MediaEncoder"):
         registry.build("partial", {}, BuildContext())
+
+
+def test_a_method_that_takes_other_arguments_is_refused_with_both() -> None:
+    registry = Registries("my-plugin").tokenizers
+    odd = part("tokenizers", encode=lambda: [1], prompt=lambda messages: None)
+    registry.add("odd", lambda _: odd)
+    with pytest.raises(PluginError) as error:
+        registry.build("odd", {}, BuildContext())
+    assert str(error.value) == (
+        "tokenizer 'odd' from 'my-plugin' was built as 'SimpleNamespace', which does not fit the "
+        "protocol Tokenizer: 'prompt' takes (messages), but is called with (messages, *, tools, "
+        "options); 'encode' takes (), but is called with (text, *, adds_special)"
+    )
+
+
+def test_a_method_may_take_more_and_call_its_arguments_what_it_likes() -> None:
+    def encode(what: str, adds_special: bool = False, hint: str = "") -> list[int]:
+        return []
+
+    registry = Registries("my-plugin").tokenizers
+    registry.add("more", lambda _: part("tokenizers", encode=encode, decode=bytes))
+    assert registry.build("more", {}, BuildContext())
+
+
+def test_a_property_that_is_a_method_is_refused() -> None:
+    class Encoder:
+        def identity(self) -> str:
+            return "me"
+
+        media_kinds = frozenset({"image"})
+
+        def encode(self, slots: Any) -> Any: ...
+
+        def close(self) -> None: ...
+
+    registry = Registries("my-plugin").media_encoders
+    registry.add("odd", lambda _: Encoder())  # type: ignore[arg-type,return-value]
+    with pytest.raises(PluginError, match="'identity' is a method, not a property"):
+        registry.build("odd", {}, BuildContext())
 
 
 def test_a_component_may_hand_its_members_on_and_compute_its_properties_when_asked() -> None:
@@ -200,8 +248,8 @@ def test_a_component_may_hand_its_members_on_and_compute_its_properties_when_ask
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
-    registry = Registries("my-plugin").vision_encoders
-    registry.add("wrapper", lambda _: Wrapper(part("vision_encoders", identity="absent")))
+    registry = Registries("my-plugin").media_encoders
+    registry.add("wrapper", lambda _: Wrapper(part("media_encoders", identity="absent")))
     assert isinstance(registry.build("wrapper", {}, BuildContext()), Wrapper)
 
 

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.errors import EngineError
-from vlmkit.prompt import Prompt
-from vlmkit.sampler import ArraySampler, uniform
-from vlmkit.sampling import SamplingParams
-from vlmkit.sequence import Sequence
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.running.choosing.batch import apply, changed, choice
+from vlmkit.running.choosing.edits import edits_of
+from vlmkit.running.choosing.noise import MULTIPLIERS, keys
+from vlmkit.running.sampler import ArraySampler
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.sampler import Row
+from vlmkit.seams.sequence import Sequence
 
 VOCAB = 50
 
@@ -38,7 +41,11 @@ def random_logits(seed, num=1, vocab=VOCAB):
 
 
 def choose(logits, *sequences):
-    return [sample.token_id for sample in ArraySampler().sample(logits, list(sequences))]
+    return pick(logits, [Row(own) for own in sequences])
+
+
+def pick(logits, rows):
+    return ArraySampler().prepare(rows)(logits).tolist()
 
 
 def frequencies(logits, num=4000, **params):
@@ -51,10 +58,6 @@ def frequencies(logits, num=4000, **params):
 def softmax(values):
     weights = np.exp(values - values.max())
     return weights / weights.sum()
-
-
-def test_no_rows_give_no_samples():
-    assert ArraySampler().sample(np.zeros((0, VOCAB), np.float32), []) == []
 
 
 def test_temperature_zero_takes_the_likeliest():
@@ -139,31 +142,6 @@ def test_an_answer_does_not_end_before_its_minimum():
     assert choose(logits, sequence(eos=[0], min_tokens=2, output=[1, 1])) == [0]
 
 
-def test_logprobs_are_the_models_own_whatever_temperature_and_bias_say():
-    logits = random_logits(3)
-    seq = sequence(temperature=0.5, logit_bias={7: 50.0}, logprobs=True, top_logprobs=3)
-    sample = ArraySampler().sample(logits, [seq])[0]
-    expected = np.log(softmax(logits[0].astype(np.float64)))
-    assert sample.token_id == 7
-    assert sample.logprob == pytest.approx(expected[7], abs=1e-4)
-    assert [t.token_id for t in sample.top] == list(np.argsort(-expected)[:3])
-    assert sample.top[0].logprob == pytest.approx(expected.max(), abs=1e-4)
-
-
-def test_logprobs_are_absent_where_they_were_not_asked_for():
-    asks, does_not = sequence(logprobs=True), sequence()
-    first, second = ArraySampler().sample(random_logits(4, 2), [asks, does_not])
-    assert first.logprob is not None
-    assert (second.logprob, second.top) == (None, ())
-
-
-def test_logits_without_a_finite_value_are_an_engine_error():
-    with pytest.raises(EngineError, match="without a finite value"):
-        choose(rows([math.nan, math.nan]), sequence())
-    with pytest.raises(EngineError, match="without a finite value"):
-        choose(rows([-math.inf, -math.inf]), sequence())
-
-
 def test_a_banned_token_gives_way_to_the_next_whoever_stands_beside_it():
     logits = np.repeat(rows([3.0, 2.0, 1.0]), 4, axis=0)
     bans = [(0,), (), (0, 1), (2,)]
@@ -207,36 +185,32 @@ def hugging_face(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     return softmax(scores)
 
 
-@pytest.mark.parametrize("vocab", [40, 3000])
+@pytest.mark.parametrize("vocab", [40, 3000, 20000])
 @pytest.mark.parametrize("top_k", [0, 7, 2000])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
 @pytest.mark.parametrize("min_p", [0.0, 0.05])
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
-def test_what_may_be_drawn_is_what_transformers_leaves(vocab, top_k, top_p, min_p, temperature):
+def test_what_is_drawn_is_the_noisiest_of_what_transformers_leaves(
+    vocab, top_k, top_p, min_p, temperature
+):
     logits = random_logits(7, vocab=vocab)[0] / 8
     wanted = hugging_face(logits, temperature, top_k, top_p, min_p)
     filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    possible = np.flatnonzero(wanted)
-    cumulative = np.cumsum(wanted[possible])
-    seeds = range(60)
-    for seed in seeds:
-        seq = sequence(seed=seed, temperature=temperature, **filters)
-        drawn = choose(logits[None, :], seq)[0]
-        assert wanted[drawn] > 0
-        if top_k or top_p < 1.0 or min_p:
-            place = int(np.searchsorted(cumulative, uniform(seq)))
-            near = possible[max(0, place - 1) : place + 2]
-            assert drawn in near
+    make = [sequence(seed=seed, temperature=temperature, **filters) for seed in range(20)]
+    sums = np.stack([logits / temperature + noise(own, vocab) for own in make])
+    expected = np.where(wanted > 0, sums, -math.inf).argmax(axis=-1).tolist()
+    assert choose(np.repeat(logits[None, :], 20, axis=0), *make) == expected
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_p": 0.95}, {"min_p": 0.01}, {"top_k": 3}])
-def test_a_rounding_that_swaps_two_tokens_swaps_no_draw(filters):
-    seeds = range(100)
-    once, again = rows([1.0, 1.000001, 0.5, 0.0]), rows([1.000001, 1.0, 0.5, 0.0])
-    make = [sequence(seed=seed, temperature=1.0, **filters) for seed in seeds]
-    drawn = [choose(logits, seq)[0] for logits in (once, again) for seq in make]
-    assert drawn[: len(seeds)] == drawn[len(seeds) :]
-    assert {0, 1} <= set(drawn)
+def noise(own, vocab):
+    """Return the Gumbel noise of a sequence's next token by another road: Python's integers."""
+    first, second = keys(own.seed, len(own.output_ids))
+    made = []
+    for token_id in range(vocab):
+        mixed = (token_id ^ first) * MULTIPLIERS[0] % 2**32
+        mixed = ((mixed ^ (mixed >> 16)) ^ second) * MULTIPLIERS[1] % 2**32
+        made.append(-math.log(-math.log((mixed + 0.5) / 2**32)))
+    return np.array(made)
 
 
 @pytest.mark.torch
@@ -260,7 +234,10 @@ def test_repetition_penalty_is_that_of_transformers():
     scores = torch.from_numpy(logits.copy())
     ids = torch.tensor([[1, 5, 9, 5, 20]])
     expected = processors.RepetitionPenaltyLogitsProcessor(1.7)(ids, scores.clone())
-    ArraySampler()._adjust(np, logits, [seq])
+    changes = edits_of(seq).at(Row(seq))
+    batch = changed([choice(Row(seq))])
+    assert sorted(changes.token_ids.tolist()) == [1, 5, 9, 20]
+    apply(np, logits, batch, scales=True)
     assert np.allclose(logits, expected.numpy())
 
 
@@ -271,53 +248,193 @@ def test_the_smallest_penalty_keeps_logits_finite():
     assert choose(logits, seq) == [int(np.argmax(logits))]
 
 
-def test_draws_are_spread_evenly_over_the_unit_interval():
-    draws = [uniform(sequence(seed=s, output=[0] * n)) for s in range(50) for n in range(50)]
-    assert max(draws) < 1.0
-    counts = np.histogram(draws, bins=10, range=(0, 1))[0]
-    assert counts.min() > 190
-
-
 PARAMS = st.fixed_dictionaries(
     {
-        "temperature": st.sampled_from([0.0, 0.3, 1.0, 2.0]),
-        "top_k": st.sampled_from([0, 1, 5]),
-        "top_p": st.sampled_from([1.0, 0.9, 0.1]),
+        "temperature": st.sampled_from([0.0, 2e-5, 0.3, 1.0, 2.0]),
+        "top_k": st.sampled_from([0, 1, 5, 2000]),
+        "top_p": st.sampled_from([1.0, 0.9, 0.1, 1e-6]),
         "min_p": st.sampled_from([0.0, 0.1]),
-        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3, 0.7]),
+        "presence_penalty": st.sampled_from([0.0, -1.0]),
         "frequency_penalty": st.sampled_from([0.0, 0.5]),
-        "logprobs": st.booleans(),
+        "logit_bias": st.sampled_from([{}, {3: 5.0, 7: -100.0, 11: 2.0}]),
+        "min_tokens": st.sampled_from([0, 3]),
     }
 )
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    members=st.lists(
-        st.tuples(PARAMS, st.integers(0, 2**40), st.lists(st.integers(0, VOCAB - 1), max_size=5)),
-        min_size=1,
-        max_size=6,
+MEMBERS = st.lists(
+    st.tuples(
+        PARAMS,
+        st.integers(-(2**63), 2**63),
+        st.lists(st.integers(0, VOCAB - 1), max_size=5),
+        st.lists(st.integers(0, VOCAB - 1), max_size=4),
     ),
-    seed=st.integers(0, 2**31),
+    min_size=1,
+    max_size=6,
 )
-def test_a_row_is_chosen_the_same_alone_and_among_others(members, seed):
-    logits = random_logits(seed, len(members))
+LIBRARIES = [
+    pytest.param(lambda logits: logits, id="numpy"),
+    pytest.param(lambda logits: pytest.importorskip("torch").from_numpy(logits), id="torch"),
+]
 
-    def make(member):
-        params, own_seed, output = member
-        return sequence(seed=own_seed, output=output, banned=[3], **params)
 
-    together = choose(logits, *map(make, members))
-    alone = [choose(logits[i : i + 1], make(m))[0] for i, m in enumerate(members)]
-    assert together == alone
+def make_rows(members):
+    return [
+        Row(
+            sequence(seed=seed, output=output, banned=[3], eos=[2], prompt=[1, 2, 7, 7], **params),
+            tuple(ahead),
+        )
+        for params, seed, output, ahead in members
+    ]
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}])
-def test_torch_rows_give_the_same_tokens_as_numpy_rows(params):
+@pytest.mark.parametrize("vocab", [VOCAB, 5000])
+@pytest.mark.parametrize("array", LIBRARIES)
+@settings(max_examples=40, deadline=None)
+@given(members=MEMBERS, seed=st.integers(0, 2**31), random=st.randoms())
+def test_a_row_is_chosen_the_same_alone_and_among_others(array, vocab, members, seed, random):
+    logits = array(random_logits(seed, len(members), vocab))
+    order = random.sample(range(len(members)), len(members))
+    alone = [pick(logits[i : i + 1], make_rows(members[i : i + 1]))[0] for i in order]
+    shuffled = array(random_logits(seed, len(members), vocab)[order])
+    assert pick(shuffled, make_rows([members[i] for i in order])) == alone
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("vocab", [VOCAB, 5000])
+@settings(max_examples=60, deadline=None)
+@given(members=MEMBERS, seed=st.integers(0, 2**31), is_tied=st.booleans())
+def test_torch_rows_give_the_same_tokens_as_numpy_rows(vocab, members, seed, is_tied):
     torch = pytest.importorskip("torch")
-    logits = random_logits(6, 40)
+    logits = random_logits(seed, len(members), vocab)
+    if is_tied:  # as logits of eight bits are
+        logits = np.round(logits)
+    found = pick(torch.from_numpy(logits), make_rows(members))
+    assert found == pick(logits, make_rows(members))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("array", LIBRARIES)
+@settings(max_examples=60, deadline=None)
+@given(members=MEMBERS, seed=st.integers(0, 2**31))
+def test_drafts_that_are_ahead_count_as_if_the_answer_held_them(array, members, seed):
+    params, own_seed, output, ahead = members[0]
+    drafting = make_rows([(params, own_seed, output, ())])[0].sequence
+    rows = [Row(drafting, tuple(ahead[:num])) for num in range(len(ahead) + 1)]
+    held = [(params, own_seed, [*output, *ahead[:num]], ()) for num in range(len(rows))]
+    logits = array(random_logits(seed, len(rows)))
+    assert pick(logits, rows) == pick(logits, make_rows(held))
+    again = [*output, *ahead[:1]]  # the first draft was right, and the rest gave way
+    drafting.output_ids[:] = again
+    now = make_rows([(params, own_seed, again, ())])
+    assert pick(logits[:1], [Row(drafting)]) == pick(logits[:1], now)
+
+
+FILTERS = [
+    {},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"top_k": 12, "top_p": 0.9, "min_p": 0.02},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.3},
+    {"logit_bias": {4: 2.0, 5: -1.0}, "top_p": 0.95},
+]
+
+
+@pytest.mark.parametrize(("vocab", "temperature"), [(16, 1.5), (3000, 0.7)])
+@pytest.mark.parametrize("filters", FILTERS)
+def test_draws_pass_a_chi_square_test(vocab, temperature, filters):
+    logits, num = random_logits(12, vocab=vocab) / 2, 8000
     make = [
-        sequence(seed=i, banned=[2], frequency_penalty=0.3, output=[5], **params) for i in range(40)
+        sequence(seed=seed, output=[4, 4, 9], temperature=temperature, **filters)
+        for seed in range(num)
     ]
-    assert choose(torch.from_numpy(logits), *make) == choose(logits, *make)
+    changed_logits = logits.copy()
+    apply(np, changed_logits, changed([choice(Row(make[0]))]), scales=True)
+    ranks = {name: filters[name] for name in ("top_k", "top_p", "min_p") if name in filters}
+    weights = hugging_face(changed_logits[0], temperature, **ranks)
+    block = np.repeat(logits, 500, axis=0)
+    drawn = [token for i in range(0, num, 500) for token in choose(block, *make[i : i + 500])]
+    counts = np.bincount(drawn, minlength=vocab)
+    assert counts[weights == 0].sum() == 0
+    often = weights * num >= 10
+    seen = np.append(counts[often], counts[~often].sum())
+    expected = np.append(weights[often], weights[~often].sum()) * num
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    statistic, freedom = ((seen - expected) ** 2 / expected).sum(), max(1, len(seen) - 1)
+    # The cube root of chi-square is nearly normal (Wilson and Hilferty, 1931): five deviations.
+    spread = 2 / (9 * freedom)
+    assert ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread) < 5
+
+
+def test_neighbouring_tokens_positions_and_seeds_have_noise_of_their_own():
+    own = np.stack(
+        [noise(sequence(seed=s, output=[0] * n), 256) for s in range(20) for n in range(20)]
+    )
+    flat = (own - own.mean()) / own.std()
+    assert abs(own.mean() - 0.5772) < 0.02
+    assert abs(own.var() - math.pi**2 / 6) < 0.05
+    for distance in (1, 2, 3, 16, 128):
+        assert abs((flat[:, distance:] * flat[:, :-distance]).mean()) < 0.02
+    for distance in (1, 20):
+        assert abs((flat[distance:] * flat[:-distance]).mean()) < 0.02
+
+
+# Extremes.
+
+FLAT = np.zeros((2, 152_000), np.float32)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("array", LIBRARIES)
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_p": 0.9}, {"top_k": 10}, {"top_p": 1e-6}, {"min_p": 1.0}]
+)
+def test_tokens_that_are_all_equally_likely_are_all_drawn(array, filters):
+    """None is less likely than the last that a filter keeps; it is the seed that decides."""
+    make = [sequence(seed=seed, temperature=1.0, **filters) for seed in (1, 2)]
+    expected = [int(noise(own, FLAT.shape[1]).argmax()) for own in make]
+    assert choose(array(FLAT), *make) == expected
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("array", LIBRARIES)
+@pytest.mark.parametrize("params", [{}, {"top_k": 1, "temperature": 2.0}])
+def test_of_equals_the_likeliest_is_the_first(array, params):
+    assert choose(array(FLAT), *(sequence(seed=seed, **params) for seed in (1, 2))) == [0, 0]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("array", LIBRARIES)
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
+@pytest.mark.parametrize("scale", [1e-37, 1.0, 1e37])
+def test_logits_of_any_size_are_told_apart(array, filters, scale):
+    logits = rows([0.0, 1.0, 3.0, 2.0], [3.0, -3.0, 1.0, 0.0]) * np.float32(scale)
+    greedy, cold = sequence(), sequence(temperature=2e-5, **filters)
+    expected = [2, 0] if scale >= 1 else [2, choose(logits[1:], cold)[0]]
+    assert choose(array(logits), greedy, cold) == expected
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("array", LIBRARIES)
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}])
+def test_what_is_no_number_comes_up_and_harms_no_other_row(array, value, params):
+    """The pipeline fails a request whose token has no finite logit."""
+    logits = random_logits(13, 3, vocab=3000)
+    make = [sequence(seed=seed, **params) for seed in range(3)]
+    expected = choose(logits, *make)
+    logits[1, 1700] = value
+    found = choose(array(logits), *make)
+    assert [found[0], found[2]] == [expected[0], expected[2]]
+    assert found[1] == (expected[1] if value == -math.inf else 1700)
+    logits[1] = value
+    found = choose(array(logits), *make)
+    assert [found[0], found[2]] == [expected[0], expected[2]]
+    assert 0 <= found[1] < 3000
+
+
+def test_top_p_near_nothing_takes_the_likeliest():
+    logits = random_logits(14, 4, vocab=4000)
+    make = [sequence(seed=seed, temperature=2.0, top_p=1e-6) for seed in range(4)]
+    assert choose(logits, *make) == logits.argmax(axis=-1).tolist()

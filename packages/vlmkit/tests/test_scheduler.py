@@ -6,14 +6,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from vlmkit.block_pool import BlockPool
-from vlmkit.encodings import waits
+from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import QueueFull
-from vlmkit.prompt import ImageSlot, Prompt, Span
-from vlmkit.protocols import EngineLimits
-from vlmkit.sampling import SamplingParams
-from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
-from vlmkit.sequence import Sequence
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.running.encodings import waits
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.step import EncodeItem
+from vlmkit.settings.scheduler import SchedulerSettings
 
 LIMITS = EngineLimits(
     vocab_size=100,
@@ -32,7 +34,8 @@ class PoolCache:
         self.limits = limits
         self.pool = BlockPool(limits.capacity_tokens // block_tokens, block_tokens, **options)
         self.admit, self.reserve = self.pool.admit, self.pool.reserve
-        self.truncate, self.release = self.pool.truncate, self.pool.release
+        self.commit, self.truncate = self.pool.commit, self.pool.truncate
+        self.release = self.pool.release
 
 
 def sequence(num_prompt=5, max_tokens=3, images=(), name="s", **fields):
@@ -42,7 +45,7 @@ def sequence(num_prompt=5, max_tokens=3, images=(), name="s", **fields):
 
 
 def slot(start, stop):
-    return ImageSlot(start, stop, bytes(32), {}, stop - start)
+    return MediaSlot(start, stop, bytes(32), {}, stop - start)
 
 
 class World:
@@ -61,10 +64,11 @@ class World:
         self.check(step)
         self.encode(step)
         items = tuple(item for item in step.items if not waits(item))
-        self.scheduler.commit(replace(step, items=items))
+        if items:
+            self.scheduler.commit(replace(step, items=items), 0.0)
         for item in items:
             self.cache.pool.commit(item.sequence, item.stop)
-            if item.wants_logits:
+            if item.num_rows:
                 item.sequence.output_ids.append(1)
                 if len(item.sequence.output_ids) >= item.sequence.max_tokens:
                     self.end(item.sequence)
@@ -76,7 +80,7 @@ class World:
         """Have every image encoded ``encoder_steps`` after the step that names it."""
         for item in step.encodes:
             assert item not in self.encoding, "an image that is being encoded is asked for again"
-            item.sequence.encoding.add(item.image)
+            item.sequence.encoding.add(item.index)
             self.encoding[item] = self.encoder_steps
         for seq in step.preempted:
             self.forget(seq)
@@ -84,8 +88,8 @@ class World:
             self.encoding[item] -= 1
             if left == 0:
                 del self.encoding[item]
-                item.sequence.encoding.discard(item.image)
-                item.sequence.features[item.image] = object()
+                item.sequence.encoding.discard(item.index)
+                item.sequence.features[item.index] = object()
 
     def forget(self, seq):
         seq.encoding.clear()
@@ -108,15 +112,15 @@ class World:
             assert not seq.is_held, "a held sequence runs"
             assert item.start == seq.num_computed_tokens
             assert item.stop <= len(seq)
-            assert item.wants_logits == (item.stop == len(seq))
+            assert item.num_rows == int(item.stop == len(seq))
             assert len(self.cache.pool.blocks(seq)) * 4 >= item.stop
-            for span in seq.atomic_spans:
+            for span in seq.plan.spans:
                 assert not span.start < item.stop < span.stop, "a span is cut"
-            for index, image in enumerate(seq.prompt.images):
+            for index, image in enumerate(seq.prompt.media):
                 if image.start < item.stop and image.stop > item.start:
-                    is_planned = (seq, index) in step.encodes
+                    is_planned = EncodeItem(seq, index) in step.encodes
                     assert is_planned or index in seq.features, "an image is not encoded"
-        if not any(seq.atomic_spans for seq in members):
+        if not any(seq.plan.spans for seq in members):
             assert step.num_tokens <= settings_.max_step_tokens
             assert all(item.num_tokens <= limits.max_chunk_tokens for item in step.items)
         if not limits.mixes_prefill_and_decode:
@@ -148,30 +152,46 @@ def test_decodes_come_before_prefill_chunks_in_one_step():
     assert [(i.sequence, i.num_tokens) for i in step.items] == [(first, 1), (second, 7)]
 
 
-def test_a_long_prompt_is_read_in_chunks_and_wants_logits_only_at_its_end():
+@pytest.mark.parametrize(("mixes", "num_answers", "num_drafts"), [(1, 2, 3), (0, 2, 0), (0, 1, 3)])
+def test_drafts_run_where_they_cost_less_than_a_step(mixes, num_answers, num_drafts):
+    limits = replace(LIMITS, mixes_prefill_and_decode=bool(mixes), max_draft_tokens=3)
+    w = world(limits)
+    answers = [sequence(4, 9) for _ in range(num_answers)]
+    for answer in answers:
+        w.add(answer)
+    while any(answer.is_prefilling for answer in answers):
+        w.step()
+    for answer in answers:
+        answer.drafts = (7, 8, 9, 10)
+    step = w.scheduler.plan(w.cache)
+    assert [len(item.drafts) for item in step.items] == [num_drafts] * num_answers
+    assert all(item.num_rows == item.num_tokens == 1 + num_drafts for item in step.items)
+
+
+def test_a_long_prompt_is_read_in_chunks_and_wants_a_row_only_at_its_end():
     w = world(max_step_tokens=8, cache_options={"shares_prefixes": False})
     w.add(sequence(20, 1))
     steps = [w.step() for _ in range(3)]
     assert [s.items[0].num_tokens for s in steps] == [8, 8, 4]
-    assert [s.items[0].wants_logits for s in steps] == [False, False, True]
+    assert [s.items[0].num_rows for s in steps] == [0, 0, 1]
 
 
 def test_a_chunk_stops_before_a_span_that_does_not_fit():
     w = world(max_step_tokens=8)
-    w.add(sequence(20, 1, atomic_spans=(Span(5, 12),)))
+    w.add(sequence(20, 1, plan=PromptPlan((Span(5, 12),))))
     assert [w.step().items[0].num_tokens for _ in range(3)] == [5, 8, 7]
 
 
 def test_a_span_over_the_budget_runs_whole():
     w = world(max_step_tokens=8)
-    w.add(sequence(20, 1, atomic_spans=(Span(0, 20),)))
+    w.add(sequence(20, 1, plan=PromptPlan((Span(0, 20),))))
     assert w.step().items[0].num_tokens == 20
 
 
 def test_a_span_over_what_is_left_waits_for_the_next_step():
     w = world(max_step_tokens=8)
     w.add(sequence(4, 1))
-    w.add(sequence(6, 1, atomic_spans=(Span(0, 6),)))
+    w.add(sequence(6, 1, plan=PromptPlan((Span(0, 6),))))
     assert len(w.step().items) == 1
     assert w.step().items[0].num_tokens == 6
 
@@ -181,16 +201,16 @@ def test_images_over_the_encoder_budget_wait_but_one_always_goes():
     seq = sequence(15, 1, images=[slot(1, 7), slot(8, 12)])
     w.add(seq)
     first, second = w.step(), w.step()
-    assert [e.image for e in first.encodes] == [0]
+    assert [e.index for e in first.encodes] == [0]
     assert first.items[0].num_tokens == 8
-    assert [e.image for e in second.encodes] == [1]
+    assert [e.index for e in second.encodes] == [1]
 
 
 def test_an_image_is_encoded_only_when_its_tokens_enter_the_plan():
     w = world(max_step_tokens=4)
     w.add(sequence(12, 1, images=[slot(6, 10)]))
     assert not w.step().encodes
-    assert [e.image for e in w.step().encodes] == [0]
+    assert [e.index for e in w.step().encodes] == [0]
     assert not w.step().encodes
 
 
@@ -218,7 +238,7 @@ def test_an_image_behind_a_chunk_does_not_keep_it_waiting():
 
 def test_what_is_being_encoded_counts_against_the_encoder_budget():
     w = world(encoder_budget_tokens=6, encoder_steps=2)
-    seqs = [sequence(5, 1, images=[ImageSlot(0, 4, bytes([n]) * 32, {}, 4)]) for n in range(3)]
+    seqs = [sequence(5, 1, images=[MediaSlot(0, 4, bytes([n]) * 32, {}, 4)]) for n in range(3)]
     for seq in seqs:
         w.add(seq)
     named = [[seqs.index(e.sequence) for e in w.step().encodes] for _ in range(7)]
@@ -228,7 +248,7 @@ def test_what_is_being_encoded_counts_against_the_encoder_budget():
 def test_an_image_over_the_encoder_budget_goes_when_the_encoder_is_idle():
     w = world(encoder_budget_tokens=2, encoder_steps=1)
     for n in range(2):
-        w.add(sequence(5, 1, images=[ImageSlot(0, 4, bytes([n]) * 32, {}, 4)]))
+        w.add(sequence(5, 1, images=[MediaSlot(0, 4, bytes([n]) * 32, {}, 4)]))
     assert [len(w.step().encodes) for _ in range(4)] == [1, 0, 1, 0]
     w.run()
 
@@ -296,30 +316,6 @@ def test_a_held_sequence_keeps_its_place_and_does_not_run():
     assert w.step().items
 
 
-def test_choices_of_one_request_share_their_prompt():
-    w = world()
-    leader = sequence(9, 2)
-    follower = Sequence(**{**fields(leader), "leader": leader})
-    w.add(leader)
-    w.add(follower)
-    assert [i.sequence for i in w.step().items] == [leader]
-    step = w.step()
-    chunk = next(i for i in step.items if i.sequence is follower)
-    assert (follower.num_cached_tokens, chunk.num_tokens) == (8, 1)
-
-
-def test_a_follower_runs_when_its_leader_is_cancelled():
-    w = world(max_step_tokens=4)
-    leader = sequence(9, 2)
-    follower = Sequence(**{**fields(leader), "leader": leader})
-    w.add(leader)
-    w.add(follower)
-    w.step()
-    w.end(leader)
-    w.run()
-    assert len(follower.output_ids) == 2
-
-
 def test_cancelled_waiting_requests_leave_nothing_behind():
     w = world(max_running=1, max_waiting=1000)
     w.add(sequence(5, 50))
@@ -341,11 +337,6 @@ def test_an_engine_that_cannot_mix_gets_prefills_and_decodes_in_turn():
     kinds = ["prefill" if w.step().items[0].sequence is not first else "decode" for _ in range(4)]
     assert sorted(kinds) == ["decode", "decode", "prefill", "prefill"]
     w.run()
-
-
-def fields(seq):
-    names = ("prompt", "params", "seed", "max_tokens")
-    return {"id": "copy", **{name: getattr(seq, name) for name in names}}
 
 
 @st.composite
@@ -392,7 +383,7 @@ def test_whatever_comes_and_goes_everything_ends_and_the_cache_is_empty(
     for moment in range(3000):
         while pending and pending[0][3] <= moment:
             (num, images, spans), max_tokens, priority, _ = pending.pop(0)
-            w.add(sequence(num, max_tokens, images, atomic_spans=spans, priority=priority))
+            w.add(sequence(num, max_tokens, images, plan=PromptPlan(spans), priority=priority))
         if moment in aborts and w.live:
             w.end(min(w.live, key=len))
         if not w.live and not pending:
@@ -440,7 +431,7 @@ def test_held_sequences_keep_nobody_waiting_and_finish_when_let_go(
     w = world(limits, max_step_tokens=budget, max_running=max_running)
     slow = set()
     for (num, images, spans), max_tokens, priority, is_slow in requests:
-        seq = sequence(num, max_tokens, images, atomic_spans=spans, priority=priority)
+        seq = sequence(num, max_tokens, images, plan=PromptPlan(spans), priority=priority)
         w.add(seq)
         if is_slow and max_tokens > 1:
             slow.add(seq)
@@ -448,7 +439,7 @@ def test_held_sequences_keep_nobody_waiting_and_finish_when_let_go(
         if moment in aborts and w.live:
             w.end(min(w.live, key=len))
         step = w.step()
-        for seq in slow & {item.sequence for item in step.items if item.wants_logits}:
+        for seq in slow & {item.sequence for item in step.items if item.num_rows}:
             seq.is_held = True
         if all(seq.is_held for seq in w.live):
             break

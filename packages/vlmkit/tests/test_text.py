@@ -2,27 +2,30 @@
 
 from hypothesis import given, strategies as st
 
-from vlmkit.text import AnswerText
+from vlmkit.ask.delta import TextDelta, text_of
+from vlmkit.running.text import AnswerText
 
 
 class Letters:
-    """A detokenizer whose tokens are code points."""
+    """A reader whose tokens are code points."""
+
+    num_reasoning_tokens = 0
 
     def push(self, token_id):
-        return chr(token_id)
+        return (TextDelta(chr(token_id)),)
 
-    def flush(self):
-        return ""
+    def finish(self):
+        return ()
 
 
-def show(text, stop=(), min_tokens=0):
+def show(text, stop=(), min_tokens=0, **how):
     """Feed a text letter by letter; return what is shown, piece by piece."""
-    answer, pieces = AnswerText(Letters(), tuple(stop), min_tokens), []
+    answer, pieces = AnswerText(Letters(), tuple(stop), min_tokens, **how), []
     for letter in text:
-        pieces.append(answer.push(ord(letter)))
-        if answer.is_stopped:
+        pieces.append(text_of(answer.push(ord(letter))))
+        if answer.stop_string is not None:
             break
-    pieces.append(answer.finish())
+    pieces.append(text_of(answer.finish()))
     return pieces
 
 
@@ -32,6 +35,10 @@ def test_without_stop_strings_every_letter_shows_at_once():
 
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it():
     assert "".join(show("hello END more", ["END"])) == "hello "
+
+
+def test_a_stop_string_shows_if_that_is_wanted():
+    assert "".join(show("hello END more", ["END", "D"], shows_stop=True)) == "hello END"
 
 
 def test_text_that_may_become_a_stop_string_is_held_back():

@@ -17,8 +17,10 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from vlmkit.cli import run
+from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
-from vlmkit.protocols import ImageFeatures
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.step import StepOutput
 from vlmkit.verify.answers import agreements
 from vlmkit.verify.features import Difference, differences, levels_of
 from vlmkit_mock.engine import MockEngine
@@ -27,7 +29,7 @@ from vlmkit_mock.tokenizer import MockTokenizer
 ENCODERS = """
 import dataclasses
 from pathlib import Path
-from vlmkit.hookspecs import hookimpl
+from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 VLMKIT_API = 1
@@ -80,7 +82,7 @@ CHANGES = {
 
 
 @hookimpl
-def vlmkit_register_vision_encoders(registry):
+def vlmkit_register_media_encoders(registry):
     for name, change in CHANGES.items():
         registry.add(
             name,
@@ -181,7 +183,7 @@ def test_an_encoder_that_fails_is_named_and_the_others_are_compared(
     assert list(report["encoders"]["failures"]) == ["broken"]
     assert run(["verify", "mock", *options]) == 1
     shown = capsys.readouterr().out
-    assert "encoder broken: vision encoder 'broken' failed on these images" in shown
+    assert "encoder broken: media encoder 'broken' failed on these images" in shown
     assert "words of a library" not in shown
 
 
@@ -210,8 +212,8 @@ def test_encoders_are_compared_by_name(offer: Offer, capsys: Shown) -> None:
     [
         (["same"], 2, "one encoder has nothing to agree with"),
         (["same", "same"], 2, "one encoder has nothing to agree with"),
-        (["same", "sam"], 2, "no installed plugin provides vision encoder 'sam'"),
-        (["same", "far"], 1, "vision encoder 'far' from"),
+        (["same", "sam"], 2, "no installed plugin provides media encoder 'sam'"),
+        (["same", "far"], 1, "media encoder 'far' from"),
     ],
 )
 def test_a_wrong_choice_of_encoders_is_a_sentence(
@@ -253,25 +255,28 @@ class Forgetful(MockEngine):
         self.when = when
         self._limits = dataclasses.replace(self._limits, is_batch_invariant=claims)
 
-    def forward(self, items: Any) -> Any:
+    def forward(self, items: Any) -> StepOutput:
         time.sleep(STEP_S)
-        rows = super().forward(items)
-        wanted = [item for item in items if item.wants_logits]
+        output = super().forward(items)
+        rows: Any = output.logits
+        wanted = [item for item in items if item.num_rows]
+        if not wanted:
+            return output
         for row, item in zip(rows, wanted, strict=True):
             is_cached = self.when == "cached" and item.sequence.num_cached_tokens
             is_in_batch = self.when == "batch" and len(self._states) > 1
             if (is_cached or is_in_batch) and len(item.sequence.output_ids) == 2:
                 row[:] = 0.0
                 row[65] = 9.0
-        return rows
+        return output
 
 
 @pytest.mark.parametrize("claims", [True, False])
 @pytest.mark.parametrize("way", ["cached", "batch"])
 def test_answers_that_differ_are_found_where_they_begin_to(way: str, claims: bool) -> None:
     engine = Forgetful(when=way, claims=claims)
-    with Pipeline(tokenizer=MockTokenizer(), engine=engine) as model:
-        found = {a.way: a for a in agreements(model, "what is this? " * 4, [], max_tokens=8)}
+    with Model(Pipeline(tokenizer=MockTokenizer(), engine=engine)) as model:
+        found = {a.way: a for a in agreements(model.runner, "what is this? " * 4, [], max_tokens=8)}
     other = {"cached": "batch", "batch": "cached"}[way]
     assert set(found[way].first_differences) == {2}
     assert not found[way].agrees
@@ -284,7 +289,7 @@ def test_a_model_that_takes_no_images_is_asked_without(
 ) -> None:
     file = tmp_path / "blind.py"
     file.write_text(
-        "from vlmkit.hookspecs import hookimpl\nfrom vlmkit_mock.engine import MockEngine\n"
+        "from vlmkit.plugins.hookspecs import hookimpl\nfrom vlmkit_mock.engine import MockEngine\n"
         "from vlmkit_mock.tokenizer import MockTokenizer\nVLMKIT_API = 1\n"
         "@hookimpl\ndef vlmkit_register_tokenizers(registry):\n"
         "    registry.add('t', lambda c: MockTokenizer())\n"
@@ -361,7 +366,7 @@ class OnlyDlpack:
 def test_arrays_of_any_library_become_rows() -> None:
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     extra = {"flat": np.arange(3, dtype=np.uint8), "deep": rows[:, None, :]}
-    levels = levels_of(ImageFeatures(2, OnlyDlpack(rows), extra))
+    levels = levels_of(MediaFeatures(2, OnlyDlpack(rows), extra))
     assert [levels[name].shape for name in ("embeddings", "flat", "deep")] == [
         (2, 3),
         (1, 3),
@@ -374,7 +379,7 @@ def test_arrays_of_any_library_become_rows() -> None:
 def test_tensors_of_little_precision_become_rows() -> None:
     torch = pytest.importorskip("torch")
     rows = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
-    levels = levels_of(ImageFeatures(1, rows))
+    levels = levels_of(MediaFeatures(1, rows))
     assert levels["embeddings"].tolist() == [[1.5, -2.0]]
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.registry import BuildContext, Registry
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_demo import plugin
 
 FILES = {
@@ -113,9 +113,10 @@ def test_the_processor_sees_what_training_saw(checkpoint: Path) -> None:
 
 
 @pytest.mark.torch
-def test_held_out_questions_are_answered(checkpoint: Path) -> None:
+def test_held_out_questions_are_answered(checkpoint: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("PIL")
+    request.getfixturevalue("one_thread")
     from evaluate import TransformersAnswerer, make_cases, score
 
     cases = make_cases(4, seed=99)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizer import CHECKPOINT
 
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export.exporter import export
 
 GRAPHS = ("*.onnx", "*.onnx.data", "embeddings.safetensors", "vlmkit_onnx.json")

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 import zoo
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
 
@@ -38,6 +39,20 @@ def tokenizer_of(checkpoint_of: Callable[[str], Checkpoint]) -> Callable[[str], 
     @functools.cache
     def tokenizer(name: str) -> HfTokenizer:
         return HfTokenizer(checkpoint_of(name), HfTokenizerSettings())
+
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str], HfTokenizer]:
+    """Return a function that gives the tokenizer of a vocabulary with a chat template."""
+
+    def tokenizer(vocabulary: Any, template: str) -> HfTokenizer:
+        folder = tmp_path_factory.mktemp("m")
+        vocabulary.save_pretrained(folder)
+        (folder / "chat_template.jinja").write_text(template)
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        return HfTokenizer(Checkpoint("m", folder), HfTokenizerSettings())
 
     return tokenizer
 

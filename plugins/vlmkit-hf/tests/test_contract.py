@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.testing import TokenizerContract
 from vlmkit_hf.tokenizer import HfTokenizer
 
@@ -41,6 +41,7 @@ class TestIdefics3(Contract):
 
 
 class TestMistral3(Contract):
+    marks_answers = False
     name = "mistral3"
 
 
@@ -64,9 +65,20 @@ class TestGptOss(Contract):
 
 
 class TestMistral(Contract):
+    marks_answers = False
     name = "mistral"
     takes_images = False
     is_lossless = False
+
+
+class TestQwen3(Contract):
+    name = "qwen3"
+    takes_images = False
+
+    def reasoning_marks(self) -> tuple[list[int], list[int]]:
+        found = json.loads((self.folder / "tokenizer.json").read_text())["added_tokens"]
+        ids = {token["content"]: token["id"] for token in found}
+        return [ids["<think>"]], [ids["</think>"]]
 
 
 class TestPhi3(Contract):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import zoo
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import ImagePart, Message, Role, TextPart
 from vlmkit.errors import RequestError
-from vlmkit.image import Image
-from vlmkit.message import ImagePart, Message, Role, TextPart
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.tokenizer import HfTokenizer
 
 ALL = [*zoo.NAMES_VISION, *zoo.NAMES_TEXT]
@@ -96,8 +96,8 @@ def test_typed_control_tokens_change_neither_roles_nor_image_slots(
 
     special = set(tokens.values())
     assert control_tokens(prompt.token_ids, special) == control_tokens(harmless.token_ids, special)
-    assert [slot.digest for slot in prompt.images] == [slot.digest for slot in harmless.images]
-    for slot, same in zip(prompt.images, harmless.images, strict=True):
+    assert [slot.digest for slot in prompt.media] == [slot.digest for slot in harmless.media]
+    for slot, same in zip(prompt.media, harmless.media, strict=True):
         assert (
             prompt.token_ids[slot.start : slot.stop] == harmless.token_ids[same.start : same.stop]
         )
@@ -114,7 +114,7 @@ def test_every_control_token_of_every_family_in_one_message_is_text(
     harmless = tokenizer.prompt([Message.of("user", "x", images)])
 
     assert control_tokens(prompt.token_ids, special) == control_tokens(harmless.token_ids, special)
-    assert len(prompt.images) == len(images)
+    assert len(prompt.media) == len(images)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -14,6 +14,8 @@ from typing import Any
 FILES = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
+    "modules.json": b"[]",
+    "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
     "chat_template.jinja": b"{{ messages }}",
     "model-00001-of-00002.safetensors": b"one",
     "model-00002-of-00002.safetensors": b"two",
@@ -25,6 +27,8 @@ UNWANTED = {
     "README.md": b"words",
     "consolidated.safetensors": b"the same again",
     "original/params.json": b"{}",
+    "1_Pooling/model.safetensors": b"what is not to be read",
+    "1_bag/config.json": b"{}",
     "onnx/model.onnx": b"graph",
 }
 PROGRAM = """

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from transformers.models.smolvlm import processing_smolvlm
 
 import zoo
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
 from vlmkit.errors import CheckpointError, ImageError, RequestError
-from vlmkit.image import Image, ImageLimits
-from vlmkit.message import Message
-from vlmkit.prompt import Transform
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.seams.prompt import Transform
+from vlmkit.settings.images import ImageLimits
 from vlmkit_hf.image_side import ImageSide
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
@@ -52,7 +53,7 @@ def test_a_picture_of_any_allowed_shape_is_taken_or_refused(
         made = prompt(tokenizer_of(name), plain(*size))
     except ImageError:
         return
-    (slot,) = made.images
+    (slot,) = made.media
     assert 0 < slot.num_features <= slot.stop - slot.start
 
 
@@ -102,7 +103,7 @@ def test_the_digest_changes_with_the_processors_settings(
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({**settings, "image_mean": [0.1, 0.2, 0.3]}))
     other = HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
-    digests = {prompt(t, plain(64, 48)).images[0].digest for t in (tokenizer_of("qwen2_vl"), other)}
+    digests = {prompt(t, plain(64, 48)).media[0].digest for t in (tokenizer_of("qwen2_vl"), other)}
 
     assert len(digests) == 2
 
@@ -115,7 +116,7 @@ def test_a_processor_that_spells_numbers_for_video_shows_images_without_what_spe
     made = prompt(HfTokenizer(checkpoint_of("smolvlm"), HfTokenizerSettings()), plain(64, 48))
 
     assert made.token_ids == expected.token_ids
-    assert made.images[0].digest == expected.images[0].digest
+    assert made.media[0].digest == expected.media[0].digest
     assert processing_smolvlm.num2words is None, "whoever else asks for video is told the truth"
 
 
@@ -154,7 +155,7 @@ def test_the_report_says_what_was_done_to_the_picture(
     more: dict[str, object],
 ) -> None:
     width, height = size
-    transform = prompt(tokenizer_of(name), plain(width, height)).images[0].transform
+    transform = prompt(tokenizer_of(name), plain(width, height)).media[0].transform
 
     assert transform == Transform(
         source_size=(height, width),
@@ -173,7 +174,7 @@ def test_a_mark_in_the_picture_is_where_the_report_says(
     """A white square, found again in the arrays at the place that the report computes."""
     pixels = np.zeros((80, 80, 3), dtype=np.uint8)
     pixels[36:52, 24:40] = 255
-    slot = prompt(tokenizer_of(name), Image.open(pixels)).images[0]
+    slot = prompt(tokenizer_of(name), Image.open(pixels)).media[0]
     if name == "qwen2_vl":
         found = _unpatched(slot.inputs, 14, 2)
     else:
@@ -245,8 +246,8 @@ def test_a_turned_picture_is_seen_upright_and_the_report_says_so(
     exif = PIL.Image.Exif()
     exif[0x0112] = 6  # "turn a quarter clockwise"
     turned.save(tmp_path / "turned.png", exif=exif)
-    one = prompt(tokenizer_of(name), Image.open(upright)).images[0]
-    other = prompt(tokenizer_of(name), Image.open(tmp_path / "turned.png")).images[0]
+    one = prompt(tokenizer_of(name), Image.open(upright)).media[0]
+    other = prompt(tokenizer_of(name), Image.open(tmp_path / "turned.png")).media[0]
 
     assert other.digest == one.digest
     np.testing.assert_array_equal(
@@ -270,5 +271,5 @@ def test_threads_that_prepare_different_pictures_do_not_mix_them(
     for number, other in enumerate(made):
         same = expected[number % len(images)]
         assert other.token_ids == same.token_ids
-        for key, array in same.images[0].inputs.items():
-            np.testing.assert_array_equal(np.asarray(other.images[0].inputs[key]), array)
+        for key, array in same.media[0].inputs.items():
+            np.testing.assert_array_equal(np.asarray(other.media[0].inputs[key]), array)

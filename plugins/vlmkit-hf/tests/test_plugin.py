@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import zoo
-from vlmkit import plugins
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
 from vlmkit.errors import CheckpointError
-from vlmkit.image import Image
-from vlmkit.message import Message
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins import loader
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_hf import hub, plugin
 from vlmkit_hf.tokenizer import HfTokenizer
 
@@ -22,9 +22,9 @@ WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = sys.modules["torchvision"] = None  # as if they were not installed
 from pathlib import Path
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.image import Image
-from vlmkit.message import Message
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
 image = Image.open(sys.argv[1])
@@ -32,7 +32,7 @@ made = {}
 for folder in sys.argv[2:]:
     tokenizer = HfTokenizer(Checkpoint("m", Path(folder)), HfTokenizerSettings())
     prompt = tokenizer.prompt([Message.of("user", "What is it?", [image])])
-    made[folder] = [prompt.token_ids, [slot.digest.hex() for slot in prompt.images]]
+    made[folder] = [prompt.token_ids, [slot.digest.hex() for slot in prompt.media]]
 assert sys.modules["torch"] is None
 print(json.dumps(made))
 """
@@ -45,7 +45,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 def test_the_loader_finds_a_tokenizer_and_a_source_of_models() -> None:
-    found = plugins.load()
+    found = loader.load()
 
     assert "vlmkit-hf" not in found.broken
     assert "hf" in {provider.name for provider in found.tokenizers}
@@ -80,13 +80,13 @@ def test_every_vision_family_works_without_torch(
     for name, folder in folders.items():
         messages = [Message.of("user", "What is it?", [Image.open(picture)])]
         prompt = tokenizer_of(name).prompt(messages)
-        digests = [slot.digest.hex() for slot in prompt.images]
+        digests = [slot.digest.hex() for slot in prompt.media]
         assert made[folder] == [list(prompt.token_ids), digests], name
 
 
 def test_a_folder_without_a_tokenizer_is_objected_to(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    provider = plugins.load().tokenizers.get("hf")
+    provider = loader.load().tokenizers.get("hf")
 
     assert provider.cannot_serve(Checkpoint("m", tmp_path)) == (
         "the model's folder has no tokenizer.json"
@@ -99,7 +99,7 @@ def test_a_broken_tokenizer_is_a_checkpoint_error(tmp_path: Path) -> None:
     context = BuildContext("m", Checkpoint("m", tmp_path), plugin.HfTokenizerSettings())
 
     with pytest.raises(CheckpointError, match="model 'm' has no tokenizer that transformers can"):
-        plugins.load().tokenizers.get("hf").build(context)
+        loader.load().tokenizers.get("hf").build(context)
 
 
 @pytest.mark.parametrize("reference", ["org/name", "Qwen/Qwen2.5-VL-3B-Instruct", "a/b_c.d"])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import zoo
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import ImagePart, Message, Role, TextPart
 from vlmkit.errors import RequestError
-from vlmkit.image import Image
-from vlmkit.message import ImagePart, Message, Role, TextPart
 from vlmkit_hf.tokenizer import HfTokenizer
 
 ALL = [*zoo.NAMES_VISION, *zoo.NAMES_TEXT]
@@ -115,7 +115,7 @@ def test_each_images_arrays_equal_the_reference_for_that_image(
     pictures = [zoo.picture(1, 60, 60), zoo.picture(2, 84, 40)]
     prompt = tokenizer_of(name).prompt(ours([("user", [*pictures, "What?"])]))
 
-    for picture, slot in zip(pictures, prompt.images, strict=True):
+    for picture, slot in zip(pictures, prompt.media, strict=True):
         messages, images = theirs(name, [("user", [picture, "What?"])])
         expected = zoo.reference(name, messages, images)
         assert "pixel_values" in slot.inputs
@@ -130,7 +130,7 @@ def test_the_images_of_one_call_are_those_of_the_single_ones(
 ) -> None:
     pictures = [zoo.picture(1, 60, 60), zoo.picture(2, 84, 40)]
     turns: list[Turn] = [("user", [*pictures, "What?"])]
-    slots = tokenizer_of(name).prompt(ours(turns)).images
+    slots = tokenizer_of(name).prompt(ours(turns)).media
     whole = zoo.reference(name, *theirs(name, turns))
 
     for key in slots[0].inputs:
@@ -156,10 +156,10 @@ def test_a_slot_holds_all_tokens_of_its_image_and_as_many_placeholders_as_featur
     placeholder = config.get("image_token_id", config.get("image_token_index"))
     prompt = tokenizer.prompt(ours([("user", [zoo.picture(1), "or", zoo.picture(2, 90, 40)])]))
 
-    for slot in prompt.images:
+    for slot in prompt.media:
         inside = prompt.token_ids[slot.start : slot.stop]
         assert inside.count(placeholder) == slot.num_features
-    inside_all = sum(slot.num_features for slot in prompt.images)
+    inside_all = sum(slot.num_features for slot in prompt.media)
     assert prompt.token_ids.count(placeholder) == inside_all
     assert placeholder in tokenizer.banned_ids
 

@@ -95,3 +95,23 @@ def test_a_tool_that_is_nested_too_deeply_is_refused() -> None:
 
     with pytest.raises(RequestError, match="nested over 32 levels"):
         StandIns().hide_json(tool)
+
+
+def test_thousands_of_ids_cost_no_more_than_their_length() -> None:
+    stand_ins = StandIns()
+    ids = [f"call{number:05d}{'x' * 500}" for number in range(4_000)]
+    rendered = "".join(f"<call>{stand_ins.hide_id(text)}{stand_ins.hide('f')}\n" for text in ids)
+
+    segments = stand_ins.restore(rendered)  # minutes, if each were looked for by itself
+
+    assert [segment.text for segment in segments if segment.is_client][::2] == ids
+
+
+@pytest.mark.parametrize("change", ["[:-1]", "[1:]"])
+def test_a_template_that_damages_an_id_is_noticed(change: str) -> None:
+    stand_ins = StandIns()
+    template = ChatTemplate("{{ messages[0].content" + change + " }}", {}, "m")
+    rendered = template.render([{"content": stand_ins.hide_id("call0123456789")}])
+
+    with pytest.raises(RequestError, match="rewrites what messages say"):
+        stand_ins.restore(rendered)

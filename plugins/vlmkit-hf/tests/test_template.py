@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.ask.message import Message, TextPart
 from vlmkit.errors import CheckpointError, ConfigError, RequestError
-from vlmkit.message import Message, TextPart
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.template import ChatTemplate
 from vlmkit_hf.tokenizer import HfTokenizer
@@ -157,8 +157,8 @@ def test_a_vision_template_that_wants_plain_text_gets_placeholders_in_it(
     checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     import zoo
-    from vlmkit.image import Image
-    from vlmkit.message import ImagePart
+    from vlmkit.ask.image import Image
+    from vlmkit.ask.message import ImagePart
 
     path = tmp_path / "plain.jinja"
     path.write_text("{% for message in messages %}Q: {{ message['content'] }} A:{% endfor %}")
@@ -166,5 +166,5 @@ def test_a_vision_template_that_wants_plain_text_gets_placeholders_in_it(
     parts = (TextPart("Look "), ImagePart(Image.open(zoo.picture(1))), TextPart(" here"))
     prompt = tokenizer.prompt([Message("user", parts)])
 
-    assert len(prompt.images) == 1
+    assert len(prompt.media) == 1
     assert tokenizer.decode(prompt.token_ids).split() == ["Q:", "Look", "here", "A:"]

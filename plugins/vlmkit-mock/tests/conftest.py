@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from vlmkit.image import Image
-from vlmkit.message import Message
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import ImageFeatures
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Prompt
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 
@@ -18,8 +18,8 @@ class Side:
     def prompt(self, text: str, *images: Image) -> Prompt:
         return MockTokenizer().prompt([Message.of("user", text, images)])
 
-    def features(self, prompt: Prompt) -> Mapping[int, ImageFeatures]:
-        return dict(enumerate(MockVisionEncoder().encode(prompt.images)))
+    def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:
+        return dict(enumerate(MockVisionEncoder().encode(prompt.media)))
 
 
 @pytest.fixture

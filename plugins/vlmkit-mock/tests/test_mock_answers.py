@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from vlmkit.ask.message import Message
 from vlmkit.errors import EngineError, RequestError
-from vlmkit.message import Message
+from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
-from vlmkit.prompt import Prompt
+from vlmkit.seams.prompt import Prompt
 from vlmkit.testing import picture
 from vlmkit_mock.answer import answer_to
 from vlmkit_mock.engine import MockEngine
@@ -18,22 +19,24 @@ from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 def assemble(
     engine: MockEngineSettings | None = None, encoder: MockEncoderSettings | None = None
-) -> Pipeline:
-    return Pipeline(
-        tokenizer=MockTokenizer(),
-        vision_encoder=MockVisionEncoder(encoder),
-        engine=MockEngine(engine),
-        name="mock",
+) -> Model:
+    return Model(
+        Pipeline(
+            tokenizer=MockTokenizer(),
+            media_encoder=MockVisionEncoder(encoder),
+            engine=MockEngine(engine),
+            name="mock",
+        )
     )
 
 
 @pytest.fixture
-def model() -> Iterator[Pipeline]:
-    with assemble() as pipeline:
-        yield pipeline
+def model() -> Iterator[Model]:
+    with assemble() as loaded:
+        yield loaded
 
 
-def test_it_repeats_the_last_user_text(model: Pipeline) -> None:
+def test_it_repeats_the_last_user_text(model: Model) -> None:
     messages = [
         Message.of("system", "Be brief."),
         Message.of("user", "first"),
@@ -43,7 +46,7 @@ def test_it_repeats_the_last_user_text(model: Pipeline) -> None:
     assert model.generate(messages).text == "third 👍"
 
 
-def test_it_names_the_size_and_digest_of_every_image(model: Pipeline) -> None:
+def test_it_names_the_size_and_digest_of_every_image(model: Model) -> None:
     images = [picture(48, 64, seed=1), picture(30, 20, seed=2)]
     digests = [image.digest.hex()[:16] for image in images]
     assert model.generate("What?", images=images).text == (
@@ -51,21 +54,21 @@ def test_it_names_the_size_and_digest_of_every_image(model: Pipeline) -> None:
     )
 
 
-def test_a_directive_scripts_the_text(model: Pipeline) -> None:
+def test_a_directive_scripts_the_text(model: Model) -> None:
     assert model.generate('{"mock": {"text": "grüß dich"}}').text == "grüß dich"
 
 
-def test_a_directive_may_stand_beside_an_image(model: Pipeline) -> None:
+def test_a_directive_may_stand_beside_an_image(model: Model) -> None:
     assert model.generate('{"mock": {"text": "seen"}}', images=[picture()]).text == "seen"
 
 
 @pytest.mark.parametrize(("tokens", "text"), [(0, ""), (2, "ab"), (7, "abcabca")])
-def test_a_directive_sets_the_number_of_tokens(model: Pipeline, tokens: int, text: str) -> None:
+def test_a_directive_sets_the_number_of_tokens(model: Model, tokens: int, text: str) -> None:
     said = f'{{"mock": {{"text": "abc", "tokens": {tokens}}}}}'
     assert model.generate(said).text == text
 
 
-def test_an_empty_text_ends_at_once(model: Pipeline) -> None:
+def test_an_empty_text_ends_at_once(model: Model) -> None:
     answer = model.generate('{"mock": {"text": ""}}')
     assert (answer.text, answer.choices[0].finish_reason) == ("", "stop")
 
@@ -80,20 +83,21 @@ def test_an_empty_text_ends_at_once(model: Pipeline) -> None:
         '{"mock": {"text": "secret"',
     ],
 )
-def test_a_wrong_directive_is_refused_without_repeating_it(model: Pipeline, directive: str) -> None:
+def test_a_wrong_directive_is_refused_without_repeating_it(model: Model, directive: str) -> None:
     with pytest.raises(RequestError) as error:
         model.generate(directive)
     assert str(error.value) == "the mock directive is not valid"
     assert error.value.hint == (
-        "a JSON object of text, tokens, prefill_latency_s, latency_s, fail_at_token, crash_at_token"
+        "a JSON object of text, reasoning, calls, tokens, prefill_latency_s, latency_s, "
+        "fail_at_token, crash_at_token"
     )
 
 
-def test_text_that_only_resembles_a_directive_is_text(model: Pipeline) -> None:
+def test_text_that_only_resembles_a_directive_is_text(model: Model) -> None:
     assert model.generate('say {"mock": {}}').text == 'say {"mock": {}}'
 
 
-def test_an_answer_fails_at_its_token_and_no_other_does(model: Pipeline) -> None:
+def test_an_answer_fails_at_its_token_and_no_other_does(model: Model) -> None:
     streams = [
         model.submit(model.request(f'{{"mock": {{"text": "abcdef"{rest}}}}}'))
         for rest in ("", ', "fail_at_token": 3', "")
@@ -111,12 +115,12 @@ def test_an_answer_fails_at_its_token_and_no_other_does(model: Pipeline) -> None
     assert model.generate("still here").text == "still here"
 
 
-def test_an_answer_may_fail_before_its_first_token(model: Pipeline) -> None:
+def test_an_answer_may_fail_before_its_first_token(model: Model) -> None:
     with pytest.raises(EngineError, match="the mock was told to fail at token 0"):
         model.generate('{"mock": {"fail_at_token": 0}}')
 
 
-def test_a_crash_ends_this_answer_and_every_later_one(model: Pipeline) -> None:
+def test_a_crash_ends_this_answer_and_every_later_one(model: Model) -> None:
     with pytest.raises(EngineError):
         model.generate('{"mock": {"text": "abc", "crash_at_token": 1}}')
     with pytest.raises(EngineError):
@@ -136,12 +140,12 @@ def test_a_picture_of_the_chosen_size_makes_the_encoder_fail() -> None:
         assert model.generate("hello", images=[picture(20, 30)]).text.endswith("hello")
 
 
-def test_an_answer_goes_round_where_its_end_is_not_allowed(model: Pipeline) -> None:
+def test_an_answer_goes_round_where_its_end_is_not_allowed(model: Model) -> None:
     answer = model.generate('{"mock": {"text": "abc"}}', min_tokens=8, max_tokens=20)
     assert answer.text == "abcabcab"
 
 
-def test_log_probabilities_are_finite_and_the_script_is_nearly_certain(model: Pipeline) -> None:
+def test_log_probabilities_are_finite_and_the_script_is_nearly_certain(model: Model) -> None:
     choice = model.generate("abc", logprobs=True, top_logprobs=5, temperature=2.0).choices[0]
     assert choice.text == "abc"
     assert all(s.logprob is not None and -0.01 < s.logprob <= 0 for s in choice.samples)

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from vlmkit.message import Message
-from vlmkit.prompt import ImageSlot, Prompt
-from vlmkit.protocols import ImageFeatures
+from vlmkit.ask.message import Message
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.testing import (
     EngineContract,
+    MediaEncoderContract,
     TokenizerContract,
-    VisionEncoderContract,
     awkward_pictures,
     picture,
 )
@@ -16,10 +16,13 @@ from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
-from vlmkit_mock.vocabulary import SPECIAL_TOKENS
+from vlmkit_mock.vocabulary import REASONING, REASONING_END, SPECIAL_TOKENS
 
 
 class TestMockTokenizer(TokenizerContract):
+    def reasoning_marks(self) -> tuple[list[int], list[int]]:
+        return [REASONING], [REASONING_END]
+
     def make(self) -> MockTokenizer:
         return MockTokenizer()
 
@@ -27,15 +30,15 @@ class TestMockTokenizer(TokenizerContract):
         return list(SPECIAL_TOKENS)
 
 
-class TestMockVisionEncoder(VisionEncoderContract):
+class TestMockVisionEncoder(MediaEncoderContract):
     atol = 0.0
 
     def make(self) -> MockVisionEncoder:
         return MockVisionEncoder()
 
-    def slots(self) -> list[ImageSlot]:
+    def slots(self) -> list[MediaSlot]:
         message = Message.of("user", "?", [picture(), picture(seed=1), *awkward_pictures()])
-        return list(MockTokenizer().prompt([message]).images)
+        return list(MockTokenizer().prompt([message]).media)
 
 
 class TestMockEngine(EngineContract):
@@ -58,8 +61,8 @@ class TestMockEngine(EngineContract):
         ]
         return [MockTokenizer().prompt(messages) for messages in conversations]
 
-    def features(self, prompt: Prompt) -> Mapping[int, ImageFeatures]:
-        return dict(enumerate(MockVisionEncoder().encode(prompt.images)))
+    def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:
+        return dict(enumerate(MockVisionEncoder().encode(prompt.media)))
 
     def twins(self) -> tuple[Prompt, Prompt]:
         question = "a question that is longer than a block"

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from vlmkit.errors import ConfigError, EngineError
-from vlmkit.prompt import Prompt
-from vlmkit.sequence import Sequence
-from vlmkit.step import WorkItem
+from vlmkit.seams.prompt import Prompt, PromptPlan
+from vlmkit.seams.step import WorkItem
 from vlmkit.testing import EngineHost, picture
+from vlmkit.testing.engine_host import item_of
+from vlmkit.testing.engine_sequence import EngineSequence
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.vision_encoder import MockVisionEncoder
@@ -29,14 +30,14 @@ def host(engine: MockEngine, side: Any) -> EngineHost:
 
 
 @pytest.fixture
-def sequence(host: EngineHost, side: Any) -> Sequence:
+def sequence(host: EngineHost, side: Any) -> EngineSequence:
     made = host.sequence(side.prompt("hello there"))
     assert host.admit(made) == 0
     return made
 
 
-def whole(sequence: Sequence) -> WorkItem:
-    return WorkItem(sequence, 0, len(sequence), wants_logits=True)
+def whole(sequence: EngineSequence) -> WorkItem:
+    return item_of(sequence, 0, len(sequence), num_rows=1)
 
 
 def test_a_sequence_that_is_not_admitted_cannot_run(host: EngineHost, side: Any) -> None:
@@ -45,12 +46,12 @@ def test_a_sequence_that_is_not_admitted_cannot_run(host: EngineHost, side: Any)
         host.step([whole(stranger)])
 
 
-def test_a_sequence_is_admitted_once(host: EngineHost, sequence: Sequence) -> None:
+def test_a_sequence_is_admitted_once(host: EngineHost, sequence: EngineSequence) -> None:
     with pytest.raises(EngineError, match="is admitted already"):
         host.admit(sequence)
 
 
-def test_a_sequence_is_released_once(engine: MockEngine, sequence: Sequence) -> None:
+def test_a_sequence_is_released_once(engine: MockEngine, sequence: EngineSequence) -> None:
     engine.release(sequence)
     with pytest.raises(EngineError, match="is not admitted"):
         engine.release(sequence)
@@ -61,25 +62,25 @@ def test_a_sequence_that_is_too_long_is_refused(host: EngineHost) -> None:
         host.admit(host.sequence(Prompt((1,) * 101)))
 
 
-def test_no_token_may_be_skipped(host: EngineHost, sequence: Sequence) -> None:
+def test_no_token_may_be_skipped(host: EngineHost, sequence: EngineSequence) -> None:
     with pytest.raises(EngineError, match="token 3 runs, but only 0 are computed"):
-        host.step([WorkItem(sequence, 3, 1, wants_logits=False)])
+        host.step([item_of(sequence, 3, 1)])
 
 
-def test_a_token_that_does_not_exist_cannot_run(host: EngineHost, sequence: Sequence) -> None:
+def test_a_token_that_does_not_exist_cannot_run(host: EngineHost, sequence: EngineSequence) -> None:
     with pytest.raises(EngineError, match=f"it has no token {len(sequence)}"):
-        host.step([WorkItem(sequence, 0, len(sequence) + 1, wants_logits=True)])
+        host.step([item_of(sequence, 0, len(sequence) + 1, num_rows=1)])
 
 
-def test_a_token_needs_room(host: EngineHost, sequence: Sequence) -> None:
+def test_a_token_needs_room(host: EngineHost, sequence: EngineSequence) -> None:
     host.prefill(sequence)
     host.decode(sequence, 1)
-    sequence.output_ids.append(2)
+    sequence.answer.append(2)
     num_tokens = len(sequence)
     with pytest.raises(
         EngineError, match=f"token {num_tokens - 1} runs, but room is for {num_tokens - 1}"
     ):
-        host.step([WorkItem(sequence, num_tokens - 1, 1, wants_logits=True)])
+        host.step([item_of(sequence, num_tokens - 1, 1, num_rows=1)])
 
 
 @pytest.mark.parametrize("num_tokens", [0, 65])
@@ -87,10 +88,10 @@ def test_a_chunk_has_bounds(host: EngineHost, num_tokens: int) -> None:
     sequence = host.sequence(Prompt((1,) * 90))
     assert host.admit(sequence) == 0
     with pytest.raises(EngineError, match=rf"a chunk of {num_tokens} tokens is not in \[1, 64\]"):
-        host.step([WorkItem(sequence, 0, num_tokens, wants_logits=False)])
+        host.step([item_of(sequence, 0, num_tokens)])
 
 
-def test_a_sequence_has_one_item_in_a_step(host: EngineHost, sequence: Sequence) -> None:
+def test_a_sequence_has_one_item_in_a_step(host: EngineHost, sequence: EngineSequence) -> None:
     with pytest.raises(EngineError, match="two items in one step"):
         host.step([whole(sequence), whole(sequence)])
 
@@ -106,7 +107,7 @@ def test_an_image_needs_its_features(host: EngineHost, side: Any) -> None:
 def test_an_image_needs_its_own_features(host: EngineHost, side: Any) -> None:
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
-    other = side.prompt("?", picture(seed=1)).images
+    other = side.prompt("?", picture(seed=1)).media
     sequence.features[0] = MockVisionEncoder().encode(other)[0]
     with pytest.raises(EngineError, match="image 0 has the features of another picture"):
         host.step([whole(sequence)])
@@ -124,17 +125,47 @@ def test_an_atomic_image_is_never_cut(side: Any) -> None:
     host = EngineHost(MockEngine(MockEngineSettings(images_are_atomic=True)), side.features)
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
-    span = sequence.atomic_spans[0]
+    span = sequence.plan.spans[0]
     with pytest.raises(EngineError, match=r"a chunk cuts the atomic span \[2, 8\)"):
-        host.step([WorkItem(sequence, 0, span.start + 1, wants_logits=False)])
+        host.step([item_of(sequence, 0, span.start + 1)])
 
 
-def test_a_sequence_states_its_atomic_spans(side: Any) -> None:
-    host = EngineHost(MockEngine(MockEngineSettings(images_are_atomic=True)), side.features)
-    sequence = host.sequence(side.prompt("?", picture()))
-    sequence.atomic_spans = ()
-    with pytest.raises(EngineError, match="does not state its atomic spans"):
+def test_a_prompt_that_was_not_read_is_not_admitted(host: EngineHost, side: Any) -> None:
+    sequence = host.sequence(side.prompt("hello"))
+    sequence.plan = PromptPlan()
+    with pytest.raises(EngineError, match="was not read"):
         host.admit(sequence)
+
+
+def test_more_rows_than_tokens_are_not_to_be_had(
+    host: EngineHost, sequence: EngineSequence
+) -> None:
+    with pytest.raises(EngineError, match="2 rows of 1 tokens are not to be had"):
+        host.step([item_of(sequence, 0, 1, num_rows=2)])
+
+
+def test_drafts_follow_the_newest_token(host: EngineHost, sequence: EngineSequence) -> None:
+    with pytest.raises(EngineError, match="drafts do not follow the newest token"):
+        host.step([item_of(sequence, 0, 3, num_rows=1, drafts=(1, 2))])
+
+
+def test_only_what_was_computed_can_be_committed(
+    host: EngineHost, engine: MockEngine, sequence: EngineSequence
+) -> None:
+    host.prefill(sequence)
+    item = host.next_item(sequence, 1, drafts=(2,))
+    host.step([item])
+    sequence.answer.append(3)  # not the draft
+    with pytest.raises(EngineError, match="commits tokens that were not computed"):
+        engine.commit(sequence, len(sequence))
+
+
+def test_what_was_committed_cannot_be_given_up(
+    host: EngineHost, engine: MockEngine, sequence: EngineSequence
+) -> None:
+    host.prefill(sequence)
+    with pytest.raises(EngineError, match="gives up tokens that were committed"):
+        engine.truncate(sequence, len(sequence) - 1)
 
 
 def test_kinds_are_not_mixed_unless_the_engine_says_so(side: Any) -> None:
@@ -148,7 +179,7 @@ def test_kinds_are_not_mixed_unless_the_engine_says_so(side: Any) -> None:
 
 
 def test_a_cell_that_somebody_overwrote_is_found(
-    host: EngineHost, engine: MockEngine, sequence: Sequence
+    host: EngineHost, engine: MockEngine, sequence: EngineSequence
 ) -> None:
     host.prefill(sequence)
     engine._cells = [value + 1 for value in engine._cells]
@@ -160,15 +191,17 @@ def test_a_shared_prefix_that_somebody_overwrote_is_found(
     host: EngineHost, engine: MockEngine
 ) -> None:
     prompt = Prompt(tuple(range(40)))
-    first = host.sequence(prompt, tenant="a")
+    first = host.sequence(prompt, scope=b"a")
     host.admit(first)
     host.prefill(first)
     engine._cells = [value + 1 for value in engine._cells]
     with pytest.raises(EngineError, match="the cache holds something else at token 0"):
-        host.admit(host.sequence(prompt, tenant="a"))
+        host.admit(host.sequence(prompt, scope=b"a"))
 
 
-def test_a_failed_step_changes_nothing(host: EngineHost, side: Any, sequence: Sequence) -> None:
+def test_a_failed_step_changes_nothing(
+    host: EngineHost, side: Any, sequence: EngineSequence
+) -> None:
     failing = host.sequence(side.prompt('{"mock": {"fail_at_token": 0}}'))
     assert host.admit(failing) == 0
     with pytest.raises(EngineError, match="the mock was told to fail at token 0"):
@@ -176,7 +209,9 @@ def test_a_failed_step_changes_nothing(host: EngineHost, side: Any, sequence: Se
     assert host.step([whole(sequence)])[0].argmax() == ord("h")
 
 
-def test_a_crashed_engine_stays_broken(host: EngineHost, side: Any, sequence: Sequence) -> None:
+def test_a_crashed_engine_stays_broken(
+    host: EngineHost, side: Any, sequence: EngineSequence
+) -> None:
     crashing = host.sequence(side.prompt('{"mock": {"crash_at_token": 0}}'))
     assert host.admit(crashing) == 0
     for item in (whole(crashing), whole(sequence)):
@@ -185,7 +220,7 @@ def test_a_crashed_engine_stays_broken(host: EngineHost, side: Any, sequence: Se
 
 
 def test_a_closed_engine_refuses_everything(
-    host: EngineHost, engine: MockEngine, sequence: Sequence
+    host: EngineHost, engine: MockEngine, sequence: EngineSequence
 ) -> None:
     engine.close()
     for call in (
@@ -197,7 +232,7 @@ def test_a_closed_engine_refuses_everything(
             call()
 
 
-def test_an_engine_belongs_to_one_thread(host: EngineHost, sequence: Sequence) -> None:
+def test_an_engine_belongs_to_one_thread(host: EngineHost, sequence: EngineSequence) -> None:
     errors: list[Exception] = []
 
     def run() -> None:
@@ -213,7 +248,7 @@ def test_an_engine_belongs_to_one_thread(host: EngineHost, sequence: Sequence) -
 
 
 def test_a_released_sequence_gives_all_room_back(
-    engine: MockEngine, host: EngineHost, sequence: Sequence
+    engine: MockEngine, host: EngineHost, sequence: EngineSequence
 ) -> None:
     assert engine.num_free_tokens == 112
     host.prefill(sequence)

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit import plugins
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError, PluginUnavailable
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins import loader
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_mock.engine import MockEngine
 
 
 @pytest.fixture
-def offered() -> plugins.Plugins:
+def offered() -> loader.Plugins:
     entries = importlib.metadata.entry_points(group="vlmkit", name="mock")
-    found = plugins.load(entry_points=list(entries))
+    found = loader.load(entry_points=list(entries))
     assert found.broken == {}
     return found
 
 
 @pytest.fixture
-def model(offered: plugins.Plugins) -> Checkpoint:
+def model(offered: loader.Plugins) -> Checkpoint:
     return offered.models.build("auto", {}, BuildContext("mock"))
 
 
@@ -31,16 +31,16 @@ def test_the_model_is_a_folder_of_the_package(model: Checkpoint) -> None:
     assert (model.name, model.model_type) == ("mock", "mock")
 
 
-def test_auto_finds_every_part_of_the_model(offered: plugins.Plugins, model: Checkpoint) -> None:
+def test_auto_finds_every_part_of_the_model(offered: loader.Plugins, model: Checkpoint) -> None:
     context = BuildContext("mock", model)
-    assert offered.tokenizers.build("auto", {}, context).vocab_size == 265
-    assert offered.vision_encoders.build("auto", {}, context).identity == "vlmkit-mock 1"
+    assert offered.tokenizers.build("auto", {}, context).vocab_size == 269
+    assert offered.media_encoders.build("auto", {}, context).identity == "vlmkit-mock 1"
     engine = offered.engines.build("auto", {"capacity_tokens": 64}, context)
     assert isinstance(engine, MockEngine)
     assert engine.limits.capacity_tokens == 64
 
 
-def test_it_serves_no_other_model(offered: plugins.Plugins, tmp_path: Path) -> None:
+def test_it_serves_no_other_model(offered: loader.Plugins, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llava"}')
     context = BuildContext("llava", Checkpoint("llava", tmp_path))
     with pytest.raises(PluginUnavailable, match="it serves only the packaged model 'mock'"):
@@ -49,7 +49,7 @@ def test_it_serves_no_other_model(offered: plugins.Plugins, tmp_path: Path) -> N
         offered.models.build("mock", {}, BuildContext("llava"))
 
 
-def test_a_misspelt_setting_is_refused(offered: plugins.Plugins, model: Checkpoint) -> None:
+def test_a_misspelt_setting_is_refused(offered: loader.Plugins, model: Checkpoint) -> None:
     with pytest.raises(ConfigError, match="engine 'mock' has no setting 'latency'") as error:
         offered.engines.build("mock", {"latency": 1}, BuildContext("mock", model))
     assert error.value.hint == "did you mean 'latency_s'?"

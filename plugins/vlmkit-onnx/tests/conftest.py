@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit_onnx.layout import VisionGraph
-from vlmkit_onnx.session import open_session
+from vlmkit_onnx.folder.layout import VisionGraph
+from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 

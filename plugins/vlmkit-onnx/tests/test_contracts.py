@@ -8,9 +8,10 @@ import pytest
 pytest.importorskip("torch")  # which exports the models
 
 from parity.contracts import EncoderOnFamily, EngineOnFamily, OnFamily
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.protocols import Engine, VisionEncoder
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit_onnx.build import build_encoder, build_engine
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
@@ -24,7 +25,7 @@ class OnOnnx(OnFamily):
     def _folder(self, one_thread: None, exported: Callable[..., Path]) -> None:
         self.checkpoint = Checkpoint(self.family, exported(self.family, self.precision))
 
-    def make_encoder(self) -> VisionEncoder:
+    def make_encoder(self) -> MediaEncoder:
         return build_encoder(BuildContext("", self.checkpoint, EncoderSettings(num_threads=1)))
 
 

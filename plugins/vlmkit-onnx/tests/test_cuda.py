@@ -11,14 +11,14 @@ pytest.importorskip("torch")  # which exports the models
 
 from pretend import onnx_cuda
 from pretend.steps import logits_of
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.build import build_engine
-from vlmkit_onnx.decoder import Tokens
-from vlmkit_onnx.runtime import onnxruntime
+from vlmkit_onnx.decoders.decoder import Tokens
+from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
+from vlmkit_onnx.sessions.runtime import onnxruntime
 from vlmkit_onnx.settings import EngineSettings
-from vlmkit_onnx.slots_decoder import SlotsDecoder
 
 pytestmark = pytest.mark.torch
 

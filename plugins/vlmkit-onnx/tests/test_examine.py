@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable, VlmkitError
-from vlmkit.registry import BuildContext
-from vlmkit_onnx import build, export_cache, products
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit_onnx import build
+from vlmkit_onnx.folder import export_cache
+from vlmkit_onnx.sessions import products
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
 vlmkit_demo = pytest.importorskip("vlmkit_demo")

@@ -4,18 +4,21 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 import types
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from packaging.requirements import Requirement
 
-from vlmkit import content
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import PluginUnavailable
-from vlmkit_onnx import export_cache, manifest, refusal
-from vlmkit_onnx.export_cache import cached_export, cached_folder, cached_tower, finished
-from vlmkit_onnx.manifest import Manifest
+from vlmkit.kit import content
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_onnx.export_once import cached_export, cached_tower
+from vlmkit_onnx.folder import export_cache, manifest, refusal
+from vlmkit_onnx.folder.export_cache import cached_folder, finished
+from vlmkit_onnx.folder.manifest import Manifest
 
 
 @pytest.fixture
@@ -80,8 +83,8 @@ def test_an_export_is_found_again_without_torch(checkpoint: Checkpoint) -> None:
     manifest.write(folder, _manifest())
     program = (
         "import sys; from pathlib import Path\n"
-        "from vlmkit.checkpoint import Checkpoint\n"
-        "from vlmkit_onnx.export_cache import cached_export\n"
+        "from vlmkit.kit.checkpoint import Checkpoint\n"
+        "from vlmkit_onnx.export_once import cached_export\n"
         "print(cached_export(Checkpoint('tiny', Path(sys.argv[1])), 'w8a8', print))\n"
         "assert not {'torch', 'transformers', 'onnxruntime'} & set(sys.modules)\n"
     )
@@ -174,6 +177,12 @@ def test_without_the_exporter_each_half_is_served_by_its_own_export_only(
     is_tower = part == "tower"
     assert refusal.engine_cannot_serve(checkpoint) == (refused if is_tower else None)
     assert refusal.encoder_cannot_serve(checkpoint) == (None if is_tower else refused)
+
+
+def test_what_installs_the_exporter_brings_what_it_needs() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    named = {Requirement(text).name for text in project["optional-dependencies"]["export"]}
+    assert {name.replace("_", "-") for name in export_cache.EXPORTER_NEEDS} == named
 
 
 def _manifest() -> Manifest:

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from vlmkit.errors import PluginUnavailable
-from vlmkit_onnx import export_cache, manifest
 from vlmkit_onnx.export.command import Progress, export
+from vlmkit_onnx.folder import export_cache, manifest
 
 
 def test_without_the_exporters_packages_it_says_what_to_install(

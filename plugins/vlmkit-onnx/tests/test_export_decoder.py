@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit_onnx import manifest
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.pooling import Pooling, read_pooling
+from vlmkit_onnx.folder import manifest
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -29,7 +30,7 @@ from vlmkit_onnx.export.check import check  # noqa: E402
 from vlmkit_onnx.export.decoder import export_decoder  # noqa: E402
 from vlmkit_onnx.export.exporter import export  # noqa: E402
 from vlmkit_onnx.export.views import Parts  # noqa: E402
-from vlmkit_onnx.families import family_of  # noqa: E402
+from vlmkit_onnx.prompts.families import family_of  # noqa: E402
 
 # Every family of the zoo is exported by tests/parity, which compares the whole pipeline.
 FURTHER = {
@@ -176,8 +177,12 @@ def test_an_export_is_a_folder_that_tells_all(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:
     stages: list[str] = []
-    made = export(checkpoint("llama", "bfloat16"), tmp_path / "out", "w8a8", stages.append)
+    source = checkpoint("llama", "bfloat16")
+    (source.path / "1_Pooling").mkdir(exist_ok=True)
+    (source.path / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    made = export(source, tmp_path / "out", "w8a8", stages.append)
     folder = tmp_path / "out"
+    assert read_pooling(Checkpoint("copy", folder)) == Pooling("mean")
     assert manifest.read(folder) == made
     assert made.precision == "w8a8"
     assert made.is_batch_invariant

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, helper
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx import external_data
-from vlmkit_onnx.runtime import onnxruntime
+from vlmkit_onnx.folder import external_data
+from vlmkit_onnx.sessions.runtime import onnxruntime
 
 pytestmark = pytest.mark.posix
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import CheckpointError, EngineError
-from vlmkit.prompt import ImageSlot, Prompt
-from vlmkit_onnx.families import Positions, family_of
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit_onnx.prompts.families import Positions, family_of
 
 zoo = pytest.importorskip("zoo", exc_type=ImportError)
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -31,7 +31,7 @@ def prompt_of(pieces: list[tuple[int, tuple[int, int, int]]], tail: int) -> Prom
         ids += range(length)
         rows = time * height * width
         grid = np.array([[time, height * 2, width * 2]])
-        slots.append(ImageSlot(len(ids), len(ids) + rows, b"", {"image_grid_thw": grid}, rows))
+        slots.append(MediaSlot(len(ids), len(ids) + rows, b"", {"image_grid_thw": grid}, rows))
         ids += [IMAGE] * rows
     return Prompt((*ids, *range(tail)), tuple(slots))
 
@@ -68,7 +68,7 @@ def test_positions_of_any_prompt_are_those_of_the_family(
 
     prompt = prompt_of(pieces, tail)
     ids = torch.tensor([prompt.token_ids])
-    grid = torch.tensor(np.concatenate([slot.inputs["image_grid_thw"] for slot in prompt.images]))
+    grid = torch.tensor(np.concatenate([slot.inputs["image_grid_thw"] for slot in prompt.media]))
     expected, delta = rope_index_of(name)(ids, (ids == IMAGE).int(), image_grid_thw=grid)
 
     values, offset = family_of({"model_type": name, "image_token_id": IMAGE}).positions(prompt)
@@ -98,7 +98,7 @@ def test_the_family_hands_these_positions_to_its_decoder(name: str, tmp_path: Pa
     start = ids.index(family.image_token_id)
     count = ids.count(family.image_token_id)
     arrays = {key: value.numpy() for key, value in inputs.items()}
-    prompt = Prompt(tuple(ids), (ImageSlot(start, start + count, b"", arrays, count),))
+    prompt = Prompt(tuple(ids), (MediaSlot(start, start + count, b"", arrays, count),))
 
     values, _ = family.positions(prompt)
 
@@ -149,7 +149,7 @@ def test_a_family_that_sees_and_is_unknown_is_refused(key: str) -> None:
 
 
 def test_an_image_without_a_grid_is_refused() -> None:
-    prompt = Prompt((IMAGE, 1), (ImageSlot(0, 1, b"", {}, 1),))
+    prompt = Prompt((IMAGE, 1), (MediaSlot(0, 1, b"", {}, 1),))
     family = family_of({"model_type": "qwen2_vl", "image_token_id": IMAGE})
     with pytest.raises(EngineError, match="'image_grid_thw'"):
         family.positions(prompt)
@@ -157,7 +157,7 @@ def test_an_image_without_a_grid_is_refused() -> None:
 
 def test_a_grid_that_does_not_fit_the_prompt_is_refused() -> None:
     grid = np.array([[1, 4, 4]])
-    prompt = Prompt((IMAGE, 1), (ImageSlot(0, 1, b"", {"image_grid_thw": grid}, 1),))
+    prompt = Prompt((IMAGE, 1), (MediaSlot(0, 1, b"", {"image_grid_thw": grid}, 1),))
     family = family_of({"model_type": "qwen2_vl", "image_token_id": IMAGE})
     with pytest.raises(EngineError, match="1x2x2 cells, and its prompt 1 places"):
         family.positions(prompt)

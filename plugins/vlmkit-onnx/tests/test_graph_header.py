@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, helper
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx import graph_header
-from vlmkit_onnx.graph_header import (
+from vlmkit_onnx.folder import graph_header
+from vlmkit_onnx.folder.graph_header import (
     CachedAttention,
     ExternalTensor,
     PackedWeights,
@@ -251,6 +251,22 @@ def test_a_huge_shape_costs_no_memory(tmp_path):
     file = save(tmp_path, model(initializers=[external("w", "a", length="0", shape=(2**40,) * 8)]))
     tracemalloc.start()
     read_header(file)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.posix
+def test_weights_of_gigabytes_in_the_file_are_skipped_and_not_read(tmp_path):
+    num_bytes, name = 3 * 2**30, part(8, b"w")
+    weights = name + varint(9 << 3 | 2) + varint(num_bytes)
+    tensor = varint(5 << 3 | 2) + varint(len(weights) + num_bytes) + weights
+    graph = varint(7 << 3 | 2) + varint(len(tensor) + num_bytes + len(OUTPUT))
+    file = save(tmp_path, VERSION + graph + tensor)
+    with file.open("r+b") as opened:
+        opened.seek(num_bytes, os.SEEK_END)  # a hole, which takes no room on the disk
+        opened.write(OUTPUT)
+    tracemalloc.start()
+    assert list(read_header(file).outputs) == ["y"]
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
 

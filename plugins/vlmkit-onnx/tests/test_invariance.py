@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.registry import BuildContext
-from vlmkit_onnx import build, layout
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit_onnx import build
+from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
 from vlmkit_onnx.engine import OnnxEngine
-from vlmkit_onnx.invariance import keeps_rows_apart
-from vlmkit_onnx.session import open_session
+from vlmkit_onnx.folder import layout
+from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings, EngineSettings
-from vlmkit_onnx.slots_decoder import SlotsDecoder
+from vlmkit_onnx.trials.invariance import keeps_rows_apart
 
 pytestmark = pytest.mark.torch  # exports what it runs
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit_onnx.runtime import onnxruntime
+from vlmkit_onnx.sessions.runtime import onnxruntime
 
 pytest.importorskip("onnx_ir")
 pytest.importorskip("torch")

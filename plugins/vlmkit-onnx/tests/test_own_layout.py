@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit.registry import BuildContext
-from vlmkit_onnx import refusal
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.build import build_encoder, build_engine
+from vlmkit_onnx.folder import refusal
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
 vlmkit_demo = pytest.importorskip("vlmkit_demo")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx import products
-from vlmkit_onnx.session import open_session
+from vlmkit_onnx.sessions import products
+from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings
 
 

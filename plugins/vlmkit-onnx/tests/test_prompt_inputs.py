@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.errors import EngineError
-from vlmkit.prompt import ImageSlot, Prompt, Span
-from vlmkit.protocols import ImageFeatures
-from vlmkit_onnx.families import Family
-from vlmkit_onnx.prompt_inputs import merge, read_prompt, visible, visible_to_last
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot, Prompt, Span
+from vlmkit_onnx.prompts.families import Family
+from vlmkit_onnx.prompts.prompt_inputs import merge, read_prompt, visible, visible_to_last
 
 IMAGE, TEXT, HIDDEN = 7, 1, 4
 
@@ -21,7 +21,7 @@ def prompt(layout):
         if mark == "I" and start is None:
             start = index
         elif mark != "I" and start is not None:
-            slots.append(ImageSlot(start, index, b"", {}, index - start))
+            slots.append(MediaSlot(start, index, b"", {}, index - start))
             start = None
     return Prompt(ids, tuple(slots))
 
@@ -29,7 +29,7 @@ def prompt(layout):
 def features(inputs, number):
     count = int((inputs.image == number).sum())
     rows = 100 * (number + 1) + np.arange(count, dtype=np.float32)
-    return ImageFeatures(count, np.repeat(rows[:, None], HIDDEN, 1))
+    return MediaFeatures(count, np.repeat(rows[:, None], HIDDEN, 1))
 
 
 def sees(layout, visibility, window, query, key):
@@ -126,7 +126,7 @@ def test_deepstack_rows_go_where_the_image_is():
     levels = np.zeros((2, 4, HIDDEN), np.float32)
     merge(
         inputs, np.zeros((4, HIDDEN), np.float32), 0,
-        {0: ImageFeatures(2, plain.embeddings, extra)}, levels,
+        {0: MediaFeatures(2, plain.embeddings, extra)}, levels,
     )  # fmt: skip
     assert levels[:, :, 0].tolist() == [[0, 101, 102, 0], [0, 102, 103, 0]]
 
@@ -138,20 +138,20 @@ def test_features_that_are_not_there_are_an_error_and_not_zeros():
         merge(inputs, rows, 0, {}, None)
     with pytest.raises(EngineError, match=r"have no 'deepstack\.0'"):
         merge(inputs, rows, 0, {0: features(inputs, 0)}, np.zeros((1, 4, HIDDEN), np.float32))
-    wide = ImageFeatures(2, np.zeros((2, HIDDEN + 1), np.float32))
+    wide = MediaFeatures(2, np.zeros((2, HIDDEN + 1), np.float32))
     with pytest.raises(EngineError, match="the decoder takes rows of 4"):
         merge(inputs, rows, 0, {0: wide}, None)
 
 
 def test_an_image_whose_places_are_not_its_rows_is_an_error():
-    slot = ImageSlot(0, 3, b"", {}, 2)
+    slot = MediaSlot(0, 3, b"", {}, 2)
     with pytest.raises(EngineError, match="image 0 has 3 places in its prompt"):
         read_prompt(Prompt((IMAGE,) * 3, (slot,)), Family(IMAGE))
 
 
 def test_answers_stand_behind_a_prompt_with_an_offset():
     def rule(_):
-        from vlmkit_onnx.families import Positions
+        from vlmkit_onnx.prompts.families import Positions
 
         return Positions(np.array([[0, 1, 1], [0, 1, 2], [0, 1, 1]]), -1)
 

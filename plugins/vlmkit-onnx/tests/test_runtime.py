@@ -13,7 +13,7 @@ PROGRAM = """
 import os
 import vlmkit_onnx.plugin
 before = os.environ.get("ORT_DISABLE_TELEMETRY")
-import vlmkit_onnx.session
+import vlmkit_onnx.sessions.session
 print(before, os.environ.get("ORT_DISABLE_TELEMETRY"))
 """
 

@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.session import giving_back, is_out_of_memory, open_session
+from vlmkit_onnx.sessions.runtime import onnxruntime
+from vlmkit_onnx.sessions.session import giving_back, is_out_of_memory, open_session
 from vlmkit_onnx.settings import ComputeSettings
 
 MIB = 2**20

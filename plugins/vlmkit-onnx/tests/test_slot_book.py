@@ -5,29 +5,35 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from vlmkit.prompt import ImageSlot, Prompt, Span
-from vlmkit.sampling import SamplingParams
-from vlmkit.sequence import Sequence
-from vlmkit_onnx.slot_book import SlotBook
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.seams.sequence import Sequence
+from vlmkit_onnx.slots.slot_book import SlotBook
 
 IMAGE = 9
 
 
-def sequence(ids, images=(), tenant="", spans=(), name="s"):
+def sequence(ids, images=(), scope=b"", spans=(), name="s"):
     slots = tuple(
-        ImageSlot(start, stop, digest, {}, stop - start) for start, stop, digest in images
+        MediaSlot(start, stop, digest, {}, stop - start) for start, stop, digest in images
     )
     prompt = Prompt(tuple(ids), slots)
-    made = Sequence(name, prompt, SamplingParams(), seed=0, max_tokens=64, tenant=tenant)
-    made.atomic_spans = tuple(Span(*span) for span in spans)
+    made = Sequence(name, prompt, SamplingParams(), seed=0, max_tokens=64, scope=scope)
+    made.plan = PromptPlan(tuple(Span(*span) for span in spans))
     return made
+
+
+def computed(book, made, num_tokens):
+    """Compute and commit the first tokens of a sequence."""
+    book.note_computed(made, num_tokens)
+    book.commit(made, num_tokens)
 
 
 def finished(book, ids, **more):
     """Compute a sequence's prompt whole and release it."""
     made = sequence(ids, **more)
     admission = book.admit(made)
-    book.note_computed(made, admission.num_cached, len(ids))
+    computed(book, made, len(ids))
     book.release(made)
     return admission.slot
 
@@ -45,10 +51,10 @@ def test_the_last_token_is_always_computed_again():
     assert book.admit(sequence(range(1, 9))).num_cached == 7
 
 
-def test_another_tenant_starts_from_nothing():
+def test_another_scope_starts_from_nothing():
     book = SlotBook(2, 64, 128)
-    finished(book, range(1, 9), tenant="a")
-    assert book.admit(sequence(range(1, 9), tenant="b")).num_cached == 0
+    finished(book, range(1, 9), scope=b"a")
+    assert book.admit(sequence(range(1, 9), scope=b"b")).num_cached == 0
 
 
 def test_an_image_counts_by_its_digest():
@@ -85,10 +91,29 @@ def test_a_prefix_of_a_running_sequence_is_copied_from_its_slot():
     book = SlotBook(2, 64, 128)
     running = sequence(range(10))
     first = book.admit(running)
-    book.note_computed(running, 0, 6)
+    computed(book, running, 6)
     second = book.admit(sequence(range(10)))
     assert (second.source, second.num_cached) == (first.slot, 6)
     assert second.slot != first.slot
+
+
+def test_drafts_are_found_by_nobody():
+    book = SlotBook(2, 64, 128)
+    running = sequence(range(6))
+    book.admit(running)
+    computed(book, running, 6)
+    book.note_computed(running, 9)
+    book.release(running)
+    assert book.admit(sequence([*range(6), 0, 0, 0, 7])).num_cached == 6
+
+
+def test_what_was_committed_is_never_taken_back():
+    book = SlotBook(2, 64, 128)
+    running = sequence(range(6))
+    book.admit(running)
+    computed(book, running, 6)
+    with pytest.raises(ValueError, match="more committed than 5"):
+        book.truncate(running, 5)
 
 
 def test_a_short_common_beginning_does_not_cost_a_long_kept_prompt():
@@ -151,15 +176,15 @@ class Slots(RuleBasedStateMachine):
     @rule(
         ids=st.lists(st.integers(0, 2), min_size=1, max_size=12),
         image=st.none() | st.tuples(st.integers(0, 6), st.sampled_from([b"a", b"b"])),
-        tenant=st.sampled_from(["", "t"]),
+        scope=st.sampled_from([b"", b"t"]),
     )
-    def admit(self, ids, image, tenant):
+    def admit(self, ids, image, scope):
         images = []
         if image is not None:
             start, digest = image
             ids = [*ids[:start], *[7 if digest == b"a" else 8] * 2, *ids[start:]]
             images = [(len(ids[:start]), len(ids[:start]) + 2, digest)]
-        made = sequence(ids, images=images, tenant=tenant, name=str(self.count))
+        made = sequence(ids, images=images, scope=scope, name=str(self.count))
         self.count += 1
         admission = self.book.admit(made)
         if admission is None:
@@ -172,7 +197,7 @@ class Slots(RuleBasedStateMachine):
             self.memory[slot, :num] = self.memory[admission.source, :num]
         self.give_back()
         assert admission.num_cached < len(made)
-        offset = 1000 * (tenant == "t")
+        offset = 1000 * (scope == b"t")
         expected = [offset + t for t in ids[: admission.num_cached]]
         assert self.memory[slot, : admission.num_cached].tolist() == expected
         self.running.append((made, offset, admission.num_cached))
@@ -187,7 +212,7 @@ class Slots(RuleBasedStateMachine):
             return
         slot = self.book.slot(made)
         self.memory[slot, done:stop] = [offset + t for t in made.tokens(done, stop)]
-        self.book.note_computed(made, done, stop)
+        computed(self.book, made, stop)
         self.running[index] = (made, offset, stop)
 
     @precondition(lambda self: self.running)
@@ -199,13 +224,17 @@ class Slots(RuleBasedStateMachine):
         self.give_back()
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def truncate(self, data):
-        index = data.draw(st.integers(0, len(self.running) - 1))
-        made, offset, done = self.running[index]
-        kept = data.draw(st.integers(0, done))
-        self.book.truncate(made, kept)
-        self.running[index] = (made, offset, kept)
+    @rule(data=st.data(), num_drafts=st.integers(1, 4), num_kept=st.integers(0, 4))
+    def draft(self, data, num_drafts, num_kept):
+        made, _, done = data.draw(st.sampled_from(self.running))
+        num_drafts = min(num_drafts, 24 - len(made))
+        if done < len(made) or not self.book.reserve(made, len(made) + num_drafts):
+            return
+        slot = self.book.slot(made)
+        self.memory[slot, done : done + num_drafts] = 5  # no token is that
+        self.book.note_computed(made, done + num_drafts)
+        self.give_back()
+        self.book.truncate(made, done)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.build import GIB, build_engine
 from vlmkit_onnx.settings import EngineSettings
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import zoo
+from parity import families
 from vlmkit.errors import CheckpointError
-from vlmkit.prompt import ImageSlot
-from vlmkit.protocols import ImageFeatures
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import FEATURES
 
@@ -51,22 +52,22 @@ def seeing(
     return made
 
 
-def slot_of(name: str, model: Any, number: int) -> ImageSlot:
+def slot_of(name: str, model: Any, number: int) -> MediaSlot:
     """One picture, as the family's processor prepares it."""
     message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "x"}]}
     made = zoo.reference(name, [message], [zoo.picture(number, *SIZES[number])])
     count = int((made["input_ids"] == model.config.image_token_id).sum())
     arrays = {key: np.asarray(made[key]) for key in made if key not in ("input_ids", "labels")}
-    return ImageSlot(0, count, b"", arrays, count)
+    return MediaSlot(0, count, b"", arrays, count)
 
 
-def difference(features: ImageFeatures, expected: dict[str, Any]) -> float:
+def difference(features: MediaFeatures, expected: dict[str, Any]) -> float:
     rows = {FEATURES: features.embeddings, **features.extra}
     assert rows.keys() == expected.keys()
     return max(float(np.abs(np.asarray(rows[name]) - expected[name]).max()) for name in rows)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families.exported(FAMILIES))
 def test_features_are_those_of_the_family_alone_and_in_a_batch(
     name: str, seeing: Callable[[str], Seeing]
 ) -> None:

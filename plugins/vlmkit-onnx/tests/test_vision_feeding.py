@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import CheckpointError, EngineError
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision import anyres, grid, own
 from vlmkit_onnx.vision.anyres import AnyresFeeding
 from vlmkit_onnx.vision.batches import Batches
@@ -21,9 +21,9 @@ cells = st.integers(1, 12)
 merges = st.integers(1, 3)
 
 
-def slot_of(num_features: int = 1, **arrays: Any) -> ImageSlot:
+def slot_of(num_features: int = 1, **arrays: Any) -> MediaSlot:
     made = {name: np.asarray(array) for name, array in arrays.items()}
-    return ImageSlot(0, num_features, b"", made, num_features)
+    return MediaSlot(0, num_features, b"", made, num_features)
 
 
 class Recorder:

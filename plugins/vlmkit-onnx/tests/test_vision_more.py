@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import zoo
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import FEATURES
 
@@ -75,7 +75,7 @@ def assert_equal(model: Any, encoder: OnnxVisionEncoder, images: list[dict[str, 
 
     expected = [reference(model, arrays)[FEATURES] for arrays in images]
     slots = [
-        ImageSlot(0, len(rows), b"", arrays, len(rows))
+        MediaSlot(0, len(rows), b"", arrays, len(rows))
         for arrays, rows in zip(images, expected, strict=True)
     ]
     for features, rows in zip(encoder.encode(slots), expected, strict=True):

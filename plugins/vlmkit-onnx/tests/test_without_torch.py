@@ -16,8 +16,8 @@ pytestmark = pytest.mark.torch
 PROGRAM = """
 import pickle, sys
 from pathlib import Path
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit.testing.engine_host import EngineHost
 from vlmkit_onnx.build import build_encoder, build_engine
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
@@ -25,7 +25,7 @@ from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 files, prompt = Checkpoint("llava", Path(sys.argv[1])), pickle.load(sys.stdin.buffer)
 encoder = build_encoder(BuildContext("", files, EncoderSettings(num_threads=1)))
 engine = build_engine(BuildContext("", files, EngineSettings(num_threads=1, cache_tokens=640)))
-host = EngineHost(engine, lambda prompt: dict(enumerate(encoder.encode(prompt.images))))
+host = EngineHost(engine, lambda prompt: dict(enumerate(encoder.encode(prompt.media))))
 row = host.last_logits(prompt)
 heavy = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"} & set(sys.modules)
 print(row.argmax(), sorted(heavy))
@@ -37,7 +37,7 @@ def test_answers_about_images_import_neither_torch_nor_transformers(
 ) -> None:
     folder = exported("llava")
     asked = runner.prompts("llava", runner.config_of(folder))[0]
-    assert asked.images
+    assert asked.media
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder)],
         input=pickle.dumps(asked),

@@ -20,8 +20,8 @@ def _one_thread(one_thread: None) -> None:
 def load(saved: Callable[[str], Path]) -> Callable[..., Any]:
     """Return a function that builds engine and encoder of a family on a tiny cache."""
     import zoo
-    from vlmkit.checkpoint import Checkpoint
-    from vlmkit.registry import BuildContext
+    from vlmkit.kit.checkpoint import Checkpoint
+    from vlmkit.plugins.registry import BuildContext
     from vlmkit_torch import encoder, engine
     from vlmkit_torch.settings import EncoderSettings, EngineSettings
 

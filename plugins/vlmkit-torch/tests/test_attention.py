@@ -5,15 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from vlmkit_torch.attention import paged
-from vlmkit_torch.attention.step import Chunk, DecodeGroup, LayerKind, Step, Visibility
-from vlmkit_torch.grouping import FEW_BYTES, MOST_BYTES, MOST_PADDING, batches
+from vlmkit_torch.attention import paged, reach
+from vlmkit_torch.attention.kind import LayerKind, Visibility
+from vlmkit_torch.attention.reach import Source
+from vlmkit_torch.attention.step import Step
+from vlmkit_torch.grouping import MOST_BYTES, Costs
 from vlmkit_torch.kv_cache import KVCache
+from vlmkit_torch.uploads import Uploads
 
 pytestmark = pytest.mark.torch
 
@@ -28,18 +32,22 @@ class Owner:
     first: int
     keys: torch.Tensor
     values: torch.Tensor
-    slots: torch.Tensor
+    slots: np.ndarray
 
     @property
     def stop(self) -> int:
         return len(self.slots)
+
+    @property
+    def source(self) -> Source:
+        return Source(self.first, self.slots)
 
 
 def owners_of(parts: list[tuple[int, int]], random: torch.Generator, blocks: list[int]) -> Any:
     for first, count in parts:
         num_tokens = first + count
         own = [blocks.pop() for _ in range(-(-num_tokens // BLOCK))]
-        slots = (torch.tensor(own)[:, None] * BLOCK + torch.arange(BLOCK)).reshape(-1)
+        slots = (np.array(own)[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
         yield Owner(
             first,
             torch.randn(KV_HEADS, num_tokens, HEAD, generator=random),
@@ -77,8 +85,9 @@ def written_out(
     window=st.none() | st.integers(1, 12),
     softcap=st.none() | st.just(2.0),
     has_sinks=st.booleans(),
-    is_shuffled=st.booleans(),
-    num_batches=st.integers(1, 3),
+    order=st.sampled_from(["ascending", "descending", "shuffled", "nearly ascending"]),
+    call_tokens=st.integers(1, 40),
+    may_split=st.booleans(),
     most_scores=st.sampled_from([1, 99, paged.MOST_SCORES]),
     seed=st.integers(0, 999),
 )
@@ -88,21 +97,22 @@ def test_a_step_of_any_mixture_equals_attention_written_out(
     window: int | None,
     softcap: float | None,
     has_sinks: bool,
-    is_shuffled: bool,
-    num_batches: int,
+    order: str,
+    call_tokens: int,
+    may_split: bool,
     most_scores: int,
     seed: int,
 ) -> None:
-    parts = [(first, 1) for first in decodes] + chunks
+    parts = [(first, 1) for first in sorted(decodes)] + chunks
     if not parts:
         return
     random = torch.Generator().manual_seed(seed)
-    order = torch.randperm(80, generator=random) if is_shuffled else torch.arange(80).flip(0)
-    owners = list(owners_of(parts, random, order.tolist()))
+    owners = list(owners_of(parts, random, blocks_in(order, random)))
     cache = filled(owners)
     module, board = nn.Module(), paged.Board(cache)
     setattr(module, paged.SLOT, paged.Layer(board, 0, LayerKind("any", window)))
-    board.step = step_of(owners, len(decodes), num_batches)
+    costs = Costs(1, call_tokens, may_split)
+    board.step = step_of(owners, len(decodes), costs)
     counts = [owner.stop - owner.first for owner in owners]
     query = torch.randn(1, HEADS, sum(counts), HEAD, generator=random)
     new = [torch.cat([getattr(o, n)[:, o.first :] for o in owners], 1)[None] for n in NAMES]
@@ -124,52 +134,43 @@ NAMES = ("keys", "values")
 
 
 def filled(owners: list[Owner]) -> KVCache:
-    """Return a cache of junk that holds what is computed already."""
+    """Return a cache that holds what is computed already, and nowhere else a number."""
     cache = KVCache(80 * BLOCK, CPU)
     everything = torch.arange(80 * BLOCK)
-    junk = torch.full((KV_HEADS, 80 * BLOCK, 1), 1e3)
+    junk = torch.full((KV_HEADS, 80 * BLOCK, 1), torch.nan)
     cache.write(0, everything, junk.expand(-1, -1, HEAD), junk.expand(-1, -1, VALUE_HEAD))
     for owner in owners:
         if owner.first:
-            done = slice(0, owner.first)
-            cache.write(0, owner.slots[done], owner.keys[:, done], owner.values[:, done])
+            done, slots = slice(0, owner.first), torch.from_numpy(owner.slots)
+            cache.write(0, slots[done], owner.keys[:, done], owner.values[:, done])
     return cache
 
 
-def step_of(owners: list[Owner], num_decodes: int, num_batches: int = 1) -> Step:
-    """Lay out the owners, the decodes cut into about so many batches."""
-    size = max(1, -(-num_decodes // num_batches))
-    starts = range(0, num_decodes, size)
-    batch_ranges = [(start, min(start + size, num_decodes)) for start in starts]
-    writes = torch.cat([owner.slots[owner.first :] for owner in owners])
-    groups = []
-    for start, stop in batch_ranges:
-        own = [owner.slots for owner in owners[start:stop]]
-        table = torch.full((len(own), max(map(len, own))), 80 * BLOCK)
-        for row, slots in zip(table, own, strict=True):
-            row[: len(slots)] = slots
-        is_run = len(own) == 1 and bool((own[0].diff() == 1).all())
-        run = int(own[0][0]) if is_run else None
-        lengths = [len(slots) for slots in own]
-        groups.append(DecodeGroup((start, stop), table, lengths, torch.float32, run))
-    chunks, row = [], num_decodes
-    for owner in owners[num_decodes:]:
-        stop = row + owner.stop - owner.first
-        chunks.append(Chunk((row, stop), owner.first, owner.slots, torch.float32))
-        row = stop
-    return Step(writes, tuple(groups), tuple(chunks))
+def blocks_in(order: str, random: torch.Generator) -> list[int]:
+    """Return the blocks of a pool so that ``pop`` gives them in some order."""
+    blocks: list[int] = torch.randperm(80, generator=random).tolist()
+    if order != "shuffled":
+        blocks.sort(reverse=order != "descending")
+    if order == "nearly ascending":
+        blocks[-9], blocks[-2] = blocks[-2], blocks[-9]
+    return blocks
+
+
+def step_of(owners: list[Owner], num_decodes: int, costs: Costs) -> Step:
+    sources = [owner.source for owner in owners]
+    return Step(sources[:num_decodes], sources[num_decodes:], costs, 80 * BLOCK, Uploads(CPU))
 
 
 def test_a_mask_of_the_family_replaces_the_causal_one() -> None:
     random = torch.Generator().manual_seed(0)
     [owner] = owners_of([(3, 6)], random, list(range(9)))
-    stop = torch.tensor([9, 9, 9, 7, 8, 9])
-    start = torch.tensor([0, 1, 2, 0, 0, 5])
+    stop = np.array([9, 9, 9, 7, 8, 9])
+    start = np.array([0, 1, 2, 0, 0, 5])
     views = {"full_attention": Visibility(start, stop)}
     module, board = nn.Module(), paged.Board(filled([owner]))
     setattr(module, paged.SLOT, paged.Layer(board, 0, LayerKind("full_attention")))
-    chunk = Chunk((0, 6), 3, owner.slots, torch.float32, views)
-    board.step = Step(owner.slots[3:], (), (chunk,))
+    source = Source(3, owner.slots, views)
+    board.step = Step([], [source], Costs(1, 1, may_split=True), 80 * BLOCK, Uploads(CPU))
     query = torch.randn(1, HEADS, 6, HEAD, generator=random)
     more = {"softcap": None, "s_aux": None}
 
@@ -189,23 +190,57 @@ def test_attention_outside_a_step_is_an_error() -> None:
         paged.attend(module, row, row, row, None)
 
 
-@given(lengths=st.lists(st.integers(1, 200_000), max_size=64), token_bytes=st.integers(1, 2**14))
+@given(
+    lengths=st.lists(st.integers(1, 200_000), max_size=64),
+    token_bytes=st.integers(1, 2**14),
+    call_bytes=st.integers(1, 2**24),
+)
 def test_batches_take_all_rows_in_order_and_are_bounded(
-    lengths: list[int], token_bytes: int
+    lengths: list[int], token_bytes: int, call_bytes: int
 ) -> None:
-    lengths = sorted(lengths)
-    ranges = batches(lengths, token_bytes)
+    costs = Costs(token_bytes, call_bytes, may_split=True)
+    ranges = costs.batches(sorted(lengths))
 
     assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(lengths)))
+    padding = 0
     for start, stop in ranges:
-        num_bytes = (stop - start) * lengths[stop - 1] * token_bytes
-        assert stop - start == 1 or num_bytes <= MOST_BYTES
-        if num_bytes > FEW_BYTES:
-            assert lengths[stop - 1] <= MOST_PADDING * lengths[start]
+        rows = sorted(lengths)[start:stop]
+        assert stop - start == 1 or len(rows) * rows[-1] * token_bytes <= MOST_BYTES
+        padding += len(rows) * rows[-1] - sum(rows)
+    assert padding <= len(ranges) * costs.call_tokens, "no more than as many calls would cost"
 
 
 def test_one_long_row_widens_no_others() -> None:
-    lengths = [1000] * 63 + [131_072]  # at 4 KiB a token, 32 GiB in one batch
+    on_cpu, on_gpu = Costs(4096, 2**19, may_split=True), Costs(4096, 2**24, may_split=False)
+    lengths = [100] * 63 + [131_072]  # at 4 KiB a token, 32 GiB in one batch
 
-    assert batches(lengths, 4096) == [(0, 63), (63, 64)]
-    assert batches([10, 20, 100, 400], 1024) == [(0, 4)], "a small batch is not split"
+    assert on_cpu.batches(lengths) == on_gpu.batches(lengths) == [(0, 63), (63, 64)]
+    assert on_gpu.batches([10, 20, 100, 400]) == [(0, 4)], "a small batch is not split"
+    assert on_cpu.batches([400, 400, 400]) == [(0, 1), (1, 2), (2, 3)], "each is read in place"
+
+
+def read_by(first: int, slots: list[int], kind: LayerKind, call_tokens: int = 8) -> list[Any]:
+    """Return what a decoding sequence reads, alone: slices, and lists of gathered slots."""
+    costs = Costs(1, call_tokens, may_split=True)
+    [own] = reach.of_decodes(kind, [Source(first, np.array(slots))], costs, 999, Uploads(CPU))
+    return [part if isinstance(part, slice) else part.tolist() for part in own.parts]
+
+
+def test_slots_that_are_neighbours_are_read_in_place_whatever_their_order() -> None:
+    full = LayerKind("full")
+    ascending, behind = [*range(40, 60)], [*range(20, 40)]
+
+    assert read_by(19, ascending, full) == [slice(40, 60)]
+    assert read_by(39, [*ascending, *behind], full) == [slice(20, 60)]
+    assert read_by(24, [*ascending, 80, 81, 7, 8, 9], full) == [slice(40, 60), [7, 8, 9, 80, 81]]
+    assert read_by(19, ascending, LayerKind("window", window=5)) == [slice(55, 60)]
+
+
+def test_slots_that_lie_apart_are_gathered_a_few_at_a_time() -> None:
+    apart = [*range(0, 60, 3)]
+
+    assert read_by(19, apart, LayerKind("full"), call_tokens=4) == [
+        apart[:8],
+        apart[8:16],
+        apart[16:],
+    ]

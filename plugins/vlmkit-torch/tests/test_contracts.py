@@ -7,10 +7,11 @@ import pytest
 
 from parity import hybrid
 from parity.contracts import EncoderOnFamily, EngineOnFamily, OnFamily
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import Engine, VisionEncoder
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.prompt import Prompt
 from vlmkit.testing import EngineContract
 from vlmkit_torch import encoder, engine
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
@@ -23,7 +24,7 @@ class OnTorch(OnFamily):
     def _folder(self, saved: Callable[[str], Path]) -> None:
         self.checkpoint = Checkpoint(self.family, saved(self.family))
 
-    def make_encoder(self) -> VisionEncoder:
+    def make_encoder(self) -> MediaEncoder:
         return encoder.build(BuildContext("", self.checkpoint, EncoderSettings(), {}))
 
 

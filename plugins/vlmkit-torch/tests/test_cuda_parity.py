@@ -18,9 +18,9 @@ import zoo
 from parity import hybrid, runner
 from pretend.steps import logits_of
 from pretend.torch_cuda import pretended_cuda
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.prompt import Prompt
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.prompt import Prompt
 from vlmkit_torch.engine import build
 from vlmkit_torch.settings import EngineSettings
 
@@ -61,7 +61,7 @@ def answered(load: Load, name: str, prompts: Seq[Prompt], **settings: Any) -> Ro
     engine, encoder = load(name, **settings)
 
     def features(prompt: Prompt) -> dict[int, Any]:
-        return dict(enumerate(encoder.encode(prompt.images))) if prompt.images else {}
+        return dict(enumerate(encoder.encode(prompt.media))) if prompt.media else {}
 
     return logits_of(engine, prompts, features, chunk_tokens=settings.get("max_chunk_tokens", 13))
 
@@ -114,7 +114,7 @@ def test_half_precision_answers_as_on_the_cpu(
 def test_long_and_ragged_contexts_answer_as_on_the_cpu(
     device: str, name: str, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmkit_torch.grouping.FEW_BYTES", 1)  # several batches of decodes
+    monkeypatch.setattr("vlmkit_torch.hardware.CALL_BYTES_OF_GPU", 2**14)  # batches, long rows
     monkeypatch.setattr("vlmkit_torch.attention.paged.MOST_SCORES", 2**16)  # pieces of chunks
     lengths = (1400, 3, 700, 40, 17, 1, 90)
     prompts = [Prompt(tuple(20 + (7 * i) % 300 for i in range(count))) for count in lengths]

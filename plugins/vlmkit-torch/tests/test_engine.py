@@ -12,14 +12,14 @@ from hypothesis import given, strategies as st
 
 import zoo
 from parity import runner
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import EngineError, OutOfMemory, RequestError
-from vlmkit.prompt import Prompt, Span
-from vlmkit.protocols import ImageFeatures
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Prompt, Span
 from vlmkit.testing.engine_host import EngineHost
 from vlmkit_torch import hardware
-from vlmkit_torch.attention.step import LayerKind, Visibility
+from vlmkit_torch.attention.kind import LayerKind, Visibility
 from vlmkit_torch.encoder import build as build_encoder
 from vlmkit_torch.engine import build as build_engine
 from vlmkit_torch.prompt_inputs import Layout
@@ -40,8 +40,8 @@ def first_prompt(name: str) -> Prompt:
 
 
 def host_of(engine: Any, encoder: Any) -> EngineHost:
-    def features(prompt: Prompt) -> dict[int, ImageFeatures]:
-        return dict(enumerate(encoder.encode(prompt.images))) if prompt.images else {}
+    def features(prompt: Prompt) -> dict[int, MediaFeatures]:
+        return dict(enumerate(encoder.encode(prompt.media))) if prompt.media else {}
 
     return EngineHost(engine, features)
 
@@ -62,7 +62,28 @@ def test_a_sequence_of_values_that_are_not_finite_leaves_nothing_behind(load: Lo
     engine.release(beside)
 
     np.testing.assert_allclose(host.last_logits(TEXT), expected, atol=1e-5)
-    assert host.admit(host.sequence(prompt, tenant=sick.tenant)) == 0, "nothing of it is shared"
+    assert host.admit(host.sequence(prompt, scope=sick.scope)) == 0, "nothing of it is shared"
+
+
+def test_values_that_are_not_finite_keep_nobody_else_from_sharing(load: Load) -> None:
+    engine, encoder = load("llava", max_sequences=2)
+    host, prompt = host_of(engine, encoder), first_prompt("llava")
+    sick, sound = host.sequence(prompt, scope=b"a"), host.sequence(TEXT, scope=b"a")
+    good = sick.features[0]
+    sick.features[0] = replace(good, embeddings=torch.full_like(good.embeddings, torch.nan))
+    for sequence in (sick, sound):
+        assert host.admit(sequence) == 0
+    host.step([host.chunk(sick, len(prompt) - 1), host.chunk(sound)])  # a row of the other only
+    engine.release(sick)
+    again = host.sequence(TEXT, scope=b"a")
+    assert host.admit(again) == 28, "all blocks of the neighbour that are full"
+    engine.release(again)
+
+    cured = host.sequence(prompt, scope=b"a")
+    assert host.admit(cured) == 0, "nothing of it is shared, not even before a row is asked for"
+    assert np.isfinite(host.prefill(cured)).all()
+    engine.release(cured)
+    assert host.admit(host.sequence(prompt, scope=b"a")), "its place was sick only while it was"
 
 
 def test_features_from_another_library_are_taken_as_they_are(load: Load) -> None:
@@ -109,7 +130,7 @@ def test_features_may_go_once_their_image_is_computed(load: Load) -> None:
     expected = host.last_logits(prompt)
     sequence = host.sequence(prompt)
     host.admit(sequence)
-    host.step([host.chunk(sequence, prompt.images[0].stop)])
+    host.step([host.chunk(sequence, prompt.media[0].stop)])
     sequence.features.clear()
 
     np.testing.assert_allclose(host.prefill(sequence), expected, atol=1e-5)
@@ -119,16 +140,16 @@ def test_a_block_of_image_tokens_longer_than_a_chunk_is_refused(load: Load) -> N
     engine, _ = load("gemma3", max_chunk_tokens=3)
 
     with pytest.raises(RequestError, match="a part of 4 tokens that must be computed at once"):
-        engine.atomic_spans(first_prompt("gemma3"))
+        engine.read(first_prompt("gemma3"))
 
 
 def test_only_image_blocks_of_gemma3_are_atomic(load: Load) -> None:
     engine, _ = load("gemma3")
     prompt = first_prompt("gemma3")
 
-    slots = [Span(slot.start, slot.stop) for slot in prompt.images]
-    assert engine.atomic_spans(prompt) == tuple(slots)
-    assert engine.atomic_spans(TEXT) == ()
+    slots = [Span(slot.start, slot.stop) for slot in prompt.media]
+    assert engine.read(prompt).spans == tuple(slots)
+    assert engine.read(TEXT).spans == ()
 
 
 def test_two_engines_in_one_process_do_not_touch_each_other(load: Load) -> None:
@@ -172,7 +193,7 @@ def test_an_encoder_that_was_built_first_follows_the_engine(saved: Callable[[str
 
     assert seeing._loaded.model is engine._views.model
     assert (seeing._loaded.dtype, before != seeing.identity) == (torch.bfloat16, True)
-    slots = first_prompt("llava").images
+    slots = first_prompt("llava").media
     assert seeing.encode(slots)[0].embeddings.dtype == torch.bfloat16
 
 
@@ -187,7 +208,7 @@ def test_the_encoder_says_what_computed_its_features(load: Load) -> None:
 def test_a_device_without_room_for_an_image_says_so(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder, slots = load("llava")[1], first_prompt("llava").images
+    encoder, slots = load("llava")[1], first_prompt("llava").media
     monkeypatch.setattr(encoder, "_tower", lambda **_: torch.empty(2**60))
     with pytest.raises(OutOfMemory, match="not enough memory for the images of this request"):
         encoder.encode(slots)
@@ -234,8 +255,8 @@ def test_spans_are_the_blocks_in_which_a_token_sees_a_later_one(
         else:
             stops += range(end + 1, end + size + 1)
         end += size
-    stop = torch.tensor(stops)
-    layout = Layout(None, 0, {"full_attention": Visibility(torch.zeros_like(stop), stop)})
+    stop = np.array(stops)
+    layout = Layout(None, 0, {"full_attention": Visibility(np.zeros_like(stop), stop)})
 
     assert layout.spans() == tuple(spans)
 
@@ -250,5 +271,5 @@ def test_one_token_and_many_see_from_the_same_place(
 ) -> None:
     kind = LayerKind("any", window, section)
 
-    many = kind.first_visible_each(torch.arange(index + 1))
+    many = kind.first_visible_each(np.arange(index + 1))
     assert many.tolist() == [kind.first_visible(i) for i in range(index + 1)]

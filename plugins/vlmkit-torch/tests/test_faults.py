@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from parity import hybrid
-from pretend.steps import TEXTS, begin
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import EngineError
-from vlmkit.executor import Executor
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import Sample
-from vlmkit.registry import BuildContext
-from vlmkit.sampler import ArraySampler
+from pretend.steps import TEXTS, begin, for_sampler
+from vlmkit.errors import EngineError, OutOfMemory
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.executor import Executor, Outcome
+from vlmkit.running.sampler import ArraySampler
+from vlmkit.seams.prompt import Prompt
 from vlmkit.testing.engine_host import EngineHost
-from vlmkit_torch import selfcheck
+from vlmkit_torch import hardware, selfcheck
 from vlmkit_torch.attention import paged
 from vlmkit_torch.engine import build
 from vlmkit_torch.settings import EngineSettings
@@ -51,11 +50,11 @@ def test_a_step_that_runs_out_of_memory_is_halved_once_for_all(load: Load) -> No
     expected = [host.last_logits(prompt, (30, 31, 32, 33)).argmax() for prompt in TEXTS]
     executor, short = Executor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 2)
     for token in range(30, 34):
-        items = [host.next_item(sequence, token) for sequence in sequences]
+        items = [host.next_item(for_sampler(sequence), token) for sequence in sequences]
         results = executor.compute(items)
 
-        assert all(isinstance(result, Sample) for result in results)
-    assert [result.token_id for result in results] == expected
+        assert all(isinstance(result, Outcome) for result in results)
+    assert [result.samples[0].token_id for result in results] == expected
     assert short.num_failures == 1, "three tokens are too many, and that is not tried again"
 
 
@@ -68,10 +67,12 @@ def test_what_does_not_fit_alone_fails_alone(load: Load, caplog: Any) -> None:
     executor, _ = Executor(engine, ArraySampler()), Failing(engine, OUT_OF_MEMORY, 4)
 
     *others, failed = executor.compute(
-        [*(host.next_item(sequence, 30) for sequence in sequences), host.chunk(late)]
+        [*(host.next_item(for_sampler(s), 30) for s in sequences), host.chunk(for_sampler(late))]
     )
-    assert all(isinstance(result, Sample) for result in others)
-    assert str(failed) == "the memory of 'cpu' is not enough for this request"
+    assert all(isinstance(result, Outcome) for result in others)
+    assert isinstance(failed, OutOfMemory), "a client may try again"
+    assert str(failed) == "there is not enough memory for this request on 'cpu'"
+    assert "lower engine.max_chunk_tokens" in caplog.text
     assert "Tried to allocate" in caplog.text
     assert failed.__cause__ is None, "who keeps the error keeps no memory of what was computed"
     assert failed.__context__ is None
@@ -115,7 +116,7 @@ def test_a_device_that_fails_at_load_is_not_an_unknown_family(
         raise RuntimeError(ASSERTION)
 
     monkeypatch.setattr(selfcheck, "reference", fail)
-    with pytest.raises(EngineError, match=r"^device 'cpu' failed at this model and its cache"):
+    with pytest.raises(EngineError, match=r"^device 'cpu' failed at this model"):
         load("llama")
 
 
@@ -129,7 +130,7 @@ def test_a_long_sequence_does_not_widen_the_batch_of_short_ones(
         widths.append(rows.shape[0] * rows.shape[2])
         return rows
 
-    monkeypatch.setattr("vlmkit_torch.grouping.FEW_BYTES", 1)
+    monkeypatch.setattr(hardware, "call_bytes", lambda _: 2**14)
     engine, _ = load("llama")
     prompts = [*TEXTS, Prompt(tuple(range(20, 320)))]
     host = EngineHost(engine)
@@ -142,5 +143,5 @@ def test_a_long_sequence_does_not_widen_the_batch_of_short_ones(
     monkeypatch.setattr(paged, "_read", noted)
 
     np.testing.assert_allclose(host.step(items), expected[::-1], atol=1e-5)
-    num_layers = len(widths) // 6  # keys and values of three batches
-    assert sum(widths) // (2 * num_layers) < 2 * sum(map(len, sequences))
+    num_pools = 2 * len(engine._board.cache.shapes)
+    assert sum(widths) == num_pools * (3 * 35 + 301), "the short ones as wide as the widest of them"

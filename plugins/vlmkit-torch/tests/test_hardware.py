@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 
 from parity import runner
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError, EngineError
-from vlmkit.prompt import Prompt
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.prompt import Prompt
 from vlmkit.testing.engine_host import EngineHost
 from vlmkit_torch import capacity, engine as engine_module, faults, hardware
 from vlmkit_torch.engine import build as build_engine
@@ -124,7 +124,7 @@ def test_engine_and_encoder_take_turns_on_mps(load: Load, as_mps: None) -> None:
     encoder._tower = lambda **inputs: seen.append(is_free_for_another_thread()) or tower(**inputs)
     decoder.register_forward_pre_hook(lambda *_: seen.append(is_free_for_another_thread()))
     prompt = runner.prompt("llava", runner.requests("llava")[0], llava_image_token())
-    features = encoder.encode(prompt.images)
+    features = encoder.encode(prompt.media)
     EngineHost(engine, lambda _: dict(enumerate(features))).last_logits(prompt)
 
     assert seen[:1] == [False]

@@ -1,7 +1,7 @@
 """What the engine does with a CUDA device: one that is played on the CPU, see ``tests/pretend``.
 
-How often it waits, what it samples, and what it does when the device is gone. Whether the answers
-are those of the CPU is asked in ``test_cuda_parity``.
+What it samples, and what it does when the device is gone. How often the host waits is asked in
+``test_host_reads``, and whether the answers are those of the CPU in ``test_cuda_parity``.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from pretend.steps import begin
+from pretend.steps import begin, for_sampler
 from pretend.torch_cuda import CUDA, OnCuda, pretended_cuda
+from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError
-from vlmkit.executor import Executor
-from vlmkit.protocols import Sample
-from vlmkit.sampler import ArraySampler
-from vlmkit.sampling import SamplingParams
+from vlmkit.running.executor import Executor, Outcome
+from vlmkit.running.sampler import ArraySampler
 from vlmkit.testing.engine_host import EngineHost
 
 pytestmark = pytest.mark.torch
@@ -36,9 +35,10 @@ def test_tokens_are_sampled_where_the_logits_are(load: Load) -> None:
         host = EngineHost(engine)
         sequences, _ = begin(host)
         for sequence, own in zip(sequences, params, strict=True):
-            sequence.params = own
+            for_sampler(sequence, own)
         items = [host.next_item(sequence, 30) for sequence in sequences]
-        return Executor(engine, ArraySampler()).compute(items)
+        outcomes: Any = Executor(engine, ArraySampler()).compute(items)
+        return [outcome.samples[0] for outcome in outcomes]
 
     expected = sampled("cpu")
     with pretended_cuda():
@@ -47,31 +47,14 @@ def test_tokens_are_sampled_where_the_logits_are(load: Load) -> None:
     assert len(found[1].top) == 3
 
 
-def test_a_step_waits_for_the_device_once(load: Load) -> None:
-    with pretended_cuda() as device:
-        engine, _ = load("llama", device="cuda")
-        host = EngineHost(engine)
-        sequences, _ = begin(host)
-        waits = []
-        for batch in (sequences[:1], sequences, sequences):
-            items = [host.next_item(sequence, 30) for sequence in batch]
-            device.reset()
-            engine.forward(items)
-            waits.append(device.num_reads)
-            for item in items:
-                item.sequence.num_computed_tokens = item.stop
-
-    assert waits == [1, 1, 1], "to learn whether all values are finite"
-
-
 def test_a_device_that_is_gone_ends_the_engine(load: Load) -> None:
     with pretended_cuda() as device:
         engine, _ = load("llama", device="cuda")
         host = EngineHost(engine)
         sequences, _ = begin(host)
         executor = Executor(engine, ArraySampler())
-        items = [host.next_item(sequence, 30) for sequence in sequences]
-        assert all(isinstance(result, Sample) for result in executor.compute(items))
+        items = [host.next_item(for_sampler(sequence), 30) for sequence in sequences]
+        assert all(isinstance(result, Outcome) for result in executor.compute(items))
         device.is_broken = True
         items = [host.next_item(sequence, 31) for sequence in sequences]
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable, VlmkitError
-from vlmkit.plugins import load as load_plugins
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.loader import load as load_plugins
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch import engine, refusal, weights
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
@@ -96,7 +96,8 @@ def test_the_registry_passes_the_reason_on(tmp_path: Path) -> None:
 
 def test_registering_imports_no_heavy_library() -> None:
     code = (
-        "import sys; from vlmkit.plugins import load; p = load(); p.engines.get('torch').why_not();"
+        "import sys; from vlmkit.plugins.loader import load; p = load();"
+        "p.engines.get('torch').why_not();"
         "print({'torch', 'transformers'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,8 +6,10 @@ with vlmkit.load("demo") as model:
     print(model.generate("What is in this picture?", images=["shapes.png"]).text)
 
 These few names are what programs and plugins start from; each is imported when it is first used,
-so ``import vlmkit`` costs nothing. Plugin authors find the rest in :mod:`vlmkit.protocols`,
-:mod:`vlmkit.registry` and :mod:`vlmkit.testing`.
+so ``import vlmkit`` costs nothing. Public are also :mod:`vlmkit.ask`, :mod:`vlmkit.seams`,
+:mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit.testing`, :mod:`vlmkit.errors`, and of
+:mod:`vlmkit.plugins` the modules ``hookspecs``, ``kinds`` and ``registry``. What stands elsewhere
+may change with any version.
 """
 
 import importlib
@@ -16,49 +18,57 @@ from typing import TYPE_CHECKING, Any
 from vlmkit._version import __version__
 
 if TYPE_CHECKING:
-    from vlmkit.assembly import load
-    from vlmkit.completion import Completion
+    from vlmkit.ask.completion import Completion
+    from vlmkit.ask.image import Image
+    from vlmkit.ask.message import Message
+    from vlmkit.ask.request import Request
+    from vlmkit.ask.sampling import SamplingParams
+    from vlmkit.assembly import fetch, load
     from vlmkit.errors import ConfigError, PluginError, RequestError, VlmkitError
-    from vlmkit.hookspecs import API_VERSION, hookimpl
-    from vlmkit.image import Image
-    from vlmkit.message import Message
+    from vlmkit.model import Model
     from vlmkit.pipeline import Pipeline
-    from vlmkit.request import Request
-    from vlmkit.sampling import SamplingParams
-    from vlmkit.stream import Stream
+    from vlmkit.plugins.hookspecs import API_VERSION, hookimpl
+    from vlmkit.running.sampler import ArraySampler
+    from vlmkit.running.scheduler import ContinuousScheduler
 
 __all__ = [
     "API_VERSION",
+    "ArraySampler",
     "Completion",
     "ConfigError",
+    "ContinuousScheduler",
     "Image",
     "Message",
+    "Model",
     "Pipeline",
     "PluginError",
     "Request",
     "RequestError",
     "SamplingParams",
-    "Stream",
     "VlmkitError",
     "__version__",
+    "fetch",
     "hookimpl",
     "load",
 ]
 
 _HOMES = {
-    "API_VERSION": "hookspecs",
-    "Completion": "completion",
+    "API_VERSION": "plugins.hookspecs",
+    "ArraySampler": "running.sampler",
+    "Completion": "ask.completion",
     "ConfigError": "errors",
-    "Image": "image",
-    "Message": "message",
+    "ContinuousScheduler": "running.scheduler",
+    "Image": "ask.image",
+    "Message": "ask.message",
+    "Model": "model",
     "Pipeline": "pipeline",
     "PluginError": "errors",
-    "Request": "request",
+    "Request": "ask.request",
     "RequestError": "errors",
-    "SamplingParams": "sampling",
-    "Stream": "stream",
+    "SamplingParams": "ask.sampling",
     "VlmkitError": "errors",
-    "hookimpl": "hookspecs",
+    "fetch": "assembly",
+    "hookimpl": "plugins.hookspecs",
     "load": "assembly",
 }
 

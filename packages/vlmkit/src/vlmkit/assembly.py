@@ -1,4 +1,4 @@
-"""From a model's name and a config to a running pipeline.
+"""From a model's name and a config to a running model.
 
 Finds the model's files, lets the registries choose a provider for each component, checks every
 setting before anything costly is built, and takes down what was built if a later part fails.
@@ -9,24 +9,40 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vlmkit import heap, plugins as plugin_loader
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.config import COMPONENTS, Config, ModelEntry, read_config
+from vlmkit.ask.sampling import SamplingParams, sampling_params
+from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_config
 from vlmkit.config.layers import expanded
-from vlmkit.config.providers import described, registry_of, with_broken_plugins
+from vlmkit.config.providers import (
+    check_groups,
+    described,
+    is_left_out,
+    names_of,
+    registry_of,
+    with_broken_plugins,
+)
+from vlmkit.config.structs import SECTIONS
 from vlmkit.errors import (
     CheckpointError,
     PluginError,
     RequestError,
 )
-from vlmkit.pipeline import Pipeline
-from vlmkit.plugins import Plugins
-from vlmkit.protocols import VisionEncoder
-from vlmkit.registry import BuildContext, Provider, tell_nobody
-from vlmkit.sampling import SamplingParams, sampling_params
+from vlmkit.kit import heap
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins import loader
+from vlmkit.plugins.kinds import MODEL
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobody
+from vlmkit.seams.constraint import Vocabulary
+from vlmkit.seams.media_encoder import MediaEncoder
+
+if TYPE_CHECKING:
+    from vlmkit.model import Model
+    from vlmkit.seams.runner import Runner
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +59,8 @@ def load(
     revision: str | None = None,
     on_stage: OnStage | None = None,
     **sections: Mapping[str, Any],
-) -> Pipeline:
-    """Load a model and return its running pipeline; close it, or use it in a ``with`` statement.
+) -> "Model":
+    """Load a model and return it running; close it, or use it in a ``with`` statement.
 
     Args:
         model: a packaged name such as ``demo``, a folder, or a hub id.
@@ -65,7 +81,23 @@ def load(
         file = None if config is None else Path(config)
         config = read_config(file, arguments=sections).config
     entry = ModelEntry(model=os.fspath(model), revision=revision)
-    return assemble(entry, config, load_plugins(config), on_stage)
+    runner = assemble(entry, config, load_plugins(config), on_stage)
+    from vlmkit.model import Model  # commands that run none import no arrays
+
+    return Model(runner)
+
+
+def fetch(model: str | os.PathLike[str], *, revision: str | None = None) -> Checkpoint:
+    """Return the files of a model as :func:`load` finds them, and build nothing.
+
+    What is on a hub is fetched. ``VLMKIT_`` variables count.
+
+    Raises:
+        ConfigError: a setting is unknown or its value is not what was expected.
+        CheckpointError: the model cannot be found, or its files are broken.
+    """
+    config = read_config().config
+    return resolve(os.fspath(model), load_plugins(config), revision or config.revision)
 
 
 def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) -> Plugins:
@@ -76,7 +108,7 @@ def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) ->
     """
     block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
     files = [expanded(file) for file in config.plugins]
-    plugins = plugin_loader.load(files=files, block=block)
+    plugins = loader.load(files=files, block=block)
     for file in map(str, files):
         if error := plugins.broken.get(file):
             raise PluginError(
@@ -88,30 +120,63 @@ def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) ->
 
 def assemble(
     entry: ModelEntry, config: Config, plugins: Plugins, on_stage: OnStage | None = None
-) -> Pipeline:
-    """Build the pipeline of one model entry; arguments and errors as for :func:`load`."""
+) -> "Runner":
+    """Build the runner of one model entry; arguments and errors as for :func:`load`."""
     tell = on_stage or tell_nobody
     tell("model files")
     checkpoint = resolve(entry.model, plugins, entry.revision)
     choice = choose(entry, config, plugins, checkpoint)
-    context = BuildContext(entry.model, checkpoint, revision=entry.revision, on_stage=tell)
+    check_groups(config, plugins)
+    context = BuildContext(
+        entry.model,
+        checkpoint,
+        revision=entry.revision,
+        on_stage=tell,
+        registries=plugins.by_kind,
+    )
     parts: dict[str, Any] = {}
     with ExitStack() as built:
         for section, (name, settings) in choice.items():
+            if SECTIONS[section].is_late:
+                parts[section] = _late(registry_of(plugins, section), name, settings, context)
+                continue
             tell(section.replace("_", " "))
             parts[section] = registry_of(plugins, section).build(name, settings, context)
             if close := getattr(parts[section], "close", None):
                 built.callback(close)
-        pipeline = Pipeline(
+        for section in GROUPS:
+            registry, group = registry_of(plugins, section), config.group(section)
+            parts[section] = {}
+            for name in names_of(group, registry, checkpoint):
+                part = registry.build(name, group.settings.get(name, {}), context)
+                parts[section][name] = part
+                if close := getattr(part, "close", None):
+                    built.callback(close)
+        from vlmkit.kit.pooling import read_pooling  # commands that run none import no arrays
+        from vlmkit.pipeline import Pipeline
+
+        runner = Pipeline(
             **parts,
             name=name_of(entry),
             defaults=default_params(checkpoint),
             settings=config.pipeline,
+            pooling=partial(read_pooling, checkpoint),
         )
-        built.pop_all()  # the pipeline closes them from now on
+        built.pop_all()  # the runner closes them from now on
     heap.trim()
     tell("ready")
-    return pipeline
+    return runner
+
+
+def _late(
+    registry: Registry[Any], name: str, settings: Mapping[str, Any], context: BuildContext
+) -> Callable[[Vocabulary], Any]:
+    """Return what builds a component for a vocabulary, once somebody needs it."""
+
+    def build(vocabulary: Vocabulary) -> Any:
+        return registry.build(name, settings, replace(context, vocabulary=vocabulary))
+
+    return build
 
 
 def name_of(entry: ModelEntry) -> str:
@@ -130,7 +195,9 @@ def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Ch
     found = find(reference, plugins)
     if isinstance(found, Path):
         return _folder(found)
-    return plugins.models.build(found.name, {}, BuildContext(reference, revision=revision))
+    return plugins.of(MODEL).build(
+        found.name, {}, BuildContext(reference, revision=revision, registries=plugins.by_kind)
+    )
 
 
 def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
@@ -187,8 +254,9 @@ def choose(
     choice = {}
     for section in COMPONENTS:
         component = config.component(section, entry)
-        is_auto_vision = section == "vision_encoder" and component.use == "auto"
-        if is_auto_vision and not sees(checkpoint, plugins):
+        if is_left_out(section, component):
+            continue
+        if is_needless(section, component, plugins, checkpoint):
             continue
         try:
             provider = chosen(section, config, plugins, checkpoint, entry)
@@ -214,7 +282,7 @@ def chosen(
         PluginError: none can, or the one that the config names cannot.
     """
     use = config.component(section, entry).use
-    if section == "vision_encoder" and use == "auto":
+    if section == "media_encoder" and use == "auto":
         own = encoder_of_engine(config, plugins, checkpoint, entry)
         if own is not None:
             return own
@@ -223,7 +291,7 @@ def chosen(
 
 def encoder_of_engine(
     config: Config, plugins: Plugins, checkpoint: Checkpoint, entry: ModelEntry | None = None
-) -> Provider[VisionEncoder] | None:
+) -> Provider[MediaEncoder] | None:
     """Return the encoder that has the chosen engine's name and plugin, if it can serve the model.
 
     The two are made for each other: they can share what they load, on the same device.
@@ -232,7 +300,7 @@ def encoder_of_engine(
         engine = chosen("engine", config, plugins, checkpoint, entry)
     except PluginError:
         return None
-    own = next((p for p in plugins.vision_encoders if p.name == engine.name), None)
+    own = next((p for p in plugins.media_encoders if p.name == engine.name), None)
     is_own = own is not None and own.plugin == engine.plugin and not own.objection(checkpoint)
     return own if is_own else None
 
@@ -261,11 +329,23 @@ def default_params(checkpoint: Checkpoint) -> SamplingParams:
     return sampling_params(values)
 
 
+def is_needless(
+    section: str, component: Component, plugins: Plugins, checkpoint: Checkpoint
+) -> bool:
+    """Tell whether a component that is left to ``auto`` is one that the model does without."""
+    if component.use != "auto":
+        return False
+    if section == "media_encoder":
+        return not sees(checkpoint, plugins)
+    objections = registry_of(plugins, section).objections(checkpoint)
+    return SECTIONS[section].is_late and None not in objections.values()
+
+
 def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:
-    """Tell whether a model has a vision encoder: its config says so, or a provider does."""
+    """Tell whether a model has a media encoder: its config says so, or a provider does."""
     if "vision_config" in checkpoint.config:
         return True
-    return None in plugins.vision_encoders.objections(checkpoint).values()
+    return None in plugins.media_encoders.objections(checkpoint).values()
 
 
 def _folder(folder: Path) -> Checkpoint:

@@ -8,7 +8,9 @@ VlmkitError
 ├── CheckpointError        a model's files are missing, broken or not supported
 ├── RequestError           this one request is wrong; the engine is fine
 │   ├── PromptTooLong      the prompt and its answer do not fit the context
-│   ├── ImageError         an image is refused: format, size, address or content
+│   ├── MediaError         an image, sound or other file is refused
+│   │   └── ImageError     an image: its format, size, address or content
+│   ├── ConstraintError    a constraint cannot be kept to, or makes no sense
 │   └── QueueFull          too many requests are waiting; try again later
 └── EngineError            a component failed while it ran this request
     └── OutOfMemory        there was not enough memory for it; later there may be
@@ -90,10 +92,30 @@ class PromptTooLong(RequestError):  # noqa: N818
         )
 
 
-class ImageError(RequestError):
-    """An image is refused: its format, its size, its address or its content."""
+class MediaError(RequestError):
+    """A file or a medium is refused: its format, its size or its content."""
+
+    code = "invalid_media"
+
+
+class ImageError(MediaError):
+    """An image is refused: its format, its size, its address or its content.
+
+    Attributes:
+        index: which of the images of a request it is, from 0; None where that is not known.
+    """
 
     code = "invalid_image"
+    index: int | None = None
+
+
+class ConstraintError(RequestError):
+    """A constraint makes no sense, or the answer cannot go on within it."""
+
+    code = "invalid_constraint"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, param="constraint", hint=hint)
 
 
 class QueueFull(RequestError):  # noqa: N818

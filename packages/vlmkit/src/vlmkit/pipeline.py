@@ -1,135 +1,141 @@
-"""One running model: the five components tied together.
+"""One running model in this process: its components tied together.
 
-The server, the command line and the Python API speak to a pipeline and to nothing below it. A
-pipeline turns a request into sequences, hands them to its loop and gives back a stream; it decides
-nothing about scheduling and computes nothing.
+A pipeline turns a request into sequences, hands them to its loop and gives back a stream; it
+decides nothing about scheduling and computes nothing. Who holds it knows it as a runner; what is
+comfortable for people who write Python is the model's.
 """
 
 import asyncio
-import itertools
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence as Seq
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from functools import cache
 from types import TracebackType
-from typing import Annotated, Any, ParamSpec, Self, TypeVar
+from typing import Self, TypeVar
 
-import msgspec
+from vlmkit.ask.prompt_tokens import PromptTokens
+from vlmkit.ask.request import Request
+from vlmkit.ask.runner_stats import RunnerStats
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import ConfigError
+from vlmkit.kit.pooling import Pooling
+from vlmkit.running.channel import Channel
+from vlmkit.running.constraints import MakeCompiler
+from vlmkit.running.feature_cache import FeatureCache
+from vlmkit.running.image_loader import ImageLoader
+from vlmkit.running.inbox import closing
+from vlmkit.running.intake import Intake
+from vlmkit.running.loop import Loop
+from vlmkit.running.media import MediaIntake
+from vlmkit.running.observers import Observers
+from vlmkit.running.pictures import Pictures
+from vlmkit.running.sampler import ArraySampler
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.stream import Stream
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.media_loader import MediaLoader
+from vlmkit.seams.observer import Observer, RequestFacts
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.proposer import Proposer
+from vlmkit.seams.runner import CONSTRAINT, RunnerFacts
+from vlmkit.seams.sampler import Sampler
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.settings.pipeline import PipelineSettings
 
-from vlmkit.channel import Channel
-from vlmkit.completion import Completion
-from vlmkit.errors import ConfigError, OutOfMemory, PromptTooLong, RequestError
-from vlmkit.feature_cache import FeatureCache
-from vlmkit.image import Image, ImageLimits, ImageSource
-from vlmkit.job import Job
-from vlmkit.loop import Loop, closing
-from vlmkit.message import Message, images_of, turns
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import Engine, Sampler, Scheduler, Tokenizer, VisionEncoder
-from vlmkit.request import Request
-from vlmkit.sampler import ArraySampler
-from vlmkit.sampling import SamplingParams, sampling_params
-from vlmkit.scheduler import ContinuousScheduler
-from vlmkit.sequence import Sequence
-from vlmkit.stream import Stream
-from vlmkit.text import AnswerText
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of one pipeline.
-
-    Attributes:
-        max_images: images of one request.
-        max_output_tokens: most tokens of one answer, whatever a request asks; null leaves that
-            to the context.
-        max_unread_tokens: chunks a slow reader may have unread before its request is held.
-        feature_cache_bytes: memory for features of images that were seen before; 0 keeps none.
-        num_workers: threads that tokenize and preprocess images.
-        images: what pictures are refused.
-    """
-
-    max_images: Positive = 16
-    max_output_tokens: Positive | None = None
-    max_unread_tokens: Positive = 256
-    feature_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 2**20
-    num_workers: Positive = 4
-    images: ImageLimits = ImageLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineStats:
-    """A pipeline's state and what it has done since it started."""
-
-    num_running: int
-    num_waiting: int
-    num_feature_hits: int
-    num_feature_misses: int
-    counters: dict[str, int]
 
 
 class Pipeline:
     """One running model.
 
-    Assemble one by hand from components, or let :func:`vlmkit.load` build one from a model's name.
-    Close it, or use it in a ``with`` statement: it owns a thread and the engine's memory.
+    Assemble one by hand from components and give it to a :class:`vlmkit.Model` or to a server, or
+    let :func:`vlmkit.load` do so from a model's name. Close it, or use it in a ``with`` statement:
+    it owns a thread and the engine's memory.
 
     Args:
         tokenizer: the model's text side.
         engine: the language model.
-        vision_encoder: None for a model without images.
+        media_encoder: None for a model of texts.
         scheduler: the built-in one when None.
         sampler: the built-in one when None.
+        proposer: guesses tokens that the engine then verifies; nothing is guessed when None.
+        constraint: makes a compiler of constraints for a vocabulary, when the first one is asked
+            for; a request that asks for one is refused when None.
+        observers: who is told how requests fare, each by a name for the statistics.
+        media_loaders: who opens files, each by a name for errors; the built-in one for images when
+            None.
         name: how the server lists it.
         defaults: sampling parameters of requests that state none.
         settings: bounds.
+        pooling: returns how a text's hidden states become one vector.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each kind of component
         self,
         *,
         tokenizer: Tokenizer,
         engine: Engine,
-        vision_encoder: VisionEncoder | None = None,
+        media_encoder: MediaEncoder | None = None,
         scheduler: Scheduler | None = None,
         sampler: Sampler | None = None,
+        proposer: Proposer | None = None,
+        constraint: MakeCompiler | None = None,
+        observers: Mapping[str, Observer] | None = None,
+        media_loaders: Mapping[str, MediaLoader] | None = None,
         name: str = "model",
         defaults: SamplingParams | None = None,
         settings: PipelineSettings | None = None,
+        pooling: Callable[[], Pooling] = Pooling,
     ) -> None:
-        self.name = name
-        self.tokenizer = tokenizer
-        self.settings = settings or PipelineSettings()
-        self.defaults = defaults or SamplingParams()
-        self.limits = engine.limits
+        self.facts = facts = RunnerFacts(
+            name=name,
+            limits=engine.limits,
+            modalities=_modalities(media_encoder),
+            eos_ids=tokenizer.eos_ids,
+            defaults=defaults or SamplingParams(),
+            bounds=settings or PipelineSettings(),
+            options=tokenizer.honours.union(() if constraint is None else (CONSTRAINT,)),
+        )
+        self._tokenizer = tokenizer
         self._engine = engine
-        self._encoder = vision_encoder
-        self._features = FeatureCache(self.settings.feature_cache_bytes)
-        # Some checkpoints name tokens that the model's output has no column for.
-        self._banned_ids = tuple(sorted(filter(self._is_in_vocabulary, tokenizer.banned_ids)))
-        self._eos_ids = frozenset(filter(self._is_in_vocabulary, tokenizer.eos_ids))
-        self._ids = itertools.count()
+        self._encoder = media_encoder
+        self._features = FeatureCache(facts.bounds.feature_cache_bytes)
+        self._workers = ThreadPoolExecutor(facts.bounds.num_workers, "vlmkit-prompt")
+        num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
+        self._intake = Intake(
+            tokenizer=tokenizer,
+            engine=engine,
+            encoder=media_encoder,
+            media=MediaIntake(
+                {"image": ImageLoader()} if media_loaders is None else media_loaders, facts
+            ),
+            facts=facts,
+            pictures=Pictures(self._workers, num_at_once),
+            pooling=cache(pooling),
+            constraint=constraint,
+        )
         self._is_closed = False
         self._closing = threading.Lock()
-        self._workers = ThreadPoolExecutor(self.settings.num_workers, "vlmkit-prompt")
-        if self.limits.capacity_tokens < self.limits.max_sequence_tokens:
+        if facts.limits.capacity_tokens < facts.limits.max_sequence_tokens:
             raise ConfigError(
-                f"the cache of {self.limits.capacity_tokens} tokens does not hold one sequence "
-                f"of {self.limits.max_sequence_tokens}",
+                f"the cache of {facts.limits.capacity_tokens} tokens does not hold one sequence "
+                f"of {facts.limits.max_sequence_tokens}",
                 hint="raise the engine's cache or lower its max_sequence_tokens",
             )
+        self._observers = Observers(observers) if observers else None
         self._loop = Loop(
             engine=engine,
-            encoder=vision_encoder,
+            encoder=media_encoder,
             scheduler=scheduler or ContinuousScheduler(),
             sampler=sampler or ArraySampler(),
             features=self._features,
+            proposer=proposer,
+            observers=self._observers,
         )
 
     # One request.
@@ -142,32 +148,23 @@ class Pipeline:
             OutOfMemory: this machine has no room for its prompt now.
         """
         started = time.perf_counter()
-        params = self._checked_params(request)
-        prompt = self._prompt(request)
-        sequences = self._sequences(request, prompt, params)
-        channel = Channel(
-            num_choices=params.n,
-            max_unread_tokens=self.settings.max_unread_tokens,
-            prompt_s=time.perf_counter() - started,
-        )
-        jobs = [
-            Job(
-                sequence,
-                AnswerText(self.tokenizer.stream(), params.stop, params.min_tokens),
-                channel,
-                index,
-            )
-            for index, sequence in enumerate(sequences)
-        ]
-        self._loop.submit(jobs)
-        return Stream(
-            request.id or f"req-{secrets.token_hex(8)}",
-            channel,
+        params, prompt, sequences = self._intake.read(request)
+        facts = RequestFacts(
+            id=request.id or f"req-{secrets.token_hex(8)}",
+            model=self.facts.name,
+            tenant=request.tenant,
+            params=params,
             prompt_tokens=len(prompt),
-            image_tokens=tuple(slot.num_features for slot in prompt.images),
-            abort=self._loop.abort,
-            resume=self._loop.wake,
+            image_tokens=_image_tokens(prompt),
         )
+        channel = Channel(
+            facts,
+            max_unread_tokens=self.facts.bounds.max_unread_tokens,
+            prompt_s=time.perf_counter() - started,
+            observers=self._observers,
+        )
+        self._loop.submit([self._intake.job(s, channel, i) for i, s in enumerate(sequences)])
+        return Stream(channel, prompt.token_ids, abort=self._loop.abort, resume=self._loop.wake)
 
     async def asubmit(self, request: Request) -> Stream:
         """Start a request: its prompt is made in a worker thread, of which there are few.
@@ -177,7 +174,7 @@ class Pipeline:
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
         """
-        stream = await self.in_worker(self.submit, request)
+        stream = await self._begun(request)
         try:
             await stream.accepted()
         except BaseException:
@@ -185,18 +182,13 @@ class Pipeline:
             raise
         return stream
 
-    async def in_worker(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in this pipeline's worker threads, of which there are few.
-
-        A stream that it made is aborted if the caller is cancelled meanwhile.
+    async def _begun(self, request: Request) -> Stream:
+        """Start a request in one of this pipeline's threads; abort it if nobody waits any more.
 
         Raises:
-            EngineError: the pipeline closed before the function's turn came.
+            EngineError: the pipeline closed before its turn came.
         """
-        try:
-            future = self._workers.submit(self._unless_closed, partial(function, *args, **kwargs))
-        except RuntimeError as error:  # the workers are gone
-            raise closing() from error
+        future = self._in_worker(self._begin, request)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -204,76 +196,34 @@ class Pipeline:
             future.add_done_callback(_abort_result)
             raise
 
-    def _unless_closed(self, run: Callable[[], T]) -> T:
+    def _begin(self, request: Request) -> Stream:
         if self._is_closed:
             raise closing()
-        return run()
+        return self.submit(request)
 
-    # Convenience for people who write Python.
-
-    def generate(
-        self, prompt: str | Seq[Message], *, images: Seq[ImageSource] = (), **params: Any
-    ) -> Completion:
-        """Answer a question, or go on with a conversation, and wait for the whole answer.
-
-        Args:
-            prompt: a question, or messages.
-            images: pictures to show with the question: paths, bytes, PIL images or arrays.
-            **params: fields of :class:`vlmkit.SamplingParams`.
-        """
-        return self.submit(self.request(prompt, images=images, **params)).result()
-
-    def stream(
-        self, prompt: str | Seq[Message], *, images: Seq[ImageSource] = (), **params: Any
-    ) -> Iterator[str]:
-        """Yield the answer's text as it comes; arguments as for :meth:`generate`."""
-        for chunk in self.submit(self.request(prompt, images=images, **params)):
-            if chunk.text:
-                yield chunk.text
-
-    async def agenerate(
-        self, prompt: str | Seq[Message], *, images: Seq[ImageSource] = (), **params: Any
-    ) -> Completion:
-        """Answer without blocking the event loop; arguments as for :meth:`generate`."""
-        request = await self.in_worker(self.request, prompt, images=images, **params)
-        return await (await self.asubmit(request)).aresult()
-
-    async def astream(
-        self, prompt: str | Seq[Message], *, images: Seq[ImageSource] = (), **params: Any
-    ) -> AsyncIterator[str]:
-        """Yield the answer's text as it comes, without blocking the event loop."""
-        request = await self.in_worker(self.request, prompt, images=images, **params)
-        async for chunk in await self.asubmit(request):
-            if chunk.text:
-                yield chunk.text
-
-    def request(
-        self, prompt: str | Seq[Message], *, images: Seq[ImageSource] = (), **params: Any
-    ) -> Request:
-        """Make a request from a question or messages; arguments as for :meth:`generate`.
+    async def atokenize(self, request: Request) -> PromptTokens:
+        """Return what a request's prompt comes to; it is made in a worker thread.
 
         Raises:
-            RequestError: an argument is not what was expected, an image included.
+            RequestError: the request is wrong.
+            EngineError: the pipeline is closed.
         """
-        if isinstance(images, str | bytes):
-            raise RequestError("images must be a list, also for one image", param="images")
-        if isinstance(prompt, str):
-            opened = [Image.open(image, self.settings.images) for image in images]
-            messages: Seq[Message] = [Message.of("user", prompt, opened)]
-        elif images:
-            raise RequestError("put the images into the messages", param="images")
-        else:
-            messages = turns(prompt)
-        return Request(messages=messages, params=self.params(**params))
+        prompt = await asyncio.wrap_future(self._in_worker(self._intake.prompt, request))
+        return PromptTokens(prompt.token_ids, _image_tokens(prompt))
 
-    def params(self, **values: Any) -> SamplingParams:
-        """Return the model's default sampling parameters with some values replaced.
+    def detokenize(self, token_ids: Seq[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+        return self._tokenizer.decode(token_ids)
 
-        Raises:
-            RequestError: a name is unknown or a value out of range.
-        """
-        merged = msgspec.to_builtins(self.defaults) | values
-        return sampling_params(merged).checked()
+    def _in_worker(self, work: Callable[[Request], T], request: Request) -> Future[T]:
+        try:
+            return self._workers.submit(work, request)
+        except RuntimeError as error:  # the workers are gone
+            raise closing() from error
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for; may be part of a character."""
+        return self._tokenizer.token_bytes(token_id)
 
     # State.
 
@@ -295,19 +245,15 @@ class Pipeline:
         """Whether a request would be refused now because too many wait."""
         return self._loop.is_full
 
-    @property
-    def takes_images(self) -> bool:
-        """Whether there is a vision encoder."""
-        return self._encoder is not None
-
-    def stats(self) -> PipelineStats:
+    def stats(self) -> RunnerStats:
         """Return counters for monitoring."""
-        return PipelineStats(
+        return RunnerStats(
             self._loop.num_running,
             self._loop.num_waiting,
             self._features.num_hits,
             self._features.num_misses,
             asdict(self._loop.stats),
+            {} if self._observers is None else self._observers.stats(),
         )
 
     def drain(self, timeout_s: float) -> bool:
@@ -322,6 +268,8 @@ class Pipeline:
             self._is_closed = True
         self._workers.shutdown(wait=False)  # what waits there ends by itself, with an error
         self._loop.close()
+        if self._observers is not None:
+            self._observers.close()
         try:
             if self._encoder is not None:
                 self._encoder.close()
@@ -339,94 +287,18 @@ class Pipeline:
     ) -> None:
         self.close()
 
-    # From request to sequences.
 
-    def _is_in_vocabulary(self, token_id: int) -> bool:
-        return token_id < self.limits.vocab_size
-
-    def _checked_params(self, request: Request) -> SamplingParams:
-        params = (request.params or self.defaults).checked()
-        wrong = next((i for i in params.logit_bias if not self._is_in_vocabulary(i)), None)
-        if wrong is not None:
-            raise RequestError(
-                f"token id {wrong} is not in the vocabulary of {self.limits.vocab_size}",
-                param="logit_bias",
-            )
-        return params
-
-    def _prompt(self, request: Request) -> Prompt:
-        num_images = sum(1 for _ in images_of(request.messages))
-        if not request.messages:
-            raise RequestError("messages is empty", param="messages")
-        if num_images and self._encoder is None:
-            raise RequestError(f"model {self.name!r} takes no images", param="messages")
-        if num_images > self.settings.max_images:
-            raise RequestError(
-                f"{num_images} images are over the limit of {self.settings.max_images}",
-                param="messages",
-                code="too_many_images",
-            )
-        try:
-            prompt = self.tokenizer.prompt(request.messages, tools=request.tools)
-        except MemoryError as error:
-            raise OutOfMemory("this prompt") from error
-        if not prompt.token_ids:
-            raise RequestError("the prompt has no tokens", param="messages")
-        return prompt
-
-    def _sequences(
-        self, request: Request, prompt: Prompt, params: SamplingParams
-    ) -> list[Sequence]:
-        """Make one sequence for each choice; all but the first share the first one's prefill."""
-        max_tokens = self._max_tokens(prompt, params)
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        leader: Sequence | None = None
-        sequences = []
-        for index in range(params.n):
-            sequence = Sequence(
-                id=f"{next(self._ids)}",
-                prompt=prompt,
-                params=params,
-                seed=seed + index,
-                max_tokens=max_tokens,
-                eos_ids=self._eos_ids,
-                banned_ids=self._banned_ids,
-                tenant=request.tenant,
-                priority=request.priority,
-                leader=leader,
-            )
-            leader = leader or sequence
-            sequences.append(sequence)
-        return sequences
-
-    def _max_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
-        """Return how many tokens may be generated; never silently fewer than were asked for.
-
-        An answer that ends before the length that was asked for could not be told from a whole one
-        that the client's own limit ended.
-        """
-        most, num_prompt = self.limits.max_sequence_tokens, len(prompt)
-        room, bound = most - num_prompt, self.settings.max_output_tokens
-        asked = params.max_tokens
-        if asked is not None and bound is not None and asked > bound:
-            raise RequestError(f"max_tokens is over the limit of {bound}", param="max_tokens")
-        if room < 1:
-            raise PromptTooLong(most, f"your messages resulted in {num_prompt} tokens")
-        if asked is None:
-            return room if bound is None else min(room, bound)
-        if asked > room:
-            raise PromptTooLong(
-                most,
-                f"you requested {num_prompt + asked} tokens ({num_prompt} in the messages, {asked} "
-                "in the completion)",
-                param="max_tokens",
-            )
-        return asked
+def _image_tokens(prompt: Prompt) -> tuple[int, ...]:
+    return tuple(slot.num_features for slot in prompt.media if slot.kind == "image")
 
 
-def _abort_result(future: Any) -> None:
+def _modalities(encoder: MediaEncoder | None) -> tuple[str, ...]:
+    """Return what messages may hold: texts, then images, then other media by name."""
+    kinds = frozenset[str]() if encoder is None else encoder.media_kinds
+    return ("text", *sorted(kinds, key=lambda kind: (kind != "image", kind)))
+
+
+def _abort_result(future: Future[Stream]) -> None:
     """Stop a request whose asker went away while its prompt was being made."""
     if not future.cancelled() and future.exception() is None:
-        result = future.result()
-        if isinstance(result, Stream):
-            result.abort()
+        future.result().abort()

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import socket
 import subprocess
 import threading
@@ -17,11 +18,15 @@ import httpx2
 import openai
 from PIL import Image as PilImage
 
-from vlmkit.pipeline import Pipeline, PipelineSettings
-from vlmkit.scheduler import ContinuousScheduler, SchedulerSettings
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.constraints import MakeCompiler
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.runner import Runner
 from vlmkit.server.run import Loader, Server
 from vlmkit.server.service import Service
-from vlmkit.server.settings import ServerSettings
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit.settings.server import ServerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -33,13 +38,15 @@ def mock_pipeline(
     takes_images: bool = True,
     max_waiting: int = 1024,
     settings: PipelineSettings | None = None,
+    constraint: MakeCompiler | None = None,
     **engine: Any,
 ) -> Pipeline:
     return Pipeline(
         tokenizer=MockTokenizer(),
         engine=MockEngine(MockEngineSettings(**engine)),
-        vision_encoder=MockVisionEncoder(MockEncoderSettings()) if takes_images else None,
+        media_encoder=MockVisionEncoder(MockEncoderSettings()) if takes_images else None,
         scheduler=ContinuousScheduler(SchedulerSettings(max_waiting=max_waiting)),
+        constraint=constraint,
         settings=settings,
         name="mock",
     )
@@ -62,35 +69,42 @@ class Running:
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
         )
 
-    def post(self, body: Any, **options: Any) -> httpx2.Response:
-        """Send a body to the chat API."""
+    def post(
+        self, body: Any, path: str = "/v1/chat/completions", **options: Any
+    ) -> httpx2.Response:
+        """Send a body, to the chat API unless another path is named."""
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
         headers = {"content-type": "application/json"} | options.pop("headers", {})
-        url = f"{self.url}/v1/chat/completions"
-        return self.http.post(url, content=body, headers=headers, **options)
+        return self.http.post(f"{self.url}{path}", content=body, headers=headers, **options)
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
         return self.http.get(f"{self.url}{path}", **options)
 
-    def connect(self, body: Any, *, receive_bytes: int | None = None) -> socket.socket:
-        """Send a chat request over a bare socket."""
+    def connect(
+        self,
+        body: Any,
+        *,
+        path: str = "/v1/chat/completions",
+        receive_bytes: int | None = None,
+    ) -> socket.socket:
+        """Send a request over a bare socket."""
         connection = socket.socket()
         if receive_bytes is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         connection.settimeout(300)
         connection.connect(("127.0.0.1", self.port))
-        connection.sendall(http_request(body))
+        connection.sendall(http_request(body, path))
         return connection
 
-    def pipeline(self, name: str = "mock") -> Pipeline:
-        pipeline = self.service.models[name].pipeline
-        assert pipeline is not None
-        return pipeline
+    def runner(self, name: str = "mock") -> Runner:
+        runner = self.service.models[name].runner
+        assert runner is not None
+        return runner
 
     def is_idle(self) -> bool:
         """Whether nothing is left of any request."""
-        stats = self.pipeline().stats()
+        stats = self.runner().stats()
         return not (stats.num_running or stats.num_waiting or self.service.num_open)
 
 
@@ -100,12 +114,12 @@ def http_client() -> httpx2.Client:
     return httpx2.Client(trust_env=False, verify=False, timeout=300, limits=once)
 
 
-def http_request(body: Any) -> bytes:
+def http_request(body: Any, path: str = "/v1/chat/completions") -> bytes:
     content = json.dumps(body).encode()
     return (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        b"POST %b HTTP/1.1\r\nhost: localhost\r\n"
         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-    ) % (len(content), content)
+    ) % (path.encode(), len(content), content)
 
 
 def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
@@ -141,15 +155,15 @@ def eventually(is_true: Callable[[], bool], *, timeout_s: float = 300.0) -> bool
 
 @contextmanager
 def running(
-    models: Mapping[str, Pipeline | Loader] | None = None, **settings: Any
+    models: Mapping[str, Runner | Loader] | None = None, **settings: Any
 ) -> Iterator[Running]:
     """Run a server in a thread of this process."""
     service = Service(models or {"mock": None}, ServerSettings(port=0, **settings))
-    pipelines = dict(models) if models is not None else {"mock": mock_pipeline()}
-    for name, pipeline in pipelines.items():
-        if isinstance(pipeline, Pipeline):
+    runners = dict(models) if models is not None else {"mock": mock_pipeline()}
+    for name, runner in runners.items():
+        if isinstance(runner, Runner):
             service.models[name].start()
-            service.models[name].finish(pipeline)
+            service.models[name].finish(runner)
     server = Server(service)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -162,18 +176,18 @@ def running(
         server.stop()
         thread.join()
         listener.close()
-        for pipeline in pipelines.values():
-            if isinstance(pipeline, Pipeline):
-                pipeline.close()
+        for runner in runners.values():
+            if isinstance(runner, Runner):
+                runner.close()
 
 
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
         self.process = process
         self.log = log
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = url
         self.http = http_client()
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
@@ -191,21 +205,26 @@ class Process:
             return None
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
-def process(command: Sequence[str], port: int, folder: Path) -> Iterator[Process]:
-    """Run a server's command in a folder, where what it says goes into the file ``log``."""
-    with (folder / "log").open("wb") as log:
-        started = subprocess.Popen(command, cwd=folder, stderr=log)
-        server = Process(started, port, folder / "log")
+def process(command: Sequence[str], folder: Path) -> Iterator[Process]:
+    """Run a server's command in a folder, where what it says goes into the file ``log``.
+
+    The command takes a free port by itself and logs which: one that is looked for here may be
+    another's when the server opens it.
+    """
+    log = folder / "log"
+    with log.open("wb") as file, subprocess.Popen(command, cwd=folder, stderr=file) as started:
         try:
-            yield server
+            eventually(lambda: started.poll() is not None or listening(log) is not None)
+            found = listening(log)
+            assert found, log.read_text()
+            server = Process(started, found[1], log)
+            with server.client:
+                yield server
         finally:
-            server.client.close()
             started.kill()
-            started.wait()
+
+
+def listening(log: Path) -> "re.Match[str] | None":
+    """Find in a server's log where it listens."""
+    return re.search(r"listening on (\S+)\n", log.read_text())

@@ -8,7 +8,7 @@ import openai
 import pytest
 from running_server import chat, image_part, mock_pipeline, picture, running, scripted
 
-from vlmkit.pipeline import PipelineSettings
+from vlmkit.settings.pipeline import PipelineSettings
 
 
 def ask(server, text="hello", **options):

@@ -16,7 +16,7 @@ from running_server import (
     scripted,
 )
 
-from vlmkit.pipeline import PipelineSettings
+from vlmkit.settings.pipeline import PipelineSettings
 
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)
 
@@ -34,14 +34,14 @@ def close(connection: socket.socket, how: str) -> None:
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_while_it_is_answered_ends_its_request(server, stream, how):
-    num_aborted = server.pipeline().stats().counters["num_aborted"]
+    num_aborted = server.runner().stats().counters["num_aborted"]
     connection = server.connect(chat(ENDLESS, stream=stream, max_tokens=4000))
-    assert eventually(lambda: server.pipeline().stats().num_running == 1)
+    assert eventually(lambda: server.runner().stats().num_running == 1)
     if stream:
         assert b"200 OK" in connection.recv(1000)
     close(connection, how)
     assert eventually(server.is_idle)
-    assert server.pipeline().stats().counters["num_aborted"] == num_aborted + 1
+    assert server.runner().stats().counters["num_aborted"] == num_aborted + 1
     connection.close()
 
 
@@ -90,7 +90,7 @@ def test_a_client_that_goes_away_while_it_sends_its_body_is_forgotten(server):
 def test_a_client_that_sent_its_next_request_already_ends_both_by_going_away(server, caplog):
     connection = server.connect(chat(ENDLESS, stream=True, max_tokens=4000))
     connection.sendall(http_request(chat(ENDLESS, stream=True, max_tokens=4000)))
-    assert eventually(lambda: server.pipeline().stats().num_running == 1)
+    assert eventually(lambda: server.runner().stats().num_running == 1)
     assert b"200 OK" in connection.recv(1000)
     close(connection, "close")
     assert eventually(server.is_idle)

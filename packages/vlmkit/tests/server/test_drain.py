@@ -9,37 +9,45 @@ from pathlib import Path
 
 import openai
 import pytest
-from running_server import eventually, free_port, process, scripted
+from running_server import eventually, process, scripted
 
 pytestmark = pytest.mark.posix
 
 PROGRAM = textwrap.dedent("""
-    import json, sys
+    import json, logging, sys
     from pathlib import Path
-    sys.path.append(str(Path(sys.argv[1])))
+    logging.basicConfig(level=logging.INFO)
+    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
+    from replicas import Replicas
     from running_server import mock_pipeline
     from vlmkit.server.run import serve
-    from vlmkit.server.settings import ServerSettings
+    from vlmkit.settings.server import ServerSettings
 
-    serve({"mock": mock_pipeline}, ServerSettings(**json.loads(sys.argv[2])))
+    def replicas():
+        return Replicas([mock_pipeline(), mock_pipeline()])
+
+    load = {"pipeline": mock_pipeline, "replicas": replicas}[sys.argv[3]]
+    serve({"mock": load}, ServerSettings(**json.loads(sys.argv[2])))
 """)
 SLOW = scripted(text="x", tokens=40, latency_s=0.02)
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.05)
 
 
 @contextmanager
-def server_process(tmp_path, **settings):
-    port = free_port()
+def server_process(tmp_path, kind="pipeline", **settings):
     here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", PROGRAM, here, json.dumps({"port": port} | settings)]
-    with process(command, port, tmp_path) as server:
+    command = [sys.executable, "-c", PROGRAM, here, json.dumps({"port": 0} | settings), kind]
+    with process(command, tmp_path) as server:
         assert eventually(lambda: server.status() == 200)
         yield server
 
 
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_running_answers_finish_and_new_ones_are_refused(tmp_path, sig):
-    with server_process(tmp_path) as server:
+@pytest.mark.parametrize(
+    ("sig", "kind"),
+    [(signal.SIGTERM, "pipeline"), (signal.SIGINT, "pipeline"), (signal.SIGTERM, "replicas")],
+)
+def test_running_answers_finish_and_new_ones_are_refused(tmp_path, sig, kind):
+    with server_process(tmp_path, kind) as server:
         stream = server.stream(SLOW)
         next(stream)
         server.process.send_signal(sig)

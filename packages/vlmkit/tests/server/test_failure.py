@@ -10,12 +10,13 @@ from contextlib import contextmanager
 
 import openai
 import pytest
-from running_server import eventually, free_port, mock_pipeline, process, running, scripted
+from running_server import eventually, mock_pipeline, process, running, scripted
 
 from vlmkit.errors import EngineError
+from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.server.run import serve
-from vlmkit.server.settings import ServerSettings
+from vlmkit.settings.server import ServerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 
@@ -40,9 +41,8 @@ CRASH = scripted(text="abc", crash_at_token=1)
 @contextmanager
 def command(tmp_path):
     (tmp_path / "vlmkit.toml").write_text(CONFIG)
-    port = free_port()
-    arguments = ["serve", "--config", "vlmkit.toml", "--set", f"server.port={port}"]
-    with process([sys.executable, "-m", "vlmkit", *arguments], port, tmp_path) as server:
+    arguments = ["serve", "--config", "vlmkit.toml", "--port", "0"]
+    with process([sys.executable, "-m", "vlmkit", *arguments], tmp_path) as server:
         assert eventually(lambda: server.status() == 200)
         yield server
 
@@ -101,7 +101,7 @@ class FragileEngine(MockEngine):
 def test_a_model_that_failed_before_it_was_served_ends_the_server_and_closes_the_others():
     broken, sound = Pipeline(tokenizer=MockTokenizer(), engine=FragileEngine()), mock_pipeline()
     with pytest.raises(EngineError):
-        broken.generate(CRASH)
+        Model(broken).generate(CRASH)
     with pytest.raises(EngineError, match="engine of model 'one' failed") as caught:
         serve({"one": broken, "two": sound}, ServerSettings(port=0))
     assert caught.value.__cause__ is not None

@@ -17,8 +17,8 @@ from running_server import chat, image_part, mock_pipeline, picture, running
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.server.convert import Converter
 from vlmkit.server.fetch import ImageFetcher, is_public
-from vlmkit.server.settings import FetchSettings, ServerSettings
-from vlmkit.server.wire import chat_request
+from vlmkit.server.wire import CHAT
+from vlmkit.settings.server import FetchSettings, ServerSettings
 
 CONTENT = b"x" * 1000
 PICTURE = base64.b64decode(picture(9, 7).partition(",")[2])
@@ -215,8 +215,8 @@ def test_a_fetched_file_is_opened_like_any_other_and_named_by_its_part(site):
         parts = [image_part(f"{site.url}{path}") for path in paths]
         body = chat(messages=[{"role": "user", "content": parts}])
         with mock_pipeline() as pipeline:
-            request, _ = chat_request(json.dumps(body).encode())
-            converting = Converter(settings, fetcher).request(request, pipeline, "id")
+            request, _ = CHAT.read(json.dumps(body).encode())
+            converting = Converter(settings, fetcher).request(request, pipeline.facts, "id")
             return asyncio.run(converting)[0]
 
     (part,) = convert("/picture").messages[0].parts

@@ -7,7 +7,7 @@ from running_server import chat, eventually, image_part, mock_pipeline, picture,
 
 from vlmkit.errors import CheckpointError
 from vlmkit.server.run import serve
-from vlmkit.server.settings import ServerSettings
+from vlmkit.settings.server import ServerSettings
 
 
 def test_a_server_with_its_models_loaded_is_ready(server):
@@ -62,7 +62,7 @@ def test_a_full_queue_is_said_to_load_balancers_and_to_clients():
 def test_more_requests_than_are_taken_are_refused():
     with running(max_requests=1) as server:
         first = server.connect(chat(scripted(text="x", tokens=4000, latency_s=0.01), stream=True))
-        assert eventually(lambda: server.pipeline().stats().num_running == 1)
+        assert eventually(lambda: server.runner().stats().num_running == 1)
         refused = server.post(chat())
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server_overloaded")
         assert server.get("/readyz").json()["status"] == "full"

@@ -2,12 +2,13 @@
 
 import json
 
+import openai
 import pytest
 from hypothesis import given, settings, strategies as st
 from running_server import chat, image_part, picture, running
 
 from vlmkit.server.ignored import CHANGING, COUNTED
-from vlmkit.server.wire import chat_request
+from vlmkit.server.wire import CHAT, ChatRequest
 
 # What clients send, key by key, each recorded from the library that its name says.
 LITELLM_SECOND_TURN = {
@@ -48,11 +49,28 @@ AN_ECHOED_ANSWER = {
             "tool_calls": [],
             "provider_specific_fields": None,
             "reasoning_content": "so I said hi",
+            "reasoning": "so I said hi",
         },
         {"role": "user", "content": [{"type": "text", "text": "two", "cache_control": {"a": 1}}]},
     ],
     "model": "mock",
 }
+
+VLLM_ROUTER = {
+    "model": "mock",
+    "messages": [{"role": "user", "content": "hi"}],
+    "stream": False,
+    "logprobs": False,
+    "no_stop_trim": False,
+    "ignore_eos": False,
+    "continue_final_message": False,
+    "skip_special_tokens": True,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "return_hidden_states": False,
+    "include_reasoning": True,
+}
+STRICT = {"x-vlmkit-strict": "1"}
 
 
 def ignored(answer):
@@ -70,13 +88,15 @@ def shown(detail):
     [
         (LITELLM_SECOND_TURN, "messages.provider_specific_fields"),
         (AUTOGEN, "messages.name"),
-        (AN_ECHOED_ANSWER, "messages.content.cache_control, messages.reasoning_content"),
+        (AN_ECHOED_ANSWER, "messages.content.cache_control, messages.reasoning"),
         (shown("low"), "messages.content.image_url.detail"),
         (shown("high"), "messages.content.image_url.detail"),
         (shown("auto"), None),
         (chat(stream_options={"include_usage": True, "continuous_usage_stats": True}, stream=True),
          "stream_options.continuous_usage_stats"),
-        (chat(request_id="x", cache_salt="y", extra=None, more={}), "cache_salt, request_id"),
+        (chat(request_id="x", label="y", extra=None, more={}), "label, request_id"),
+        (VLLM_ROUTER, None),
+        (chat(stream_reasoning=False), "stream_reasoning"),
         (chat(), None),
     ],
 )  # fmt: skip
@@ -109,7 +129,7 @@ def test_the_official_client_may_ask_for_a_detail_and_sees_that_it_had_no_effect
     assert answer.headers["x-vlmkit-ignored"] == "messages.content.image_url.detail, messages.name"
 
 
-@pytest.mark.parametrize("name", sorted(CHANGING))
+@pytest.mark.parametrize("name", sorted(CHANGING.keys() - set(ChatRequest.__struct_fields__)))
 def test_a_field_that_changes_the_answer_elsewhere_is_refused_by_name(server, name):
     refused = server.post(chat(**{name: "x"}))
     assert refused.status_code == 400
@@ -119,7 +139,7 @@ def test_a_field_that_changes_the_answer_elsewhere_is_refused_by_name(server, na
         assert ignored(server.post(chat(**{name: json.loads(neutral)}))) is None
 
 
-@pytest.mark.parametrize("key", ["refusal", "audio", "function_call", "tool_calls"])
+@pytest.mark.parametrize("key", ["refusal", "audio", "function_call"])
 def test_a_part_of_an_answer_that_the_model_would_not_see_is_refused(server, key):
     said = {"role": "assistant", "content": "x", key: [{"id": "1"}]}
     body = chat() | {"messages": [said]}
@@ -158,7 +178,7 @@ def test_keys_around_long_texts_are_found_and_those_inside_are_none(texts, is_as
     parts = [{"type": "text", "text": text, "mark": text} for text in texts]
     parts.append({"type": "image_url", "image_url": {"url": texts[0], "detail": "low"}})
     body = {"x": texts, "messages": [{"role": "user", "content": parts, "name": "n"}], "model": "m"}
-    _, names = chat_request(json.dumps(body, ensure_ascii=is_ascii).encode())
+    _, names = CHAT.read(json.dumps(body, ensure_ascii=is_ascii).encode())
     inner = {"name", "content.mark", "content.image_url.detail"}
     assert names == {"x", *(f"messages.{name}" for name in inner)}
 
@@ -179,3 +199,42 @@ def test_the_operator_sees_how_often_and_clients_choose_no_name_of_a_counter():
         for number in range(40):
             server.post(chat(**{f"key{number}": 1}))
         assert set(server.get("/readyz").json()["num_ignored"]) <= COUNTED | {"other"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [(AUTOGEN, "messages.name"), (chat(**{"a b": 1}), None), (chat(b=1, a=1), "a")],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_wants_nothing_ignored_says_so(server, body, param, stream):
+    refused = server.post(body | {"stream": stream}, headers=STRICT)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == (param, "unknown_parameter")
+    assert ignored(server.post(VLLM_ROUTER, headers=STRICT)) is None
+    assert ignored(server.post(body, headers={"x-vlmkit-strict": "0"}))
+
+
+def test_an_operator_may_have_keys_refused_or_ignored_that_nothing_uses():
+    with running(unknown_fields="refuse") as server:
+        refused = server.post(AUTOGEN, headers={"x-vlmkit-strict": "0"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "unknown_parameter"
+        assert ignored(server.post(chat())) is None
+    with running(unknown_fields="ignore") as server:
+        assert ignored(server.post(AUTOGEN)) is None
+        assert server.get("/readyz").json()["num_ignored"] == {"messages.name": 1}
+        assert server.post(chat(guided_json={"a": 1})).status_code == 400
+        assert server.post(AUTOGEN, headers=STRICT).status_code == 400
+
+
+def test_the_official_client_may_want_nothing_ignored(server):
+    client = server.client()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="mock",
+            messages=[{"role": "user", "content": "x"}],
+            extra_body={"request_id": "x"},
+            extra_headers=STRICT,
+        )
+    assert caught.value.param == "request_id"

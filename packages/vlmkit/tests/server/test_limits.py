@@ -12,8 +12,9 @@ from running_server import (
     running,
 )
 
-from vlmkit.image import ImageLimits
-from vlmkit.pipeline import PipelineSettings
+from vlmkit.settings.images import ImageLimits
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
 
 
 def fault(answer, status):
@@ -171,7 +172,7 @@ def test_a_request_that_finds_no_memory_is_asked_to_come_back(server, monkeypatc
     def fail(*_, **__):
         raise MemoryError("the words of a library")
 
-    monkeypatch.setattr(type(server.pipeline().tokenizer), "prompt", fail)
+    monkeypatch.setattr(MockTokenizer, "prompt", fail)
     answer = server.post(chat())
     error = fault(answer, 503)
     assert (error["code"], error["type"]) == ("out_of_memory", "service_unavailable_error")

@@ -7,7 +7,7 @@ import pytest
 from vlmkit.errors import ConfigError
 from vlmkit.server.gate import is_loopback
 from vlmkit.server.run import serve
-from vlmkit.server.settings import ServerSettings
+from vlmkit.settings.server import ServerSettings
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
@@ -37,7 +37,7 @@ def test_settings_need_no_server_library():
     import sys
 
     program = (
-        "import sys, vlmkit.server.settings;"
+        "import sys, vlmkit.settings.server;"
         "assert not {'litestar', 'uvicorn', 'httpx2'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

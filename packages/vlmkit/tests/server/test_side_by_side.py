@@ -1,12 +1,13 @@
-"""Images of one request are opened side by side, and none of what was promised of one is lost."""
+"""Images of one request are decoded side by side, and none of what was promised of one is lost."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from running_server import image_part, mock_pipeline, picture, running
+from running_server import chat, image_part, mock_pipeline, picture, running
 
-from vlmkit.image import Image
-from vlmkit.pipeline import PipelineSettings
+import vlmkit.ask.image
+from vlmkit.settings.pipeline import PipelineSettings
 
 
 def body(*urls):
@@ -15,29 +16,31 @@ def body(*urls):
 
 
 class Meeting:
-    """Lets images be opened only when as many are being opened as are expected at once."""
+    """Lets images be decoded only when as many are being decoded as are expected at once."""
 
     def __init__(self, monkeypatch, num_expected):
         self._lock = threading.Lock()
         self._barrier = threading.Barrier(num_expected)
         self._num_open = self.num_most = 0
-        self._open = Image.open
-        monkeypatch.setattr(Image, "open", self.open)
+        self.threads = set()
+        self._decoded = vlmkit.ask.image.decoded
+        monkeypatch.setattr(vlmkit.ask.image, "decoded", self.decoded)
 
-    def open(self, *arguments):
+    def decoded(self, content):
+        self.threads.add(threading.current_thread().name.rpartition("_")[0])
         with self._lock:
             self._num_open += 1
             self.num_most = max(self.num_most, self._num_open)
         try:
             self._barrier.wait(timeout=300)
-            return self._open(*arguments)
+            return self._decoded(content)
         finally:
             with self._lock:
                 self._num_open -= 1
 
 
 @pytest.mark.parametrize(("num_workers", "num_at_once"), [(4, 3), (3, 2), (2, 1), (1, 1)])
-def test_images_are_opened_at_once_in_all_workers_but_one(monkeypatch, num_workers, num_at_once):
+def test_images_are_decoded_at_once_in_all_workers_but_one(monkeypatch, num_workers, num_at_once):
     pipeline = mock_pipeline(settings=PipelineSettings(num_workers=num_workers))
     with running({"mock": pipeline}) as server:
         meeting = Meeting(monkeypatch, num_at_once)
@@ -46,14 +49,24 @@ def test_images_are_opened_at_once_in_all_workers_but_one(monkeypatch, num_worke
         text = answer.json()["choices"][0]["message"]["content"]
         assert [line.split()[2] for line in text.splitlines()] == [f"{8 + n}x6" for n in range(6)]
         assert meeting.num_most == num_at_once
+        assert meeting.threads == {"vlmkit-prompt"}
 
 
 def test_of_several_broken_images_the_first_is_named(server):
     large = picture(3000, 2000, kind="JPEG")
-    for _ in range(5):
-        error = server.post(body(large, "data:,", large, "data:,")).json()["error"]
-        assert error["param"] == "messages[1].content[0].image_url.url"
-        assert error["code"] == "invalid_image"
+    for broken in ("data:,", picture(kind="PNG")[:-40]):
+        for _ in range(5):
+            error = server.post(body(large, broken, large, broken)).json()["error"]
+            assert error["param"] == "messages[1].content[0].image_url.url"
+            assert error["code"] == "invalid_image"
+
+
+def test_who_is_decoding_leaves_a_worker_to_a_text():
+    """And those who ask at once do not wait for each other's workers."""
+    with running() as server, ThreadPoolExecutor(8) as clients:
+        shown = body(*[picture(1500, 1000, kind="JPEG")] * 4)
+        asked = [clients.submit(server.post, each) for each in [shown, chat("hello")] * 8]
+        assert [answer.result().status_code for answer in asked] == [200] * 16
 
 
 def test_images_that_are_too_large_together_are_refused_in_any_order():

@@ -5,11 +5,11 @@ The model is data only; whichever tokenizer, vision encoder and engine plugins a
 
 from pathlib import Path
 
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.hookspecs import hookimpl
-from vlmkit.registry import BuildContext, Registry
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
 
-VLMKIT_API = 1
+VLMKIT_API = (1, 0)
 NAME = "demo"
 
 

@@ -1,22 +1,26 @@
 """Conversations to text, with who wrote what still known.
 
-Decides how messages are put to a chat template (contents as text or as lists of parts) and checks
-that the template said everything. Does not tokenize and does not touch pixels.
+Decides how messages are put to a chat template, and checks that the template said everything. Does
+not tokenize and does not touch pixels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
+from vlmkit.ask.message import Message
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import CheckpointError, RequestError
-from vlmkit.message import Message, TextPart
+from vlmkit.seams.chat_format import CallFormat
+from vlmkit.seams.tokenizer import PLAIN
+from vlmkit_hf.calls import TOOL, format_of
+from vlmkit_hf.reasoning import NAMES, Marks
 from vlmkit_hf.sentinel import Segment, StandIns
 from vlmkit_hf.template import ChatTemplate
+from vlmkit_hf.turns import Form, Turns
 
-Form = Literal["parts", "text"]
 Layout = Callable[[str], str]
-
-END_OF_THOUGHT = "</think>"
-START_OF_THOUGHT = "<think>"
 
 
 class Chat:
@@ -36,21 +40,22 @@ class Chat:
         self._placeholder = placeholder or ""
         # What a model thought before an earlier answer is part of the structure, if the template
         # asks about it: it may drop the thought.
-        self._knows_thoughts = template.mentions(END_OF_THOUGHT)
-        self._form: Form = "parts" if placeholder else "text"
-        if not self._fits():
-            self._form = "text" if placeholder else "parts"
-            if not self._fits():
-                raise CheckpointError(
-                    f"the chat template of {owner!r} cannot write a plain message of role 'user'",
-                    hint='give the model another one: tokenizer.chat_template = "PATH"',
-                )
+        self._marks = Marks.of(template.mentions)
+        self._reasoning_name = next(filter(template.asks_for, NAMES), None)
+        likelier, other = Form(placeholder is not None), Form(placeholder is None)
+        self._form = likelier if self._fits(likelier) else other
+        if self._form is other and not self._fits(other):
+            raise CheckpointError(
+                f"the chat template of {owner!r} cannot write a plain message of role 'user'",
+                hint='give the model another one: tokenizer.chat_template = "PATH"',
+            )
 
     def segments(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         layout: Layout | None = None,
+        options: PromptOptions = PLAIN,
     ) -> list[Segment]:
         """Write a conversation and say who wrote each run of it.
 
@@ -58,6 +63,7 @@ class Chat:
             messages: the conversation; images become the model's placeholder.
             tools: what the model may call.
             layout: what the family's processor does to the text as a whole.
+            options: how it is to be written.
 
         Raises:
             RequestError: the template refuses the conversation, takes no tools, or leaves out
@@ -65,74 +71,111 @@ class Chat:
         """
         if tools and not self._template.takes_tools:
             raise RequestError("this model's chat template takes no tools", param="tools")
+        form: Form | None = self._form
+        calling = [number for number, message in enumerate(messages) if _calls(message)]
+        if calling and (form := self._form_of_calls) is None:
+            raise RequestError(
+                "this model's chat template writes no calls of tools",
+                param=f"messages[{calling[0]}]",
+            )
+        segments = self._written(messages, form or self._form, tools, layout, options)
+        if options.continue_final_message:
+            return _cut_behind(segments, messages[-1].text)
+        return segments
+
+    def _written(
+        self,
+        messages: Sequence[Message],
+        form: Form,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        layout: Layout | None = None,
+        options: PromptOptions = PLAIN,
+    ) -> list[Segment]:
         stand_ins = StandIns()
-        written = [self._message(message, stand_ins) for message in messages]
+        turns = Turns(form, self._placeholder, self._marks, self._reasoning_name, stand_ins)
+        written = turns.write(messages)
         hidden_tools = [stand_ins.hide_json(tool) for tool in tools] if tools else None
-        rendered = self._template.render(written, hidden_tools)
+        rendered = self._template.render(written, hidden_tools, options)
         if layout is not None:
             rendered = layout(rendered)
         segments = stand_ins.restore(rendered)
-        for number, message in enumerate(messages):
-            self._check_said(number, message, stand_ins)
-        return segments
-
-    def _message(self, message: Message, stand_ins: StandIns) -> dict[str, Any]:
-        hide: Callable[[str], str] = stand_ins.hide
-        if message.role == "assistant" and self._knows_thoughts:
-            hide = _hide_around_thought(stand_ins)
-        if self._form == "text":
-            content: Any = "".join(
-                hide(part.text) if isinstance(part, TextPart) else self._placeholder
-                for part in message.parts
-            )
-        else:
-            content = [
-                {"type": "text", "text": hide(part.text)}
-                if isinstance(part, TextPart)
-                else {"type": "image"}
-                for part in message.parts
-            ]
-        return {"role": message.role, "content": content}
-
-    def _check_said(self, number: int, message: Message, stand_ins: StandIns) -> None:
-        """Refuse a conversation of which the template silently left something out."""
-        for part in message.parts:
-            if not isinstance(part, TextPart):
-                continue
-            said = part.text
-            if message.role == "assistant" and self._knows_thoughts:
-                said = _without_thought(said)
+        for number, said in turns.said:
             if not stand_ins.is_shown(said):
                 raise RequestError(
                     "the model's chat template leaves out what this message of role "
-                    f"{message.role!r} says",
+                    f"{messages[number].role!r} says",
                     param=f"messages[{number}]",
                 )
+        return segments
 
-    def _fits(self) -> bool:
-        """Tell whether the template understands the present form of contents."""
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """How the template writes calls of tools; None if that is not known, or it writes none."""
+        if not self._template.takes_tools or self._form_of_calls is None:
+            return None
+        form = self._form_of_calls
+        return format_of(lambda messages: self._written(messages, form, [TOOL]))
+
+    def _fits(self, form: Form) -> bool:
+        """Tell whether the template understands contents of a form."""
         probe = 'one\n"two"'  # would look different inside JSON or the repr of a list
         try:
-            segments = self.segments([Message.of("user", probe)])
+            segments = self._written([Message.of("user", probe)], form)
         except RequestError:
             return False
         return [segment.text for segment in segments if segment.is_client] == [probe]
 
+    @cached_property
+    def _form_of_calls(self) -> Form | None:
+        """How the template takes calls of tools; None if it writes none.
 
-def _hide_around_thought(stand_ins: StandIns) -> Callable[[str], str]:
-    """Return a ``hide`` that leaves the tags of a leading thought as they are."""
+        Templates differ in whether they write JSON themselves, and in what they take for a turn
+        that says nothing.
+        """
+        forms = (
+            self._form._replace(takes_text=takes_text, takes_none=takes_none)
+            for takes_text in (False, True)
+            for takes_none in (False, True)
+        )
+        return next(filter(self._fits_calls, forms), None)
 
-    def hide(text: str) -> str:
-        thought, tag, said = text.partition(END_OF_THOUGHT)
-        if not tag:
-            return stand_ins.hide(text)
-        start = START_OF_THOUGHT if thought.lstrip().startswith(START_OF_THOUGHT) else ""
-        thought = thought.lstrip().removeprefix(start) if start else thought
-        return f"{start}{stand_ins.hide(thought)}{tag}{stand_ins.hide(said)}"
+    def _fits_calls(self, form: Form) -> bool:
+        arguments = '{"the key": "one \\"two\\""}'
+        call = ToolCallPart("aCall0123", "look_up", arguments)
+        turns = [
+            Message.of("user", "What?"),
+            Message("assistant", (call,)),
+            Message("tool", Message.of("tool", "That.").parts, call.id),
+        ]
+        try:
+            segments = self._written(turns, form)
+        except RequestError:
+            return False
+        if form.takes_text:  # and not once more as JSON
+            return arguments in [segment.text for segment in segments if segment.is_client]
+        return "{'" not in "".join(segment.text for segment in segments)  # Python's way, not JSON
 
-    return hide
+
+def _calls(message: Message) -> bool:
+    return any(isinstance(part, ToolCallPart) for part in message.parts)
 
 
-def _without_thought(text: str) -> str:
-    thought, tag, said = text.partition(END_OF_THOUGHT)
-    return said if tag else thought
+def _cut_behind(segments: Sequence[Segment], text: str) -> list[Segment]:
+    """Return what is written up to the end of the last message's text.
+
+    White space at that end stays as far as the template wrote it.
+
+    Raises:
+        RequestError: the template does not write that text as it is.
+    """
+    ends = [number for number, run in enumerate(segments) if run.is_client and run.text.strip()]
+    if not ends or not text.rstrip().endswith(segments[ends[-1]].text):
+        raise RequestError(
+            "the model's chat template does not end with the last message's text",
+            param="continue_final_message",
+        )
+    kept, rest = list(segments[: ends[-1] + 1]), segments[ends[-1] + 1 :]
+    space = text[len(text.rstrip()) :]
+    if space and rest and rest[0].text.startswith(space):
+        kept.append(Segment(space, is_client=True))
+    return kept

@@ -1,6 +1,7 @@
 """Tokens to text, one at a time, and what bytes a single token stands for."""
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -9,12 +10,28 @@ from tokenizers.decoders import DecodeStream
 
 
 class HfTokenStream:
-    """One answer's incremental detokenizer; shows no half characters and no special tokens."""
+    """One answer's incremental detokenizer; shows no half characters.
 
-    def __init__(self, tokenizer: Tokenizer, num_ids: int) -> None:
+    Args:
+        tokenizer: the family's tokenizer.
+        num_ids: how many ids have a token.
+        shows_special: whether special tokens are spelled, too.
+        after: tokens that come before, where the text goes on with theirs: then a space at its
+            beginning is one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        num_ids: int,
+        *,
+        shows_special: bool = False,
+        after: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._num_ids = num_ids
-        self._restart()
+        self._skips_special = not shows_special
+        self._restart(after)
 
     def push(self, token_id: int) -> str:
         """Return the text that this token completes; may be empty."""
@@ -38,13 +55,16 @@ class HfTokenStream:
         if not self._holds_back:
             return ""
         self._holds_back = False
-        whole: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        return whole[self._num_shown :]
+        return self._text()[self._num_shown :]
 
-    def _restart(self) -> None:
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._num_shown = 0
+    def _text(self) -> str:
+        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=self._skips_special)
+        return text
+
+    def _restart(self, after: Sequence[int] = ()) -> None:
+        self._stream = DecodeStream(list(after), skip_special_tokens=self._skips_special)
+        self._ids = list(after)
+        self._num_shown = len(self._text()) if after else 0
         self._holds_back = False
 
 

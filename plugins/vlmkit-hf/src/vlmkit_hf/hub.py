@@ -9,13 +9,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-# What lies in folders is other people's layout; "consolidated" is the same weights once more.
-_NOT_OURS = ("*/*", "consolidated*", "adapter_*")
+# What lies in folders is other people's layout, but for "1_Pooling", which says how a model embeds;
+# "consolidated" is the same weights once more.
+_NOT_OURS = ("*[!g]/*", "*[!n]g/*", "*/*.safetensors", "consolidated*", "adapter_*")
 _SAFETENSORS = (*_SMALL_FILES, "*.safetensors")
 _ONNX = (*_SMALL_FILES, "*.onnx", "*.onnx_data*", "*.onnx.data")
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.ask.image import Image
 from vlmkit.errors import CheckpointError, ImageError
-from vlmkit.image import Image
-from vlmkit.prompt import Array, Transform
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.seams.prompt import Array, Transform
 from vlmkit_hf.chat import Layout
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.text_encoder import Expansion, TextEncoder
@@ -29,7 +29,7 @@ _PLACEHOLDER_KEYS = (*_FEATURE_KEYS, "video_token_id", "video_token_index", "aud
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """What one image contributes to a prompt; the fields are those of an ImageSlot."""
+    """What one image contributes to a prompt; the fields are those of an MediaSlot."""
 
     expansion: Expansion
     digest: bytes

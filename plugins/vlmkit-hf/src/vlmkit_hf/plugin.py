@@ -5,13 +5,13 @@ transformers is imported when a tokenizer is built, huggingface_hub when a model
 
 from collections.abc import Sequence
 
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.hookspecs import hookimpl
-from vlmkit.protocols import Tokenizer
-from vlmkit.registry import BuildContext, Registry
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit_hf.settings import HfTokenizerSettings
 
-VLMKIT_API = 1
+VLMKIT_API = (1, 0)
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 

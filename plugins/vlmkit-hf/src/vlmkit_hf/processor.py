@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
 
 # Not settings of a processor: what it consists of, or how transformers found it.
 _NOT_SETTINGS = frozenset({"processor_class", "auto_map", "chat_template", "audio_tokenizer"})

@@ -12,14 +12,19 @@ wrote the stand-in. Does not tokenize.
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from string import ascii_letters, digits
 from typing import Any, NamedTuple
 
 from vlmkit.errors import RequestError
 
 MAX_JSON_DEPTH = 32
+LEAST_ID_CHARS = 9  # fewer are too easy to guess
+TRACE_CHARS = 8
 
 _STAND_IN = re.compile(r'(\d{20})-(\d+)(\\*)"(·|\\+u00b7)(\\+)-(\d{20})')
+_RUN = re.compile(rf"[A-Za-z0-9]{{{TRACE_CHARS},}}")
 
 # Words of a tool's JSON schema that templates ask about. All else in a tool is the client's text.
 _SCHEMA_KEYS = frozenset(
@@ -75,6 +80,7 @@ class StandIns:
         self._nonce = f"{secrets.randbelow(10**20):020d}"
         self._numbers: dict[str, int] = {}
         self._texts: list[str] = []
+        self._ids: dict[str, str] = {}
         self._shown: set[int] = set()
 
     def hide(self, text: str) -> str:
@@ -88,24 +94,36 @@ class StandIns:
         head, _, tail = text.partition(core)
         return f'{head}{self._nonce}-{number}"·\\-{self._nonce}{tail}'
 
-    def hide_json(self, value: Any, depth: int = MAX_JSON_DEPTH) -> Any:
-        """Return a copy of a tool's description with every string hidden but the schema's words.
+    def hide_id(self, text: str) -> str:
+        """Return a stand-in for an id, of letters and digits like it: templates count them."""
+        if len(text) < LEAST_ID_CHARS or not (text.isascii() and text.isalnum()):
+            return self.hide(text)
+        if text not in self._ids:
+            self._ids[text] = "".join(secrets.choice(ascii_letters + digits) for _ in text)
+        return self._ids[text]
+
+    def hide_json(self, value: Any, depth: int = MAX_JSON_DEPTH, *, is_schema: bool = True) -> Any:
+        """Return a copy of a JSON value with every string hidden, but for words of a tool's schema.
+
+        Args:
+            value: a tool's description, or a call's arguments.
+            depth: how many levels it may have.
+            is_schema: whether the words of a schema mean something here.
 
         Raises:
             RequestError: it is nested too deeply.
         """
         if depth == 0:
             raise RequestError(f"tools are nested over {MAX_JSON_DEPTH} levels deep", param="tools")
+        inner = partial(self.hide_json, depth=depth - 1, is_schema=is_schema)
         if isinstance(value, str):
-            return value if value in _SCHEMA_WORDS else self.hide(value)
+            return value if is_schema and value in _SCHEMA_WORDS else self.hide(value)
         if isinstance(value, Mapping):
-            return {
-                key if key in _SCHEMA_KEYS else self.hide(str(key)): self.hide_json(item, depth - 1)
-                for key, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [self.hide_json(item, depth - 1) for item in value]
-        return value
+            hidden = (
+                key if is_schema and key in _SCHEMA_KEYS else self.hide(str(key)) for key in value
+            )
+            return dict(zip(hidden, map(inner, value.values()), strict=True))
+        return list(map(inner, value)) if isinstance(value, list | tuple) else value
 
     def restore(self, rendered: str) -> list[Segment]:
         """Cut rendered text at the stand-ins and put the client's texts in their place.
@@ -115,14 +133,14 @@ class StandIns:
         """
         segments = []
         end = 0
-        for found in _STAND_IN.finditer(rendered):
-            if not found[1] == found[6] == self._nonce:
-                continue
-            segments.append(Segment(rendered[end : found.start()], is_client=False))
-            segments.append(Segment(self._written(found), is_client=True))
-            end = found.end()
+        for start, stop, text in sorted([*self._texts_in(rendered), *self._ids_in(rendered)]):
+            segments.append(Segment(rendered[end:start], is_client=False))
+            segments.append(Segment(text, is_client=True))
+            end = stop
         segments.append(Segment(rendered[end:], is_client=False))
-        if any(self._nonce in segment.text for segment in segments if not segment.is_client):
+        own = "\0".join(segment.text for segment in segments if not segment.is_client)
+        pieces = {piece for _, piece in _pieces(own)}
+        if any(trace in pieces for trace in _traces(self._nonce, *self._ids.values())):
             raise _changed()
         return [segment for segment in segments if segment.text]
 
@@ -130,6 +148,20 @@ class StandIns:
         """Tell whether a hidden text was found by :meth:`restore`; white space always is."""
         core = text.strip()
         return not core or self._numbers[core] in self._shown
+
+    def _texts_in(self, rendered: str) -> Iterator[tuple[int, int, str]]:
+        """Yield where stand-ins of texts begin and end, and what belongs there."""
+        for found in _STAND_IN.finditer(rendered):
+            if found[1] == found[6] == self._nonce:
+                yield found.start(), found.end(), self._written(found)
+
+    def _ids_in(self, rendered: str) -> Iterator[tuple[int, int, str]]:
+        """Yield the same of ids, by how they begin: there can be thousands."""
+        by_head = {stand_in[:TRACE_CHARS]: (stand_in, text) for text, stand_in in self._ids.items()}
+        for place, head in _pieces(rendered) if by_head else ():
+            stand_in, text = by_head.get(head, ("", ""))
+            if stand_in and rendered.startswith(stand_in, place):
+                yield place, place + len(stand_in), text
 
     def _written(self, found: re.Match[str]) -> str:
         self._shown.add(int(found[2]))
@@ -139,6 +171,19 @@ class StandIns:
         if escape is None:
             raise _changed()
         return escape(text, is_ascii)
+
+
+def _traces(*secrets: str) -> Iterator[str]:
+    """Yield the pieces by which a stand-in is known that was cut."""
+    for secret in secrets:
+        yield from (secret[i : i + TRACE_CHARS] for i in range(len(secret) - TRACE_CHARS + 1))
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str]]:
+    """Yield what could be such a piece, and where it is."""
+    for run in _RUN.finditer(text):
+        for place in range(run.start(), run.end() - TRACE_CHARS + 1):
+            yield place, text[place : place + TRACE_CHARS]
 
 
 def without_stand_ins(text: str) -> str:

@@ -18,7 +18,9 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
+from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import CheckpointError, RequestError
+from vlmkit.seams.tokenizer import PLAIN
 from vlmkit_hf.sentinel import without_stand_ins
 
 
@@ -47,11 +49,22 @@ class ChatTemplate:
         constants = (node.value for node in tree.find_all(jinja2.nodes.Const))
         literals += [value for value in constants if isinstance(value, str)]
         self._literals = "\0".join(literals)
+        self._names = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+        self._names |= {
+            node.value
+            for parent in tree.find_all((jinja2.nodes.Getitem, jinja2.nodes.Call))
+            for node in parent.iter_child_nodes()
+            if isinstance(node, jinja2.nodes.Const)
+        }
 
     @property
     def takes_tools(self) -> bool:
         """Whether it says anything about tools."""
         return "tools" in self._variables
+
+    def asks_for(self, name: str) -> bool:
+        """Tell whether the template looks a field of this name up, of whatever it is."""
+        return name in self._names
 
     def mentions(self, text: str) -> bool:
         """Tell whether the template itself writes, or asks about, this text."""
@@ -61,20 +74,26 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        options: PromptOptions = PLAIN,
     ) -> str:
-        """Return the conversation as text, up to where the answer begins.
+        """Return the conversation as text, up to where the answer begins or the last message ends.
 
         Raises:
             RequestError: the template refuses the conversation, or fails on it.
         """
-        try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=True,
-                **self._tokens,
+        values = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": options.begins_answer,
+            **self._tokens,
+        }
+        if taken := values.keys() & options.chat_template_kwargs.keys():
+            raise RequestError(
+                f"a chat template has {min(taken)!r} of its own", param="chat_template_kwargs"
             )
+        try:
+            return self._template.render(values, **options.chat_template_kwargs)
         except _Refusal as error:
             raise RequestError(
                 "the model's chat template refuses this conversation: "

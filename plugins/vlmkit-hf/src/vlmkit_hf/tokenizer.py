@@ -1,21 +1,32 @@
 """The text side of a Hugging Face checkpoint: conversations to prompts, tokens to text."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
 
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import CheckpointError, ConfigError, RequestError
-from vlmkit.image import Image
-from vlmkit.message import Message, images_of
-from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message, images_of, refuse_other_media
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.errors import CheckpointError, RequestError
+from vlmkit.kit.call_reader import CallReader
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.reasoning_reader import ReasoningReader
+from vlmkit.seams.chat_format import Calling
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.reader import AnswerReader
+from vlmkit.seams.tokenizer import PLAIN, Option
+from vlmkit_hf.calls import with_tokens
 from vlmkit_hf.chat import Chat
 from vlmkit_hf.detokenizer import HfTokenStream, TokenBytes
 from vlmkit_hf.image_side import ImageSide, PreparedImage
 from vlmkit_hf.processor import load_processor, takes_images
+from vlmkit_hf.reasoning import Marks
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.template import ChatTemplate
+from vlmkit_hf.template_source import template_source
 from vlmkit_hf.text_encoder import TextEncoder
 
 # Tokens with which the families end a turn; those that a vocabulary has end an answer, too.
@@ -29,15 +40,7 @@ END_OF_TURN = (
     "<|return|>",
     "<|call|>",
 )
-# PaliGemma publishes no template: images come first, then what is asked about them.
-_PALIGEMMA = (
-    "{% for message in messages %}{% if message['role'] != 'user' or not loop.last %}"
-    "{{ raise_exception('this model answers a single message of a user') }}{% endif %}"
-    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}"
-    "{{ '<image>' }}{% endfor %}"
-    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
-    "{{ part['text'] }}{% endfor %}{% endfor %}"
-)
+NUM_BEFORE = 8  # tokens before an answer that say how a text goes on
 
 
 class HfTokenizer:
@@ -58,7 +61,9 @@ class HfTokenizer:
         if takes_images(checkpoint):
             self._images = ImageSide(load_processor(checkpoint, tokenizer), checkpoint)
         self._backend = tokenizer.backend_tokenizer
-        template = _template(checkpoint, tokenizer, settings)
+        source = template_source(checkpoint, tokenizer, settings)
+        tokens = tokenizer.special_tokens_map
+        template = ChatTemplate(source, tokens, checkpoint.name) if source else None
         placeholder = self._images.placeholder if self._images else None
         self._chat = Chat(template, placeholder, checkpoint.name) if template else None
         self._encoder = TextEncoder(
@@ -67,9 +72,11 @@ class HfTokenizer:
         if self._images is not None:
             self._images.check(self._encoder)
         self._token_bytes = TokenBytes(self._backend)
+        self._added: Mapping[str, int] = tokenizer.get_added_vocab()
+        self._marks = _marks(template, self._added)
         self._bos = tokenizer.bos_token
         self._vocab_size: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
-        self._eos_ids = _eos_ids(checkpoint, tokenizer)
+        self._eos_ids = _eos_ids(checkpoint, tokenizer, self._added)
 
     @property
     def vocab_size(self) -> int:
@@ -87,8 +94,17 @@ class HfTokenizer:
         banned = self._images.banned_ids if self._images else frozenset()
         return frozenset(i for i in banned if 0 <= i < self._vocab_size) - self._eos_ids
 
+    @property
+    def honours(self) -> frozenset[Option]:
+        """Every option."""
+        return frozenset(get_args(Option))
+
     def prompt(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: PromptOptions = PLAIN,
     ) -> Prompt:
         """Render the chat template, expand images to placeholders, preprocess their pixels.
 
@@ -96,6 +112,7 @@ class HfTokenizer:
             RequestError: the template refuses these roles, or the model takes no images.
             ImageError: the processor refuses an image.
         """
+        refuse_other_media(messages, {"image"})
         images = list(images_of(messages))
         self._check_images(images)
         if self._chat is None:
@@ -105,22 +122,25 @@ class HfTokenizer:
                 hint='give it one: tokenizer.chat_template = "PATH"',
             )
         layout = self._images.layout(images) if self._images else None
-        segments = self._chat.segments(messages, tools, layout)
+        segments = self._chat.segments(messages, tools, layout, options)
         # A processor completes a text that does not begin as its tokenizer would; a text model's
         # template is taken at its word.
         adds_special = self._images is not None and not self._begins(segments)
+        opens = self._marks is not None and self._marks.opened_by(segments)
+        calling = self._calling(tools)
         if self._images is None or not images:
-            return Prompt(tuple(self._encoder.encode(segments, adds_special=adds_special)))
+            token_ids = self._encoder.encode(segments, adds_special=adds_special)
+            return Prompt(tuple(token_ids), opens_reasoning=opens, calling=calling)
         runs = self._cut_at_images(segments, len(images))
         once = {image.digest: image for image in images}
         made = {key: self._images.prepare(image, self._encoder) for key, image in once.items()}
         prepared = [made[image.digest] for image in images]
         token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
-        return _filled(token_ids, prepared)
+        return replace(_filled(token_ids, prepared, opens), calling=calling)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         """Return the token ids of plain text; no string in it becomes a special token."""
-        return self._encoder.encode([Segment(text, is_client=True)])
+        return self._encoder.encode([Segment(text, is_client=True)], adds_special=adds_special)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without special tokens."""
@@ -132,9 +152,30 @@ class HfTokenizer:
         """Return the bytes that one token stands for; may be part of a character."""
         return self._token_bytes(token_id)
 
-    def stream(self) -> HfTokenStream:
-        """Return a fresh incremental detokenizer."""
-        return HfTokenStream(self._backend, self._vocab_size)
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        """Return a fresh reader of an answer; it knows how this model marks its reasoning."""
+        stream = partial(
+            HfTokenStream,
+            self._backend,
+            self._vocab_size,
+            shows_special=shows_special,
+            after=prompt.token_ids[-NUM_BEFORE:] if prompt.is_plain else (),
+        )
+        said = None
+        if prompt.calling is not None:
+            said = CallReader(stream, prompt.calling.format, prompt.calling.tools)
+        if self._marks is None or prompt.is_plain:
+            return said or PlainReader(stream())
+        start, end = self._marks.as_tokens(self._added)
+        return ReasoningReader(stream, start, end, is_open=prompt.opens_reasoning, said=said)
+
+    def _calling(self, tools: Sequence[Mapping[str, Any]] | None) -> Calling | None:
+        """Return how an answer may call tools; None where that is not known."""
+        form = self._chat.call_format if self._chat and tools else None
+        if form is None or not tools:
+            return None
+        marks = self._marks.as_tokens(self._added) if self._marks else None
+        return Calling(with_tokens(form, self._added), tuple(tools), marks)
 
     def _control_tokens(self, template: ChatTemplate | None) -> set[str]:
         """Return the added tokens that only a template or a processor may write.
@@ -201,7 +242,9 @@ def _with_slots(
     return segments
 
 
-def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prompt:
+def _filled(
+    token_ids: Sequence[int], prepared: Sequence[PreparedImage], opens_reasoning: bool
+) -> Prompt:
     """Put each image's own tokens where its slot is."""
     images = iter(prepared)
     filled: list[int] = []
@@ -214,7 +257,7 @@ def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prom
         start = len(filled)
         filled += image.expansion.token_ids
         slots.append(
-            ImageSlot(
+            MediaSlot(
                 start=start,
                 stop=len(filled),
                 digest=image.digest,
@@ -223,7 +266,7 @@ def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prom
                 transform=image.transform,
             )
         )
-    return Prompt(tuple(filled), tuple(slots))
+    return Prompt(tuple(filled), tuple(slots), opens_reasoning)
 
 
 def _load_tokenizer(checkpoint: Checkpoint) -> Any:
@@ -246,45 +289,13 @@ def _load_tokenizer(checkpoint: Checkpoint) -> Any:
     return tokenizer
 
 
-def _template(
-    checkpoint: Checkpoint, tokenizer: Any, settings: HfTokenizerSettings
-) -> ChatTemplate | None:
-    source = _template_source(checkpoint, tokenizer, settings)
-    if source is None:
-        return None
-    return ChatTemplate(source, tokenizer.special_tokens_map, checkpoint.name)
+def _marks(template: ChatTemplate | None, added: Mapping[str, int]) -> Marks | None:
+    """Return the marks that the template knows, or else the vocabulary."""
+    known = Marks.of(template.mentions) if template else None
+    return known or Marks.of(added.__contains__)
 
 
-def _template_source(
-    checkpoint: Checkpoint, tokenizer: Any, settings: HfTokenizerSettings
-) -> str | None:
-    """Return the operator's template, the processor's, or the tokenizer's, in this order."""
-    if settings.chat_template is not None:
-        return _operators_template(Path(settings.chat_template))
-    processors = checkpoint.path / "chat_template.jinja"
-    if processors.is_file():
-        return processors.read_text(encoding="utf-8")
-    found = checkpoint.read_json("chat_template.json").get("chat_template")
-    found = found or checkpoint.read_json("processor_config.json").get("chat_template")
-    found = found or tokenizer.chat_template
-    if isinstance(found, Mapping):
-        found = found.get("default")
-    if found is None and checkpoint.model_type == "paligemma":
-        return _PALIGEMMA
-    return found if isinstance(found, str) else None
-
-
-def _operators_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"tokenizer.chat_template {str(path)!r} cannot be read as text",
-            hint="give the path of a Jinja file",
-        ) from error
-
-
-def _eos_ids(checkpoint: Checkpoint, tokenizer: Any) -> frozenset[int]:
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Any, added: Mapping[str, int]) -> frozenset[int]:
     """Return what generation_config.json says, else what the tokenizer says; and turn ends."""
     stated = checkpoint.read_json("generation_config.json").get("eos_token_id")
     if stated is None:
@@ -292,6 +303,5 @@ def _eos_ids(checkpoint: Checkpoint, tokenizer: Any) -> frozenset[int]:
         stated = checkpoint.config.get("eos_token_id", text.get("eos_token_id"))
     ids = set(stated) if isinstance(stated, list) else {stated}
     ids.add(tokenizer.eos_token_id)
-    vocabulary = tokenizer.get_added_vocab()
-    ids |= {vocabulary[token] for token in END_OF_TURN if token in vocabulary}
+    ids |= {added[token] for token in END_OF_TURN if token in added}
     return frozenset(int(i) for i in ids if i is not None)

@@ -7,8 +7,8 @@ not known here get no report rather than a wrong one.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vlmkit.image import Image
-from vlmkit.prompt import Transform
+from vlmkit.ask.image import Image
+from vlmkit.seams.prompt import Transform
 
 Size = tuple[int, int]
 

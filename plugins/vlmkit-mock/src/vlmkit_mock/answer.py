@@ -1,9 +1,11 @@
 """What the mock says to a prompt: what its directive scripts, or else what it was shown.
 
-A directive is a last user text that is a JSON object with the one key ``mock``, such as
-``{"mock": {"text": "hello", "fail_at_token": 3}}``; its fields are those of ``Script``.
+A directive is a last user text, or a plain text, that is a JSON object with the one key ``mock``,
+such as ``{"mock": {"text": "hello", "fail_at_token": 3}}``; its fields are those of ``Script``.
 """
 
+import json
+from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,7 @@ import msgspec
 import numpy as np
 
 from vlmkit.errors import RequestError
-from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit_mock import vocabulary as v
 from vlmkit_mock.settings import Script
 
@@ -28,12 +30,14 @@ class Answer:
 
     Attributes:
         script: how it goes.
-        token_ids: what is said, once; never empty.
-        num_tokens: how many tokens come before the end, going round ``token_ids``.
+        thought: what comes first, marks included.
+        said: what is said and called, once; never empty.
+        num_tokens: how many tokens come before the end, going round ``said``.
     """
 
     script: Script
-    token_ids: bytes
+    thought: tuple[int, ...]
+    said: Seq[int]
     num_tokens: int
 
     def token(self, index: int) -> int:
@@ -42,7 +46,10 @@ class Answer:
 
     def repeated(self, index: int) -> int:
         """Return what would come at ``index`` if the answer never ended."""
-        return self.token_ids[index % len(self.token_ids)]
+        num_thought = len(self.thought)
+        if 0 <= index < num_thought:
+            return self.thought[index]
+        return self.said[(index - num_thought) % len(self.said)]
 
 
 def answer_to(prompt: Prompt, default: Script) -> Answer:
@@ -53,10 +60,26 @@ def answer_to(prompt: Prompt, default: Script) -> Answer:
     """
     said = _last_user_text(prompt)
     script = _scripted(said, default) if said.lstrip().startswith('{"mock"') else default
-    text = _description(prompt, said) if script.text is None else script.text
-    token_ids = text.encode(errors="replace")
-    num_tokens = len(token_ids) if script.tokens is None else script.tokens
-    return Answer(script, token_ids or b" ", num_tokens)
+    text = script.text
+    if text is None:
+        text = "" if script.calls else _description(prompt, said)
+    encoded = [*text.encode(errors="replace"), *_called(script)]
+    thought = _thought(script)
+    num_tokens = len(thought) + len(encoded) if script.tokens is None else script.tokens
+    return Answer(script, thought, encoded or b" ", num_tokens)
+
+
+def _thought(script: Script) -> tuple[int, ...]:
+    if script.reasoning is None:
+        return ()
+    return (v.REASONING, *script.reasoning.encode(errors="replace"), v.REASONING_END)
+
+
+def _called(script: Script) -> Iterator[int]:
+    for call in script.calls:
+        yield v.CALL
+        yield from json.dumps({"name": call.name, "arguments": call.arguments}).encode()
+        yield v.CALL_END
 
 
 def _scripted(text: str, default: Script) -> Script:
@@ -75,22 +98,26 @@ def _fields_of(script: Script) -> dict[str, Any]:
 
 
 def _last_user_text(prompt: Prompt) -> str:
-    """Return the text of the last user turn; empty if nobody spoke."""
+    """Return the text of the last user turn, or a plain text; empty if nobody spoke."""
     ids = prompt.token_ids
     if v.USER not in ids:
-        return ""
+        return _text(ids) if prompt.is_plain else ""
     start = len(ids) - ids[::-1].index(v.USER)
     stop = ids.index(v.END, start) if v.END in ids[start:] else len(ids)
-    return bytes(i for i in ids[start:stop] if i < v.NUM_BYTES).decode(errors="replace")
+    return _text(ids[start:stop])
+
+
+def _text(ids: Seq[int]) -> str:
+    return bytes(i for i in ids if i < v.NUM_BYTES).decode(errors="replace")
 
 
 def _description(prompt: Prompt, said: str) -> str:
     """Return one line for each image, then what the user said."""
-    lines = [_image_line(number, slot) for number, slot in enumerate(prompt.images, start=1)]
+    lines = [_image_line(number, slot) for number, slot in enumerate(prompt.media, start=1)]
     return "\n".join([*lines, said])
 
 
-def _image_line(number: int, slot: ImageSlot) -> str:
+def _image_line(number: int, slot: MediaSlot) -> str:
     height, width = np.from_dlpack(slot.inputs["size"]).tolist()
     digest = bytes(np.from_dlpack(slot.inputs["digest"])).hex()
     return f"image {number}: {width}x{height} sha256:{digest[:NUM_DIGEST_DIGITS]}"

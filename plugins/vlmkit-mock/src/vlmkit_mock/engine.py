@@ -1,8 +1,8 @@
 """The mock's language model: a real paged cache of made-up values, and scripted logits.
 
-It computes nothing worth computing, but keeps every rule of :class:`vlmkit.protocols.Engine` as a
-strict engine would: each cache cell holds a fingerprint of all tokens and images up to it, so that
-a wrong prefix, a skipped token or an overwritten block is found, and raised as EngineError.
+It computes nothing worth computing, but keeps every rule of :class:`vlmkit.seams.engine.Engine` as
+a strict engine would: each cache cell holds a fingerprint of all tokens and images up to it, so
+that a wrong prefix, a skipped token or an overwritten block is found, and raised as EngineError.
 """
 
 import threading
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit.block_pool import BlockPool
 from vlmkit.errors import ConfigError, EngineError
-from vlmkit.prompt import Prompt, Span
-from vlmkit.protocols import EngineLimits
-from vlmkit.sequence import Sequence
-from vlmkit.step import WorkItem
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.prompt import Prompt, PromptPlan, Span
+from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.seams.view import SequenceView
 from vlmkit_mock import vocabulary as v
 from vlmkit_mock.answer import Answer, answer_to
 from vlmkit_mock.settings import MockEngineSettings
@@ -30,6 +30,7 @@ RUNNER_UP_LOGIT = 12.0
 """What comes where the end is forbidden, so that longer answers repeat themselves."""
 
 NUM_NOISES = 257
+HIDDEN_SIZE = 8
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class _State:
     answer: Answer
     spans: tuple[Span, ...]
     num_reserved_tokens: int
+    num_committed_tokens: int = 0
     fingerprints: list[int] = field(default_factory=list)
 
 
@@ -59,7 +61,7 @@ class MockEngine:
         self._cells = [0] * (num_blocks * settings.block_tokens)
         self._limits = _limits(settings, len(self._cells))
         self._noise = np.random.default_rng(0).random((NUM_NOISES, v.VOCAB_SIZE), np.float32)
-        self._states: dict[Sequence, _State] = {}
+        self._states: dict[SequenceView, _State] = {}
         self._thread: int | None = None
         self._is_closed = False
         self._is_crashed = False
@@ -74,19 +76,18 @@ class MockEngine:
         """Room that no sequence takes; equals the capacity when nobody is admitted."""
         return self._pool.num_free_blocks * self._pool.block_tokens
 
-    def atomic_spans(self, prompt: Prompt) -> tuple[Span, ...]:
-        """Return the image slots if the settings say that they are atomic.
+    def read(self, prompt: Prompt) -> PromptPlan:
+        """Script the answer; the image slots are atomic if the settings say so.
 
         Raises:
             RequestError: the prompt's directive is not valid.
         """
-        answer_to(prompt, self._settings)
-        if not self._settings.images_are_atomic:
-            return ()
-        return tuple(Span(slot.start, slot.stop) for slot in prompt.images)
+        slots = prompt.media if self._settings.images_are_atomic else ()
+        spans = tuple(Span(slot.start, slot.stop) for slot in slots)
+        return PromptPlan(spans, answer_to(prompt, self._settings))
 
-    def admit(self, sequence: Sequence) -> int | None:
-        """Make room for a sequence; see :meth:`protocols.Cache.admit`."""
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        """Make room for a sequence; see :meth:`vlmkit.seams.engine.Cache.admit`."""
         self._check_call()
         if sequence in self._states:
             raise EngineError(f"sequence {sequence.id!r} is admitted already")
@@ -95,21 +96,21 @@ class MockEngine:
                 f"sequence {sequence.id!r} has {len(sequence)} tokens; the longest may have "
                 f"{self._limits.max_sequence_tokens}"
             )
-        spans = self.atomic_spans(sequence.prompt)
-        if spans != sequence.atomic_spans:
-            raise EngineError(f"sequence {sequence.id!r} does not state its atomic spans")
-        answer = answer_to(sequence.prompt, self._settings)
+        answer, spans = sequence.plan.state, sequence.plan.spans
+        if not isinstance(answer, Answer):
+            raise EngineError(f"the prompt of sequence {sequence.id!r} was not read")
         if len(self._states) == self._limits.max_sequences:
             return None
-        if (num_cached := self._pool.admit(sequence)) is None:
+        if (admission := self._pool.admit(sequence)) is None:
             return None
         state = self._states[sequence] = _State(answer, spans, len(sequence) + 1)
-        state.fingerprints = _fingerprints(sequence, 0, num_cached, before=0)
+        state.fingerprints = _fingerprints(sequence, sequence.tokens(0, admission.num_cached))
+        state.num_committed_tokens = admission.num_cached
         for position, expected in enumerate(state.fingerprints):
             self._expect(sequence, position, expected)
-        return num_cached
+        return admission
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         """Make room for the first ``num_tokens``; False if full."""
         self._check_call()
         state = self._state(sequence)
@@ -120,24 +121,37 @@ class MockEngine:
         state.num_reserved_tokens = max(state.num_reserved_tokens, num_tokens)
         return True
 
-    def truncate(self, sequence: Sequence, num_tokens: int) -> int:
-        """Forget everything after the first ``num_tokens``; return how many are kept."""
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Let the first ``num_tokens`` be shared."""
         self._check_call()
         state = self._state(sequence)
-        num_kept = self._pool.truncate(sequence, num_tokens)
-        del state.fingerprints[num_kept:]
-        state.num_reserved_tokens = num_kept
-        return num_kept
+        start, known = state.num_committed_tokens, state.fingerprints
+        before = known[start - 1] if start else 0
+        own = _fingerprints(sequence, sequence.tokens(start, num_tokens), start, before)
+        if own != known[start:num_tokens]:
+            raise EngineError(f"sequence {sequence.id!r} commits tokens that were not computed")
+        state.num_committed_tokens = num_tokens
+        self._pool.commit(sequence, num_tokens)
 
-    def release(self, sequence: Sequence) -> None:
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Forget everything after the first ``num_tokens``."""
+        self._check_call()
+        state = self._state(sequence)
+        if num_tokens < state.num_committed_tokens:
+            raise EngineError(f"sequence {sequence.id!r} gives up tokens that were committed")
+        self._pool.truncate(sequence, num_tokens)
+        del state.fingerprints[num_tokens:]
+        state.num_reserved_tokens = num_tokens
+
+    def release(self, sequence: SequenceView) -> None:
         """Give up an admitted sequence's room."""
         self._check_call()
         self._state(sequence)
         self._pool.release(sequence)
         del self._states[sequence]
 
-    def forward(self, items: Seq[WorkItem]) -> Any:
-        """Compute the items and return logits ``[rows, vocab]`` float32.
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        """Compute the items; see :meth:`vlmkit.seams.engine.Engine.forward`.
 
         Raises:
             EngineError: a script fails here, or the caller broke a rule of the protocol.
@@ -145,11 +159,12 @@ class MockEngine:
         """
         self._check_call()
         self._check_step(items)
-        wanted = [item for item in items if item.wants_logits]
-        self._act(wanted)
+        self._act([item for item in items if item.num_rows])
         for item in items:
             self._compute(item)
-        return self._logits(wanted)
+        rows = {"logits": self._logits, "hidden": self._hidden}
+        wanted = {kind: [i for i in items if i.num_rows and i.output == kind] for kind in rows}
+        return StepOutput(**{kind: rows[kind](wanted[kind]) for kind in rows if wanted[kind]})
 
     def close(self) -> None:
         """Forget everything and refuse every later call."""
@@ -166,7 +181,7 @@ class MockEngine:
         if thread != self._thread:
             raise EngineError("the mock engine is used from two threads")
 
-    def _state(self, sequence: Sequence) -> _State:
+    def _state(self, sequence: SequenceView) -> _State:
         if (state := self._states.get(sequence)) is None:
             raise EngineError(f"sequence {sequence.id!r} is not admitted")
         return state
@@ -178,7 +193,7 @@ class MockEngine:
             if problem := self._problem(item, self._state(item.sequence)):
                 raise EngineError(f"sequence {item.sequence.id!r}: {problem}")
         mixes = self._limits.mixes_prefill_and_decode
-        if not mixes and len({item.sequence.is_prefilling for item in items}) > 1:
+        if not mixes and len(set(map(_reads_prompt, items))) > 1:
             raise EngineError("a step mixes prefill and decode")
 
     def _problem(self, item: WorkItem, state: _State) -> str | None:
@@ -188,23 +203,35 @@ class MockEngine:
             return f"a chunk of {item.num_tokens} tokens is not in [1, {longest}]"
         if not 0 <= item.start <= len(state.fingerprints):
             return f"token {item.start} runs, but only {len(state.fingerprints)} are computed"
-        if item.stop > len(item.sequence):
+        if item.start < item.sequence.num_prompt_tokens:
+            for span in state.spans:
+                if span.start < item.start < span.stop or span.start < item.stop < span.stop:
+                    return f"a chunk cuts the atomic span [{span.start}, {span.stop})"
+        return self._rows_problem(item, state.num_reserved_tokens) or _features_problem(item)
+
+    def _rows_problem(self, item: WorkItem, num_reserved: int) -> str | None:
+        """Say what is wrong with the rows and drafts of an item, and with its room."""
+        num_drafts, num_own = len(item.drafts), item.stop - len(item.drafts)
+        if num_own > len(item.sequence):
             return f"it has no token {item.stop - 1}"
-        if item.stop > state.num_reserved_tokens:
-            return f"token {item.stop - 1} runs, but room is for {state.num_reserved_tokens}"
-        if item.start >= item.sequence.num_prompt_tokens:
-            return None
-        for span in state.spans:
-            if span.start < item.start < span.stop or span.start < item.stop < span.stop:
-                return f"a chunk cuts the atomic span [{span.start}, {span.stop})"
-        return _features_problem(item)
+        is_hidden = item.output == "hidden"
+        most_rows = item.num_tokens if is_hidden else self._limits.max_item_rows
+        if not 0 <= item.num_rows <= min(item.num_tokens, most_rows):
+            return f"{item.num_rows} rows of {item.num_tokens} tokens are not to be had"
+        if num_drafts > self._limits.max_draft_tokens:
+            return f"{num_drafts} drafts are over {self._limits.max_draft_tokens}"
+        if num_drafts and num_own != len(item.sequence):
+            return "drafts do not follow the newest token"
+        if item.stop > num_reserved:
+            return f"token {item.stop - 1} runs, but room is for {num_reserved}"
+        return None
 
     def _act(self, wanted: Seq[WorkItem]) -> None:
         """Fail, crash and take as long as the scripts say."""
         latency_s = 0.0
         for item in wanted:
             script = self._states[item.sequence].answer.script
-            index = item.stop - item.sequence.num_prompt_tokens
+            index = item.stop - len(item.drafts) - item.sequence.num_prompt_tokens
             if script.fail_at_token == index:
                 raise EngineError(f"the mock was told to fail at token {index}")
             self._is_crashed |= script.crash_at_token == index
@@ -221,17 +248,16 @@ class MockEngine:
         before = known[start - 1] if start else 0
         if start:
             self._expect(sequence, start - 1, before)
-        new = _fingerprints(sequence, start, item.stop, before)
+        new = _fingerprints(sequence, item.token_ids, start, before)
         known[start:] = new
         self._write(sequence, start, new)
-        self._pool.commit(sequence, item.stop)
 
-    def _write(self, sequence: Sequence, start: int, values: Seq[int]) -> None:
+    def _write(self, sequence: SequenceView, start: int, values: Seq[int]) -> None:
         blocks, size = self._pool.blocks(sequence), self._pool.block_tokens
         for position, value in enumerate(values, start):
             self._cells[blocks[position // size] * size + position % size] = value
 
-    def _expect(self, sequence: Sequence, position: int, value: int) -> None:
+    def _expect(self, sequence: SequenceView, position: int, value: int) -> None:
         blocks, size = self._pool.blocks(sequence), self._pool.block_tokens
         if self._cells[blocks[position // size] * size + position % size] != value:
             raise EngineError(
@@ -240,19 +266,42 @@ class MockEngine:
 
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
         """Return rows of noise that depend on all that was read, with the script on top."""
-        likeliest, runners_up, noises = [], [], []
-        for item in wanted:
-            state = self._states[item.sequence]
-            index = item.stop - item.sequence.num_prompt_tokens
-            known = item.sequence.prompt.token_ids
-            likeliest.append(state.answer.token(index) if index >= 0 else known[item.stop])
-            runners_up.append(state.answer.repeated(index))
-            noises.append(state.fingerprints[item.stop - 1] % NUM_NOISES)
-        rows = self._noise[noises]
-        numbers = np.arange(len(wanted))
+        likeliest, runners_up = [], []
+        for sequence, stop in _rows(wanted):
+            answer = self._states[sequence].answer
+            index = stop - sequence.num_prompt_tokens
+            known = sequence.prompt.token_ids
+            likeliest.append(answer.token(index) if index >= 0 else known[stop])
+            runners_up.append(answer.repeated(index))
+        rows = self._noise[self._noises(wanted)]
+        numbers = np.arange(len(rows))
         rows[numbers, runners_up] = RUNNER_UP_LOGIT
         rows[numbers, likeliest] = SCRIPTED_LOGIT
         return rows
+
+    def _hidden(self, wanted: Seq[WorkItem]) -> Any:
+        """Return rows of noise that depend on all that was read."""
+        return self._noise[self._noises(wanted), : self._limits.hidden_size]
+
+    def _noises(self, wanted: Seq[WorkItem]) -> list[int]:
+        """Return the noise of each row."""
+        places = ((self._states[sequence].fingerprints, stop) for sequence, stop in _rows(wanted))
+        return [fingerprints[stop - 1] % NUM_NOISES for fingerprints, stop in places]
+
+
+def _rows(wanted: Seq[WorkItem]) -> list[tuple[SequenceView, int]]:
+    """Return for each row its sequence, and one past the last token that it depends on."""
+    return [
+        (item.sequence, stop)
+        for item in wanted
+        for stop in range(item.stop - item.num_rows + 1, item.stop + 1)
+    ]
+
+
+def _reads_prompt(item: WorkItem) -> bool:
+    """Tell a chunk of a prefill from the newest token of an answer."""
+    is_answer = item.start >= item.sequence.num_prompt_tokens
+    return not is_answer or item.num_tokens - len(item.drafts) > 1
 
 
 def _limits(settings: MockEngineSettings, num_cells: int) -> EngineLimits:
@@ -265,17 +314,22 @@ def _limits(settings: MockEngineSettings, num_cells: int) -> EngineLimits:
         mixes_prefill_and_decode=settings.mixes_prefill_and_decode,
         prefix_block_tokens=settings.block_tokens if settings.shares_prefixes else 0,
         is_batch_invariant=True,
+        max_item_rows=settings.max_chunk_tokens,
+        max_draft_tokens=min(settings.max_draft_tokens, settings.max_chunk_tokens - 1),
+        hidden_size=HIDDEN_SIZE,
     )
 
 
-def _fingerprints(sequence: Sequence, start: int, stop: int, before: int) -> list[int]:
+def _fingerprints(
+    sequence: SequenceView, token_ids: Seq[int], start: int = 0, before: int = 0
+) -> list[int]:
     """Return one number for each token that depends on it, its image and all before it.
 
     The hash of a tuple of integers is the same in every process.
     """
-    evidence = list(sequence.tokens(start, stop))
+    evidence, stop = list(token_ids), start + len(token_ids)
     if start < sequence.num_prompt_tokens:
-        for slot in sequence.prompt.images:
+        for slot in sequence.prompt.media:
             seen = int.from_bytes(slot.digest[:8], "big")
             for position in range(max(start, slot.start), min(stop, slot.stop)):
                 evidence[position - start] += seen
@@ -288,7 +342,7 @@ def _fingerprints(sequence: Sequence, start: int, stop: int, before: int) -> lis
 
 def _features_problem(item: WorkItem) -> str | None:
     """Say what is wrong with the features of the images that an item touches."""
-    for index, slot in enumerate(item.sequence.prompt.images):
+    for index, slot in enumerate(item.sequence.prompt.media):
         if slot.start >= item.stop or slot.stop <= item.start:
             continue
         features = item.sequence.features.get(index)

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.hookspecs import hookimpl
-from vlmkit.protocols import Engine, Tokenizer, VisionEncoder
-from vlmkit.registry import BuildContext, Registry
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 
-VLMKIT_API = 1
+VLMKIT_API = (1, 0)
 NAME = "mock"
 
 
@@ -26,7 +28,7 @@ def _build_tokenizer(_: BuildContext) -> Tokenizer:
     return MockTokenizer()
 
 
-def _build_vision_encoder(context: BuildContext) -> VisionEncoder:
+def _build_vision_encoder(context: BuildContext) -> MediaEncoder:
     from vlmkit_mock.vision_encoder import MockVisionEncoder
 
     return MockVisionEncoder(context.settings)
@@ -51,8 +53,8 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
 
 
 @hookimpl
-def vlmkit_register_vision_encoders(registry: Registry[VisionEncoder]) -> None:
-    """Offer ``vision_encoder.use = "mock"``."""
+def vlmkit_register_media_encoders(registry: Registry[MediaEncoder]) -> None:
+    """Offer ``media_encoder.use = "mock"``."""
     registry.add(
         NAME,
         _build_vision_encoder,

@@ -1,6 +1,6 @@
 """What a config can set for the mock's encoder and engine. Read before anything is built."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -22,12 +22,22 @@ class MockEncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     fail_size: tuple[int, int] | None = None
 
 
+class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool that is called, and with what."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one answer goes.
 
     Attributes:
         text: the answer; by default the engine says what it was shown.
-        tokens: exactly how many tokens the answer has: cut, or repeated from its start.
+        reasoning: what is thought before, between marks; None thinks nothing.
+        calls: the tools that the answer calls, behind its text, each between marks.
+        tokens: exactly how many tokens the answer has, reasoning included: it is cut, or its text
+            repeated from the start.
         prefill_latency_s: time that the step takes that computes the first token.
         latency_s: time that the step takes that computes any other token.
         fail_at_token: the token, counted from 0, at which this answer fails and no other.
@@ -35,6 +45,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     text: str | None = None
+    reasoning: str | None = None
+    calls: tuple[ScriptedCall, ...] = ()
     tokens: Count | None = None
     prefill_latency_s: Seconds = 0.0
     latency_s: Seconds = 0.0
@@ -50,6 +62,7 @@ class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_field
         max_sequence_tokens: longest sequence, prompt and answer together.
         max_sequences: most sequences admitted at once.
         max_chunk_tokens: most tokens of one sequence in a step.
+        max_draft_tokens: most drafts of one sequence in a step.
         block_tokens: tokens in one block of the cache.
         shares_prefixes: whether a cached prefix is used again.
         mixes_prefill_and_decode: whether one step may hold both.
@@ -60,6 +73,7 @@ class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_field
     max_sequence_tokens: Positive = 2**15
     max_sequences: Positive = 256
     max_chunk_tokens: Positive = 2**12
+    max_draft_tokens: Count = 8
     block_tokens: Positive = 16
     shares_prefixes: bool = True
     mixes_prefill_and_decode: bool = True

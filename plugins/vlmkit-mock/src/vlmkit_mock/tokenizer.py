@@ -8,23 +8,41 @@ import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence as Seq
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import numpy as np
 
-from vlmkit.image import Image
-from vlmkit.message import ImagePart, Message, Part
-from vlmkit.prompt import ImageSlot, Prompt, Transform
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import (
+    ImagePart,
+    Message,
+    Part,
+    ReasoningPart,
+    TextPart,
+    refuse_other_media,
+)
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.kit.call_reader import CallReader
+from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.reasoning_reader import ReasoningReader
+from vlmkit.seams.chat_format import CallFormat, Calling, JsonCall, Mark
+from vlmkit.seams.prompt import MediaSlot, Prompt, Transform
+from vlmkit.seams.reader import AnswerReader
+from vlmkit.seams.tokenizer import PLAIN, Option
 from vlmkit_mock import vocabulary as v
 
 NUM_IMAGE_TOKENS = 4
 """Feature rows of one image; its slot is two tokens longer, for the markers around them."""
 
+_MARKS = Mark("<|reasoning|>", v.REASONING), Mark("<|reasoning_end|>", v.REASONING_END)
+_CALLS = CallFormat(JsonCall(), Mark("<|call|>", v.CALL), Mark("<|call_end|>", v.CALL_END))
 _SLOT_IDS = (v.IMAGE_START, *[v.IMAGE] * NUM_IMAGE_TOKENS, v.IMAGE_END)
 
 
 class MockTokenizer:
-    """Bytes as tokens; see :class:`vlmkit.protocols.Tokenizer`."""
+    """Bytes as tokens; see :class:`vlmkit.seams.tokenizer.Tokenizer`."""
 
     @property
     def vocab_size(self) -> int:
@@ -38,31 +56,56 @@ class MockTokenizer:
 
     @property
     def banned_ids(self) -> frozenset[int]:
-        """Roles and image tokens: everything that is neither a byte nor the end."""
+        """Roles and image tokens: everything that no answer has."""
         return v.BANNED_IDS
 
+    @property
+    def honours(self) -> frozenset[Option]:
+        """Every option."""
+        return frozenset(get_args(Option))
+
     def prompt(
-        self, messages: Seq[Message], *, tools: Seq[Mapping[str, Any]] | None = None
+        self,
+        messages: Seq[Message],
+        *,
+        tools: Seq[Mapping[str, Any]] | None = None,
+        options: PromptOptions = PLAIN,
     ) -> Prompt:
         """Lay a conversation out as ``begin (role parts end)* assistant``; takes any roles.
 
-        Tools become a first system turn that holds them as JSON.
+        Tools become a first system turn that holds them as JSON. Calls of tools are JSON between
+        marks, and the id of the call before a tool's result is JSON, too. ``enable_thinking``
+        begins the reasoning.
+
+        Raises:
+            RequestError: it holds media other than images, or a call with broken arguments.
         """
+        refuse_other_media(messages, {"image"})
         token_ids = [v.BEGIN]
-        slots: list[ImageSlot] = []
+        slots: list[MediaSlot] = []
         if tools:
             token_ids += [v.SYSTEM, *_bytes(json.dumps(list(tools), sort_keys=True)), v.END]
         for message in messages:
             token_ids.append(v.ROLES[message.role])
+            if message.call_id is not None:
+                token_ids.extend(_bytes(json.dumps(message.call_id)))
             for part in message.parts:
                 _append(part, token_ids, slots)
             token_ids.append(v.END)
-        token_ids.append(v.ASSISTANT)
-        return Prompt(tuple(token_ids), tuple(slots))
+        if options.continue_final_message:
+            del token_ids[-1]
+        opens = options.begins_answer and bool(options.chat_template_kwargs.get("enable_thinking"))
+        if options.begins_answer:
+            token_ids += [v.ASSISTANT, v.REASONING] if opens else [v.ASSISTANT]
+        calling = Calling(_CALLS, tuple(tools), _MARKS) if tools else None
+        return Prompt(tuple(token_ids), tuple(slots), opens_reasoning=opens, calling=calling)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the UTF-8 bytes of the text; half of a surrogate pair becomes ``?``."""
-        return list(_bytes(text))
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        """Return the UTF-8 bytes of the text; half of a surrogate pair becomes ``?``.
+
+        A whole text begins as a conversation does.
+        """
+        return [*([v.BEGIN] if adds_special else []), *_bytes(text)]
 
     def decode(self, token_ids: Seq[int]) -> str:
         """Return the text of the bytes, leaving special tokens out."""
@@ -72,30 +115,43 @@ class MockTokenizer:
         """Return the one byte of a token; none for a special token."""
         return bytes([token_id]) if token_id < v.NUM_BYTES else b""
 
-    def stream(self) -> "MockTokenStream":
-        """Return a fresh incremental detokenizer."""
-        return MockTokenStream()
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        """Return a fresh reader of an answer: reasoning and calls of tools stand between marks."""
+        stream = partial(MockTokenStream, shows_special=shows_special)
+        if prompt.is_plain:
+            return PlainReader(stream())
+        said = None
+        if prompt.calling is not None:
+            said = CallReader(stream, prompt.calling.format, prompt.calling.tools)
+        return ReasoningReader(stream, *_MARKS, is_open=prompt.opens_reasoning, said=said)
 
 
 class MockTokenStream:
-    """Collects bytes until they are a character."""
+    """Collects bytes until they are a character.
 
-    def __init__(self) -> None:
+    Args:
+        shows_special: whether special tokens are spelled.
+    """
+
+    def __init__(self, *, shows_special: bool = False) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._shows_special = shows_special
 
     def push(self, token_id: int) -> str:
         """Return the character that this byte completes, if it does."""
-        return self._decoder.decode(bytes([token_id])) if token_id < v.NUM_BYTES else ""
+        if token_id < v.NUM_BYTES:
+            return self._decoder.decode(bytes([token_id]))
+        return self.flush() + v.SPELLINGS[token_id] if self._shows_special else ""
 
     def flush(self) -> str:
         """Return a replacement character if the answer ended inside a character."""
         return self._decoder.decode(b"", final=True)
 
 
-def slot_of(image: Image, start: int) -> ImageSlot:
+def slot_of(image: Image, start: int) -> MediaSlot:
     """Return the slot of an image whose first marker is token ``start``."""
     size = (image.height, image.width)
-    return ImageSlot(
+    return MediaSlot(
         start=start,
         stop=start + len(_SLOT_IDS),
         digest=hashlib.sha256(b"vlmkit-mock 1\0" + image.digest).digest(),
@@ -114,11 +170,16 @@ def slot_of(image: Image, start: int) -> ImageSlot:
     )
 
 
-def _append(part: Part, token_ids: list[int], slots: list[ImageSlot]) -> None:
+def _append(part: Part, token_ids: list[int], slots: list[MediaSlot]) -> None:
     if isinstance(part, ImagePart):
         slots.append(slot_of(part.image, len(token_ids)))
         token_ids.extend(_SLOT_IDS)
-    else:
+    elif isinstance(part, ReasoningPart):
+        token_ids += [v.REASONING, *_bytes(part.text), v.REASONING_END]
+    elif isinstance(part, ToolCallPart):
+        call = {"id": part.id, "name": part.name, "arguments": part.parsed()}
+        token_ids += [v.CALL, *_bytes(json.dumps(call)), v.CALL_END]
+    elif isinstance(part, TextPart):
         token_ids.extend(_bytes(part.text))
 
 

@@ -7,23 +7,24 @@ from typing import Any
 import numpy as np
 
 from vlmkit.errors import EngineError
-from vlmkit.prompt import ImageSlot
-from vlmkit.protocols import ImageFeatures
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_mock.settings import MockEncoderSettings
 
 HIDDEN = 8
 
 
 class MockVisionEncoder:
-    """Eight bytes of the digest for each of the four rows; see ``protocols.VisionEncoder``."""
+    """Eight bytes of the digest for each of the four rows; see ``vlmkit.seams.media_encoder``."""
 
     identity = "vlmkit-mock 1"
+    media_kinds = frozenset({"image"})
 
     def __init__(self, settings: MockEncoderSettings | None = None) -> None:
         self._settings = settings or MockEncoderSettings()
         self._is_closed = False
 
-    def encode(self, slots: Seq[ImageSlot]) -> list[ImageFeatures]:
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         """Return the features of each image, in order.
 
         Raises:
@@ -43,14 +44,14 @@ class MockVisionEncoder:
         self._is_closed = True
 
 
-def _features(slot: ImageSlot, size: Any) -> ImageFeatures:
+def _features(slot: MediaSlot, size: Any) -> MediaFeatures:
     digest = _numbers(slot, "digest")
     embeddings = (digest.astype(np.float32) / 255.0).reshape(slot.num_features, HIDDEN)
     num_bytes = embeddings.nbytes + digest.nbytes + size.nbytes
-    return ImageFeatures(slot.num_features, embeddings, {"digest": digest, "size": size}, num_bytes)
+    return MediaFeatures(slot.num_features, embeddings, {"digest": digest, "size": size}, num_bytes)
 
 
-def _numbers(slot: ImageSlot, name: str) -> Any:
+def _numbers(slot: MediaSlot, name: str) -> Any:
     if name not in slot.inputs:
         raise EngineError(f"the mock vision encoder needs the input {name!r} of its own tokenizer")
     return np.from_dlpack(slot.inputs[name])

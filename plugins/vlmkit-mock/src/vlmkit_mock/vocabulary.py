@@ -1,4 +1,4 @@
-"""The 265 tokens of the mock: every byte, and nine that no text can spell.
+"""The 269 tokens of the mock: every byte, and thirteen that no text can spell.
 
 Knows numbers and their meaning; how a conversation is laid out is the tokenizer's business.
 """
@@ -13,7 +13,11 @@ TOOL = 261
 IMAGE_START = 262
 IMAGE = 263
 IMAGE_END = 264
-VOCAB_SIZE = 265
+REASONING = 265
+REASONING_END = 266
+CALL = 267
+CALL_END = 268
+VOCAB_SIZE = 269
 
 ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 SPECIAL_TOKENS = {
@@ -26,6 +30,12 @@ SPECIAL_TOKENS = {
     "<|image_start|>": IMAGE_START,
     "<|image|>": IMAGE,
     "<|image_end|>": IMAGE_END,
+    "<|reasoning|>": REASONING,
+    "<|reasoning_end|>": REASONING_END,
+    "<|call|>": CALL,
+    "<|call_end|>": CALL_END,
 }
+SPELLINGS = {token_id: text for text, token_id in SPECIAL_TOKENS.items()}
 EOS_IDS = frozenset({END})
-BANNED_IDS = frozenset(SPECIAL_TOKENS.values()) - EOS_IDS
+MARKS = frozenset({REASONING, REASONING_END, CALL, CALL_END})
+BANNED_IDS = frozenset(SPECIAL_TOKENS.values()) - EOS_IDS - MARKS

@@ -5,26 +5,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit.protocols import EngineLimits
-from vlmkit.registry import BuildContext
-from vlmkit_onnx import export_cache, system_memory
-from vlmkit_onnx.cache_nodes import cached_token_bytes
-from vlmkit_onnx.continuity import refuse_discontinuous
-from vlmkit_onnx.decoder import Decoder
-from vlmkit_onnx.device_memory import CPU
-from vlmkit_onnx.embeddings import Embeddings, TableEmbeddings
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.engine import EngineLimits
+from vlmkit_onnx.decoders.cache_nodes import cached_token_bytes
+from vlmkit_onnx.decoders.decoder import Decoder
 from vlmkit_onnx.engine import OnnxEngine
-from vlmkit_onnx.families import family_of
-from vlmkit_onnx.graph_header import read_header
-from vlmkit_onnx.invariance import keeps_rows_apart
-from vlmkit_onnx.layout import DecoderGraph, Layout, TokenGraph, TokenTable
+from vlmkit_onnx.folder import export_cache
+from vlmkit_onnx.folder.graph_header import read_header
+from vlmkit_onnx.folder.layout import DecoderGraph, Layout, TokenGraph, TokenTable
+from vlmkit_onnx.folder.refusal import kind_of
 from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
-from vlmkit_onnx.neighbours import tokens_without_effect
-from vlmkit_onnx.refusal import kind_of
-from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.session import check, device_of, open_session
+from vlmkit_onnx.prompts.embeddings import Embeddings, TableEmbeddings
+from vlmkit_onnx.prompts.families import family_of
+from vlmkit_onnx.sessions.runtime import onnxruntime
+from vlmkit_onnx.sessions.session import check, device_of, open_session
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
-from vlmkit_onnx.slot_book import SlotBook
+from vlmkit_onnx.slots import system_memory
+from vlmkit_onnx.slots.device_memory import CPU
+from vlmkit_onnx.slots.slot_book import SlotBook
+from vlmkit_onnx.trials.continuity import refuse_discontinuous
+from vlmkit_onnx.trials.invariance import keeps_rows_apart
+from vlmkit_onnx.trials.neighbours import tokens_without_effect
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 
 log = logging.getLogger(__name__)
@@ -231,14 +232,14 @@ def _driver(
     device: tuple[str, int],
 ) -> Decoder:
     if graph.kind == "masked":
-        from vlmkit_onnx.masked_decoder import MaskedDecoder
+        from vlmkit_onnx.decoders.masked_decoder import MaskedDecoder
 
         return MaskedDecoder(graph, session, num_slots, slot_tokens, device)
     if graph.kind == "concat":
-        from vlmkit_onnx.concat_decoder import ConcatDecoder
+        from vlmkit_onnx.decoders.concat_decoder import ConcatDecoder
 
         return ConcatDecoder(graph, session, num_slots, slot_tokens)
-    from vlmkit_onnx.slots_decoder import SlotsDecoder
+    from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
 
     return SlotsDecoder(graph, session, num_slots, slot_tokens, device)
 
@@ -250,7 +251,7 @@ def _open_embeddings(
     if not decoder.spec.takes_embeddings or part is None:
         return None
     if isinstance(part, TokenGraph):
-        from vlmkit_onnx.graph_embeddings import GraphEmbeddings
+        from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
 
         return GraphEmbeddings(open_session(part.file, settings), part.names, part.image_token)
     return _open_table(part, decoder)
@@ -283,12 +284,15 @@ def _limits(
             f"takes {token_bytes} bytes",
             hint="raise engine.cache_gib or engine.cache_tokens",
         )
+    max_rows = min(decoder.spec.max_rows, settings.max_chunk_tokens)
     return EngineLimits(
         vocab_size=decoder.spec.vocab_size,
         max_sequence_tokens=min(longest, capacity - 1),
         max_sequences=settings.max_sequences,
         capacity_tokens=capacity,
         max_chunk_tokens=settings.max_chunk_tokens,
-        mixes_prefill_and_decode=True,
         is_batch_invariant=layout.is_batch_invariant and keeps_rows_apart(decoder),
+        max_item_rows=max_rows,
+        max_draft_tokens=max_rows - 1 if decoder.memory.is_shareable else 0,
+        hidden_size=decoder.spec.states_size,
     )

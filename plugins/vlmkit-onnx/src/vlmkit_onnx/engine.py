@@ -1,30 +1,33 @@
 """The LLM engine: one decoder graph over slots of a cache, driven by work items.
 
-Keeps the promises of ``vlmkit.protocols.Engine``. Never decides who runs, never samples. A step is
-one call for all answers that grow by a token, whatever their lengths, and one for each chunk of a
-prompt: that is how the graph's attention takes them.
+Keeps the promises of ``vlmkit.seams.engine.Engine``. Never decides who runs, never samples. A step
+is one call for all answers that grow by a token, whatever their lengths, and one for each chunk of
+a prompt: that is how the graph's attention takes them.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence as Seq
-from typing import TypeAlias
+from itertools import accumulate
+from typing import cast
 
 import numpy as np
 
-from vlmkit.errors import RequestError
-from vlmkit.prompt import Prompt, Span
-from vlmkit.protocols import EngineLimits
-from vlmkit.sequence import Sequence
-from vlmkit.step import WorkItem
-from vlmkit_onnx.decoder import Decoder, Floats, Tokens
-from vlmkit_onnx.embeddings import Embeddings
-from vlmkit_onnx.families import Family
-from vlmkit_onnx.prompt_inputs import PromptInputs, merge, read_prompt, visible, visible_to_last
-from vlmkit_onnx.slot_book import SlotBook
-
-NUM_REMEMBERED_PROMPTS = 8  # between asking for a prompt's spans and running it
-
-_Content: TypeAlias = tuple[tuple[int, ...], tuple[bytes, ...]]  # token ids, digests of images
+from vlmkit.errors import OutOfMemory, RequestError
+from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.prompt import Prompt, PromptPlan
+from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.seams.view import SequenceView
+from vlmkit_onnx.decoders.decoder import Decoder, Floats, StatesDecoder, Tokens
+from vlmkit_onnx.prompts.embeddings import Embeddings
+from vlmkit_onnx.prompts.families import Family
+from vlmkit_onnx.prompts.prompt_inputs import (
+    PromptInputs,
+    merge,
+    read_prompt,
+    visible,
+    visible_to_last,
+)
+from vlmkit_onnx.sessions.session import is_out_of_memory
+from vlmkit_onnx.slots.slot_book import SlotBook
 
 
 class OnnxEngine:
@@ -54,84 +57,98 @@ class OnnxEngine:
         self._book = book
         self._limits = limits
         self._window = sliding_window
-        self._prompts: dict[Sequence, PromptInputs] = {}
-        self._remembered: OrderedDict[_Content, PromptInputs] = OrderedDict()
 
     @property
     def limits(self) -> EngineLimits:
         """What this engine can do; constant."""
         return self._limits
 
-    def atomic_spans(self, prompt: Prompt) -> tuple[Span, ...]:
-        """Return the ranges whose tokens see each other both ways, such as image blocks.
+    def read(self, prompt: Prompt) -> PromptPlan:
+        """Lay a prompt out; ranges whose tokens see each other both ways may not be cut.
 
         Raises:
             RequestError: the prompt has images, and the model sees none.
         """
-        if prompt.images and self._family.image_token_id is None:
+        if prompt.media and self._family.image_token_id is None:
             raise RequestError("this model takes no images")
-        return self._read(prompt).spans()
+        inputs = read_prompt(prompt, self._family)
+        return PromptPlan(inputs.spans(), inputs)
 
-    def admit(self, sequence: Sequence) -> int | None:
-        """Give a slot, reusing a cached prefix; see :meth:`vlmkit.protocols.Cache.admit`."""
-        admission = self._book.admit(sequence)
-        if admission is None:
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        """Give a slot, reusing a cached prefix; see :meth:`vlmkit.seams.engine.Cache.admit`."""
+        seat = self._book.admit(sequence)
+        if seat is None:
             return None
-        memory, slot = self._decoder.memory, admission.slot
-        if admission.is_fresh:
+        memory, slot = self._decoder.memory, seat.slot
+        if seat.is_fresh:
             memory.discard(slot)
-        if admission.source is not None:
-            memory.copy(admission.source, slot, admission.num_cached)
-        if not admission.num_cached:
+        if seat.source is not None:
+            memory.copy(seat.source, slot, seat.num_cached)
+        if not seat.num_cached:
             memory.reset(slot)
         self._give_back()
-        return admission.num_cached
+        return Admission(seat.num_cached)
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         """Make room for the first ``num_tokens`` of an admitted sequence; False if full."""
         has_room = self._book.reserve(sequence, num_tokens)
         self._give_back()
         return has_room
 
-    def truncate(self, sequence: Sequence, num_tokens: int) -> int:
-        """Forget what follows the first ``num_tokens``; return how many are kept."""
-        if not self._decoder.memory.is_shareable:
-            num_tokens = 0  # a state of fixed size does not go back
-            self._decoder.memory.reset(self._book.slot(sequence))
-        self._book.truncate(sequence, num_tokens)
-        return num_tokens
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Let the first ``num_tokens`` be found by others."""
+        self._book.commit(sequence, num_tokens)
 
-    def release(self, sequence: Sequence) -> None:
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Forget what follows the first ``num_tokens``."""
+        self._book.truncate(sequence, num_tokens)
+
+    def release(self, sequence: SequenceView) -> None:
         """Give up an admitted sequence's slot."""
-        self._prompts.pop(sequence, None)
         self._book.release(sequence)
         self._give_back()
 
-    def forward(self, items: Seq[WorkItem]) -> Floats:
-        """Compute the items; see :meth:`vlmkit.protocols.Engine.forward`."""
-        decodes = [item for item in items if item.num_tokens == 1 and item.start > 0]
-        chunks = [item for item in items if item.num_tokens > 1 or item.start == 0]
-        wanted = [item.sequence for item in items if item.wants_logits]
-        if decodes and len(decodes) == len(wanted) == len(items):
-            return self._in_order(*self._decode(decodes))
-        place = {sequence: row for row, sequence in enumerate(wanted)}
-        logits = np.empty((len(wanted), self._limits.vocab_size), np.float32)
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        """Compute the items; see :meth:`vlmkit.seams.engine.Engine.forward`.
+
+        Raises:
+            OutOfMemory: there is not enough for them.
+        """
+        try:
+            return self._output(items)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise OutOfMemory("this request") from error
+            raise
+
+    def _output(self, items: Seq[WorkItem]) -> StepOutput:
+        decodes = [item for item in items if _is_decode(item)]
+        chunks = [item for item in items if not _is_decode(item)]
+        asked = [item for item in items if item.output == "logits"]
+        num_rows = sum(item.num_rows for item in asked)
+        if decodes and len(decodes) == num_rows == len(items):
+            return StepOutput(self._in_order(*self._decode(decodes)))
+        stops = accumulate(item.num_rows for item in asked)
+        ends = {item.sequence: stop for item, stop in zip(asked, stops, strict=True)}
+        logits = np.empty((num_rows, self._limits.vocab_size), np.float32)
         if decodes:
             rows, found = self._decode(decodes)
             for item, row in zip(decodes, rows, strict=True):
-                if item.wants_logits:
-                    logits[place[item.sequence]] = found[row]
+                if item.num_rows:
+                    logits[ends[item.sequence] - 1] = found[row]
+        states = []
         for item in chunks:
-            found = self._prefill(item)
-            if item.wants_logits:
-                logits[place[item.sequence]] = found[0]
-        return logits
+            made = self._prefill(item)
+            if item.output == "hidden":
+                states.append(made)
+            else:
+                end = ends[item.sequence]
+                logits[end - item.num_rows : end] = made
+        return StepOutput(logits if asked else None, np.concatenate(states) if states else None)
 
     def close(self) -> None:
         """Free the cache and let go of the graph."""
         self._decoder.close()
-        self._prompts.clear()
-        self._remembered.clear()
         del self._embed
 
     def _in_order(self, rows: list[int], logits: Floats) -> Floats:
@@ -159,19 +176,19 @@ class OnnxEngine:
             tokens.extras.update(attention_bias=whole, attention_bias_local=near)
         logits = self._decoder.decode(first, starts, tokens)
         for item in items:
-            self._book.note_computed(item.sequence, item.start, item.stop)
+            self._book.note_computed(item.sequence, item.stop)
         return rows, logits
 
     def _column(self, items: Seq[WorkItem], rows: list[int], num_rows: int) -> Tokens:
         """Return one token for each row; idle rows get the first token of the vocabulary."""
         spec = self._decoder.spec
         ids = np.zeros((num_rows, 1), np.int64)
-        ids[rows, 0] = [item.sequence.tokens(item.start, item.stop)[0] for item in items]
+        ids[rows, 0] = [item.token_ids[0] for item in items]
         places = np.zeros((max(1, spec.num_position_axes), num_rows, 1), np.int64)
         deepstack = spec.no_deepstack(num_rows, 1)
         embeddings = None if self._embed is None else self._embed(ids[:, 0])[:, None]
         for item, row in zip(items, rows, strict=True):
-            inputs = self._inputs(item.sequence)
+            inputs = _inputs(item.sequence)
             places[:, row] = inputs.positions_of(item.start, item.stop, len(places))[:, 0]
             if embeddings is not None and item.start < item.sequence.num_prompt_tokens:
                 levels = None if deepstack is None else deepstack[:, row]
@@ -180,10 +197,10 @@ class OnnxEngine:
         return Tokens(ids, embeddings, places, extras)
 
     def _prefill(self, item: WorkItem) -> Floats:
-        """Compute a chunk of one sequence."""
+        """Compute a chunk of one sequence; return the rows that it wants."""
         spec, sequence = self._decoder.spec, item.sequence
-        inputs = self._inputs(sequence)
-        ids = np.array(sequence.tokens(item.start, item.stop), np.int64)
+        inputs = _inputs(sequence)
+        ids = np.array(item.token_ids, np.int64)
         places = inputs.positions_of(item.start, item.stop, max(1, spec.num_position_axes))
         tokens = Tokens(ids[None], None, places)
         if self._embed is not None:
@@ -196,11 +213,12 @@ class OnnxEngine:
         if spec.takes_bias:
             whole, near = visible(inputs, item.start, item.stop, self._window)
             tokens.extras.update(attention_bias=whole, attention_bias_local=near)
-        logits = self._decoder.prefill(
-            self._book.slot(sequence), item.start, tokens, wants_logits=item.wants_logits
-        )
-        self._book.note_computed(sequence, item.start, item.stop)
-        return logits
+        slot, prefill = self._book.slot(sequence), self._decoder.prefill
+        if item.output == "hidden":
+            prefill = cast(StatesDecoder, self._decoder).prefill_states  # as the limits claim
+        rows = prefill(slot, item.start, tokens, item.num_rows)
+        self._book.note_computed(sequence, item.stop)
+        return rows
 
     def _close_ranks(self, items: Seq[WorkItem]) -> None:
         """Move the last sequence into a gap, while there is one: an idle row costs as a busy one.
@@ -220,21 +238,17 @@ class OnnxEngine:
             self._book.swap(*pair)
             slots = sorted([*slots, pair[1]])
 
-    def _inputs(self, sequence: Sequence) -> PromptInputs:
-        if sequence not in self._prompts:
-            self._prompts[sequence] = self._read(sequence.prompt)
-        return self._prompts[sequence]
-
-    def _read(self, prompt: Prompt) -> PromptInputs:
-        """Read a prompt, remembered for a moment by content: no image is held."""
-        key = (prompt.token_ids, tuple(slot.digest for slot in prompt.images))
-        if (found := self._remembered.get(key)) is not None:
-            return found
-        inputs = self._remembered[key] = read_prompt(prompt, self._family)
-        if len(self._remembered) > NUM_REMEMBERED_PROMPTS:
-            self._remembered.popitem(last=False)
-        return inputs
-
     def _give_back(self) -> None:
         for slot in self._book.take_discarded():
             self._decoder.memory.discard(slot)
+
+
+def _is_decode(item: WorkItem) -> bool:
+    """Tell what runs in the one call for all answers from a chunk with a call of its own."""
+    return item.num_tokens == 1 and item.start > 0 and item.output == "logits"
+
+
+def _inputs(sequence: SequenceView) -> PromptInputs:
+    """Return what :meth:`OnnxEngine.read` made of a sequence's prompt."""
+    inputs: PromptInputs = sequence.plan.state
+    return inputs

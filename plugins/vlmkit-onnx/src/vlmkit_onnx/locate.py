@@ -1,15 +1,13 @@
 """From a checkpoint to the graphs that run it: those beside it, or those exported once for it."""
 
-from collections.abc import Callable
-
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit_onnx import export_cache
-from vlmkit_onnx.layout import Layout, VisionGraph, own_layout
-from vlmkit_onnx.manifest import Precision
-from vlmkit_onnx.refusal import Kind, kind_of
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_onnx.export_once import OnStage, cached_export, cached_tower
+from vlmkit_onnx.folder import export_cache
+from vlmkit_onnx.folder.layout import Layout, VisionGraph, own_layout
+from vlmkit_onnx.folder.manifest import Precision
+from vlmkit_onnx.folder.refusal import Kind, kind_of
 
-OnStage = Callable[[str], None]
 DEFAULT_PRECISION: Precision = "w8a8"
 
 
@@ -34,7 +32,7 @@ def locate(
     layout = present(checkpoint, precision, variant)
     if layout is not None:
         return layout
-    folder = export_cache.cached_export(checkpoint, precision or DEFAULT_PRECISION, on_stage)
+    folder = cached_export(checkpoint, precision or DEFAULT_PRECISION, on_stage)
     return own_layout(checkpoint, folder)
 
 
@@ -63,11 +61,11 @@ def _layout(checkpoint: Checkpoint, kind: Kind | None, variant: str | None) -> L
     if kind == "vlmkit":
         return own_layout(checkpoint, checkpoint.path)
     if kind == "genai":
-        from vlmkit_onnx.genai import genai_layout
+        from vlmkit_onnx.folder.genai import genai_layout
 
         return genai_layout(checkpoint)
     if kind == "community":
-        from vlmkit_onnx.community import community_layout
+        from vlmkit_onnx.folder.community import community_layout
 
         return community_layout(checkpoint, variant)
     raise CheckpointError(
@@ -82,7 +80,7 @@ def locate_tower(checkpoint: Checkpoint, variant: str | None, on_stage: OnStage)
         CheckpointError: besides, there is none.
     """
     if kind_of(checkpoint) == "safetensors":
-        folder = export_cache.cached_tower(checkpoint, on_stage)
+        folder = cached_tower(checkpoint, on_stage)
         return VisionGraph(folder / export_cache.VISION, is_own=True)
     graph = locate(checkpoint, None, variant, on_stage).vision
     if graph is None:

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from vlmkit.hookspecs import hookimpl
-from vlmkit.registry import BuildContext, Registry
-from vlmkit_onnx import refusal
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit_onnx.folder import refusal
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
-VLMKIT_API = 1
+VLMKIT_API = (1, 0)
 
 
 def _build_engine(context: BuildContext) -> Any:
@@ -56,8 +56,8 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
 
 
 @hookimpl
-def vlmkit_register_vision_encoders(registry: Registry[Any]) -> None:
-    """Offer ``vision_encoder.use = "onnx"``."""
+def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
+    """Offer ``media_encoder.use = "onnx"``."""
     registry.add(
         "onnx",
         _build_encoder,

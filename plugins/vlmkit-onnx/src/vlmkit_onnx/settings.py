@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from vlmkit_onnx.manifest import Precision
+from vlmkit_onnx.folder.manifest import Precision
 
 Positive = Annotated[int, Meta(ge=1)]
 # The patterns are in the config's JSON schema, too, where there is no \Z; and $ alone lets a line
@@ -51,8 +51,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
         prefix_cache: whether computed prefixes are reused by later prompts.
         max_sequence_tokens: longest sequence; None is what the model was made for.
         max_sequences: most sequences with a slot in the cache.
-        max_chunk_tokens: tokens of a prompt in one step; a longer chunk makes running answers wait
-            longer between two tokens. Parts that may not be cut are longer where they must be.
+        max_chunk_tokens: most tokens of a prompt in one step; while answers run, the scheduler's
+            budget of time allows fewer. Parts that may not be cut are longer where they must be.
     """
 
     precision: Precision | None = None

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vlmkit_onnx.decoder import Tokens
-from vlmkit_onnx.runtime import onnxruntime
+from vlmkit_onnx.decoders.decoder import Tokens
+from vlmkit_onnx.sessions.runtime import onnxruntime
 
 SLOTS, SLOT_TOKENS, CHUNK = 4, 96, 10
 PROMPTS = (5, 31, 18)
@@ -69,11 +69,16 @@ def open_session() -> Callable[[Path], onnxruntime.InferenceSession]:
 
 @pytest.fixture(scope="session")
 def genai_folders(
-    saved: Callable[[str], Path], one_thread: None, tmp_path_factory: pytest.TempPathFactory
+    saved: Callable[[str], Path], one_thread: None, made_once: Callable[..., Path]
 ) -> dict[str, Path]:
     """Return folders that onnxruntime-genai's own builder wrote, by name."""
     pytest.importorskip("onnxruntime_genai")
-    root = tmp_path_factory.mktemp("genai")
+    root = made_once("genai", lambda folder: _build(saved, folder))
+    return {name: root / name for name in GENAI}
+
+
+def _build(saved: Callable[[str], Path], root: Path) -> None:
+    """Have every model written in one process: its start takes longer than a model."""
     sources = {"phi3-128k": _with_two_rotations(saved("phi3"), root / "phi3")}
     jobs = [
         (family, str(sources.get(name) or saved(family)), str(root / name), *how)
@@ -87,7 +92,6 @@ def genai_folders(
     )
     assert made.returncode == 0, made.stderr[-2000:]
     _add_embeddings(root / "qwen2_5_vl", saved("qwen2_5_vl"))
-    return {name: root / name for name in GENAI}
 
 
 def _with_two_rotations(checkpoint: Path, folder: Path) -> Path:
@@ -191,7 +195,7 @@ class Ragged:
             part = ids[start : start + chunk]
             tokens = self.tokens([part], [start])
             is_last = start + len(part) == len(ids)
-            logits = self.decoder.prefill(slot, start, tokens, wants_logits=is_last)
+            logits = self.decoder.prefill(slot, start, tokens, num_rows=int(is_last))
             assert logits.shape == (int(is_last), self.decoder.spec.vocab_size)
         return logits
 

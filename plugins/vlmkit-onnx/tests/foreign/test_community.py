@@ -6,9 +6,9 @@ import shutil
 import pytest
 from onnx import TensorProto, helper
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.community import VARIANTS, community_layout, is_community
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_onnx.folder.community import VARIANTS, community_layout, is_community
 
 CONFIG = {
     "model_type": "llama",

@@ -15,17 +15,17 @@ from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: T
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
-from vlmkit.prompt import Prompt
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.prompt import Prompt
 from vlmkit.testing import EngineContract
 from vlmkit_onnx.build import build_engine
-from vlmkit_onnx.community import community_layout
-from vlmkit_onnx.concat_decoder import ConcatDecoder
-from vlmkit_onnx.continuity import refuse_discontinuous
-from vlmkit_onnx.graph_embeddings import GraphEmbeddings
+from vlmkit_onnx.decoders.concat_decoder import ConcatDecoder
+from vlmkit_onnx.folder.community import community_layout
+from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
 from vlmkit_onnx.settings import EngineSettings
+from vlmkit_onnx.trials.continuity import refuse_discontinuous
 
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16

@@ -6,12 +6,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.concat_decoder import ConcatDecoder
-from vlmkit_onnx.continuity import refuse_discontinuous
-from vlmkit_onnx.decoder import Tokens
-from vlmkit_onnx.layout import DecoderGraph
-from vlmkit_onnx.masked_decoder import MaskedDecoder
-from vlmkit_onnx.slots_decoder import SlotsDecoder
+from vlmkit_onnx.decoders.concat_decoder import ConcatDecoder
+from vlmkit_onnx.decoders.decoder import Tokens
+from vlmkit_onnx.decoders.masked_decoder import MaskedDecoder
+from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder
+from vlmkit_onnx.folder.layout import DecoderGraph
+from vlmkit_onnx.trials.continuity import refuse_discontinuous
 
 FLOAT, HALF, INT64, INT8, BOOL = (
     TensorProto.FLOAT,
@@ -325,10 +325,10 @@ def tokens(*rows):
 
 
 def test_chunks_and_neighbours_change_nothing(decoder):
-    whole = decoder.prefill(0, 0, tokens([1, 2, 3, 4, 5, 6]), wants_logits=True)
-    assert decoder.prefill(1, 0, tokens([1, 2, 3]), wants_logits=False).shape == (0, 32)
-    decoder.prefill(1, 3, tokens([4, 5]), wants_logits=False)
-    decoder.prefill(2, 0, tokens([9]), wants_logits=False)
+    whole = decoder.prefill(0, 0, tokens([1, 2, 3, 4, 5, 6]), num_rows=1)
+    assert decoder.prefill(1, 0, tokens([1, 2, 3]), num_rows=0).shape == (0, 32)
+    decoder.prefill(1, 3, tokens([4, 5]), num_rows=0)
+    decoder.prefill(2, 0, tokens([9]), num_rows=0)
     starts = np.array([5, 1], np.int32)
     logits = decoder.decode(1, starts, tokens([6], [9]))
     np.testing.assert_allclose(logits[0], whole[0], atol=1e-5)
@@ -338,5 +338,5 @@ def test_chunks_and_neighbours_change_nothing(decoder):
 
 def test_a_slot_can_be_filled_to_its_end(decoder):
     last = decoder.memory.slot_tokens - 1
-    decoder.prefill(0, 0, tokens([3] * last), wants_logits=False)
+    decoder.prefill(0, 0, tokens([3] * last), num_rows=0)
     assert np.isfinite(decoder.decode(0, np.array([last], np.int32), tokens([1]))).all()

@@ -6,10 +6,10 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.genai import genai_layout
-from vlmkit_onnx.layout import TokenGraph, VisionGraph
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_onnx.folder.genai import genai_layout
+from vlmkit_onnx.folder.layout import TokenGraph, VisionGraph
 
 DECODER = {
     "filename": "model.onnx",

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.graph_embeddings import GraphEmbeddings
+from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
 
 IMAGE = 7
 TABLE = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)

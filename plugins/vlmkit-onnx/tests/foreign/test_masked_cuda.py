@@ -10,9 +10,9 @@ pytest.importorskip("torch")  # which makes the checkpoints
 
 from pretend import onnx_cuda
 from pretend.steps import logits_of
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.settings import EngineSettings
 

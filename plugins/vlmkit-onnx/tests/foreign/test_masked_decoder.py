@@ -6,21 +6,21 @@ import pytest
 import torch
 import transformers
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError
-from vlmkit.prompt import Prompt
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.prompt import Prompt
 from vlmkit.testing import EngineContract
-from vlmkit_onnx import external_data
 from vlmkit_onnx.build import build_engine
-from vlmkit_onnx.community import community_layout
-from vlmkit_onnx.continuity import refuse_discontinuous
-from vlmkit_onnx.genai import genai_layout
-from vlmkit_onnx.graph_embeddings import GraphEmbeddings
-from vlmkit_onnx.invariance import keeps_rows_apart
-from vlmkit_onnx.masked_decoder import MaskedDecoder
-from vlmkit_onnx.neighbours import tokens_without_effect
+from vlmkit_onnx.decoders.masked_decoder import MaskedDecoder
+from vlmkit_onnx.folder import external_data
+from vlmkit_onnx.folder.community import community_layout
+from vlmkit_onnx.folder.genai import genai_layout
+from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
 from vlmkit_onnx.settings import EngineSettings
+from vlmkit_onnx.trials.continuity import refuse_discontinuous
+from vlmkit_onnx.trials.invariance import keeps_rows_apart
+from vlmkit_onnx.trials.neighbours import tokens_without_effect
 
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16
@@ -76,7 +76,7 @@ def test_positions_that_differ_by_axis_reach_the_graph(load, ragged, embed, save
     positions = np.stack([np.arange(12), np.arange(12) // 3, np.arange(12) % 3])[:, None]
     tokens = run.tokens([run.prompts[1][:12]], [0])
     tokens.positions[:] = positions
-    ours = run.decoder.prefill(1, 0, tokens, wants_logits=True)
+    ours = run.decoder.prefill(1, 0, tokens, num_rows=1)
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         hidden = model.model.language_model(
@@ -86,7 +86,7 @@ def test_positions_that_differ_by_axis_reach_the_graph(load, ragged, embed, save
         theirs = model.lm_head(hidden)[:, -1].numpy()
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
     tokens.positions[:] = np.arange(12)
-    assert np.abs(run.decoder.prefill(2, 0, tokens, wants_logits=True) - theirs).max() > 1e-3
+    assert np.abs(run.decoder.prefill(2, 0, tokens, num_rows=1) - theirs).max() > 1e-3
 
 
 def test_a_graph_in_half_precision_is_near_transformers(load, ragged, saved):
@@ -130,7 +130,7 @@ def test_a_copied_prefix_continues_as_its_source(load, ragged):
     whole = run.prefill(0, ids)
     run.decoder.memory.copy(0, 3, 20)
     rest = run.tokens([ids[20:]], [20])
-    continued = run.decoder.prefill(3, 20, rest, wants_logits=True)
+    continued = run.decoder.prefill(3, 20, rest, num_rows=1)
     np.testing.assert_allclose(continued, whole, atol=1e-4)
 
 

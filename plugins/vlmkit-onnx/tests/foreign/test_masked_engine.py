@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import ConfigError
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import Engine
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.prompt import Prompt
 from vlmkit.testing import EngineContract
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.settings import EngineSettings

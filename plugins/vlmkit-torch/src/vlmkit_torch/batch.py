@@ -5,18 +5,23 @@ Decides nothing about who runs and computes nothing of the model.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from vlmkit.block_pool import BlockPool
 from vlmkit.errors import EngineError
-from vlmkit.sequence import Sequence
-from vlmkit.step import WorkItem
-from vlmkit_torch.attention.step import Chunk, DecodeGroup, Step, Visibility
-from vlmkit_torch.grouping import batches
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.seams.step import WorkItem
+from vlmkit.seams.view import SequenceView
+from vlmkit_torch.attention.paged import Board
+from vlmkit_torch.attention.reach import Source
+from vlmkit_torch.attention.step import Step
+from vlmkit_torch.grouping import Costs
+from vlmkit_torch.health import Health
 from vlmkit_torch.prompt_inputs import MANY_AXES, Embeds, Layout, PromptReader
+from vlmkit_torch.uploads import Uploads
 
 
 @dataclass(slots=True)
@@ -30,10 +35,11 @@ class PromptState:
 class Segment(NamedTuple):
     """Tokens ``[start, stop)`` of one sequence, all of its prompt or all after it."""
 
-    sequence: Sequence
+    sequence: SequenceView
     state: PromptState
     start: int
     stop: int
+    token_ids: Seq[int]
 
     @property
     def is_prompt(self) -> bool:
@@ -41,11 +47,16 @@ class Segment(NamedTuple):
         return self.start < self.sequence.num_prompt_tokens
 
     @property
+    def num_tokens(self) -> int:
+        """Number of tokens."""
+        return self.stop - self.start
+
+    @property
     def images(self) -> list[int]:
         """The images whose slots the tokens touch."""
         if not self.is_prompt:
             return []
-        slots = enumerate(self.sequence.prompt.images)
+        slots = enumerate(self.sequence.prompt.media)
         return [i for i, slot in slots if slot.start < self.stop and slot.stop > self.start]
 
 
@@ -57,13 +68,13 @@ class Batch:
         arguments: of the decoder.
         step: for attention.
         rows: ``[rows]`` flat tokens whose logits are wanted, in the order of the items.
-        owners: the sequence of each flat segment and the segment's rows, half-open.
+        places: ``[tokens]`` where the health of each token's sequence is noted.
     """
 
     arguments: dict[str, Any]
     step: Step
     rows: torch.Tensor
-    owners: list[tuple[Sequence, int, int]]
+    places: torch.Tensor
 
 
 class Batcher:
@@ -72,104 +83,82 @@ class Batcher:
     Args:
         pool: says which blocks a sequence has.
         reader: reads prompts.
-        zero_slot: the cache slot that is always zero.
-        layer_bytes: the most that a layer keeps for a token.
+        board: of the engine's layers.
+        costs: of reading keys and values.
+        health: knows a place for each sequence.
     """
 
     def __init__(
-        self, pool: BlockPool, reader: PromptReader, zero_slot: int, layer_bytes: int
+        self, pool: BlockPool, reader: PromptReader, board: Board, costs: Costs, health: Health
     ) -> None:
         self._pool = pool
         self._reader = reader
-        self._zero_slot = zero_slot
-        self._layer_bytes = layer_bytes
+        self._board = board
+        self._costs = costs
+        self._health = health
         self._within = np.arange(pool.block_tokens)
 
-    def build(self, items: Seq[WorkItem], states: dict[Sequence, PromptState]) -> Batch:
+    def build(self, items: Seq[WorkItem], states: dict[SequenceView, PromptState]) -> Batch:
         """Lay out the items: decodes first, those of few tokens before those of many; then chunks.
 
         Args:
             items: whose decodes come in that order.
             states: of their sequences.
         """
-        decodes, chunks, last_rows = _flatten(items, states)
+        decodes, chunks, ends = _flatten(items, states)
         segments = decodes + chunks
         for segment in segments:
             self._read_embeds(segment)
-        owners, row = [], 0
-        for segment in segments:
-            owners.append((segment.sequence, row, row + segment.stop - segment.start))
-            row = owners[-1][2]
-        rows = [last_rows[item.sequence] for item in items if item.wants_logits]
+        uploads = Uploads(self._reader.device)
+        step = self._step(decodes, chunks, uploads)
+        ids = [token_id for segment in segments for token_id in segment.token_ids]
+        places = [self._health.place(segment.sequence) for segment in segments]
+        rows = [
+            row
+            for item in items
+            for row in range(ends[item.sequence] - item.num_rows, ends[item.sequence])
+        ]
+        visual = _visual_mask(segments)
+        there = {
+            "ids": uploads.add(np.array([ids])),
+            "positions": uploads.add(_positions(segments)),
+            "rows": uploads.add(np.array(rows, dtype=np.int64)),
+            "places": uploads.add(np.repeat(places, [segment.num_tokens for segment in segments])),
+        }
+        visual_there = None if visual is None else uploads.add(visual.astype(np.int64))
+        uploads.send()
+        inputs = self._inputs(segments, there["ids"], visual_there)
         return Batch(
-            arguments={**self._inputs(segments), "position_ids": self._positions(segments)},
-            step=self._step(segments, len(decodes)),
-            rows=self._device(np.array(rows, dtype=np.int64)),
-            owners=owners,
+            arguments={**inputs, "position_ids": there["positions"]},
+            step=step,
+            rows=there["rows"],
+            places=there["places"],
         )
 
-    def _device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._reader.device)
-
-    def _slots(self, sequence: Sequence, stop: int) -> np.ndarray:
+    def _slots(self, sequence: SequenceView, stop: int) -> np.ndarray:
         """Return the cache slots of a sequence's tokens ``[0, stop)``."""
         size = self._pool.block_tokens
         blocks = np.array(self._pool.blocks(sequence)[: -(-stop // size)], dtype=np.int64)
         return (blocks[:, None] * size + self._within).reshape(-1)[:stop]
 
-    def _step(self, segments: list[Segment], num_decodes: int) -> Step:
-        slots = [self._slots(segment.sequence, segment.stop) for segment in segments]
-        writes = [own[s.start :] for own, s in zip(slots, segments, strict=True)]
-        lengths = [len(own) for own in slots[:num_decodes]]
-        ranges = batches(lengths, self._layer_bytes)
-        groups = tuple(self._group(rows, slots[slice(*rows)]) for rows in ranges)
-        chunks, row = [], num_decodes
-        for segment, own in zip(segments[num_decodes:], slots[num_decodes:], strict=True):
-            rows = (row, row + segment.stop - segment.start)
-            chunks.append(
-                Chunk(rows, segment.start, self._device(own), self._reader.dtype, _views(segment))
-            )
-            row = rows[1]
-        return Step(self._device(np.concatenate(writes)), groups, tuple(chunks))
+    def _step(self, decodes: list[Segment], chunks: list[Segment], uploads: Uploads) -> Step:
+        step = Step(
+            [self._source(segment) for segment in decodes],
+            [self._source(segment) for segment in chunks],
+            self._costs,
+            self._board.cache.zero_slot,
+            uploads,
+        )
+        step.lay_out(self._board.kinds, uploads)
+        return step
 
-    def _group(self, rows: tuple[int, int], slots: list[np.ndarray]) -> DecodeGroup:
-        lengths = [len(own) for own in slots]
-        table = np.full((len(slots), max(lengths)), self._zero_slot, dtype=np.int64)
-        for row, own in zip(table, slots, strict=True):
-            row[: len(own)] = own
-        only = slots[0] if len(slots) == 1 else None
-        is_run = only is not None and bool((np.diff(only) == 1).all())
-        run = int(only[0]) if only is not None and is_run else None
-        return DecodeGroup(rows, self._device(table), lengths, self._reader.dtype, run)
-
-    def _positions(self, segments: list[Segment]) -> torch.Tensor:
-        """Return positions ``[1, tokens]``, or ``[axes, 1, tokens]`` where images need axes."""
-        axes = max(segment.state.layout.num_axes for segment in segments)
-        parts: list[torch.Tensor] = []
-        plain: list[np.ndarray] = []
-        for segment in segments:
-            layout, index = segment.state.layout, np.arange(segment.start, segment.stop)
-            if segment.is_prompt and layout.positions is not None:
-                parts += self._plain_positions(plain, axes)
-                own = layout.positions[:, segment.start : segment.stop]
-                parts.append(own if own.shape[0] == axes else own.expand(axes, -1))
-            else:
-                offset = 0 if segment.is_prompt else layout.offset
-                plain.append(np.stack([index, index + offset]))
-        parts += self._plain_positions(plain, axes)
-        positions = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        return positions if axes == 1 else positions[:, None]
-
-    def _plain_positions(self, plain: list[np.ndarray], axes: int) -> list[torch.Tensor]:
-        """Return what gathered in ``plain``, as a part ``[axes, tokens]``, and empty it."""
-        if not plain:
-            return []
-        both = np.concatenate(plain, 1)
-        plain.clear()
-        rows = np.broadcast_to(both[1], (axes, both.shape[1])).copy()
-        if axes > MANY_AXES:
-            rows[0] = both[0]
-        return [self._device(rows)]
+    def _source(self, segment: Segment) -> Source:
+        slots = self._slots(segment.sequence, segment.stop)
+        if not segment.is_prompt:
+            return Source(segment.start, slots)
+        views = segment.state.layout.views
+        own = {name: view.cut(segment.start, segment.stop) for name, view in views.items()}
+        return Source(segment.start, slots, own)
 
     def _read_embeds(self, segment: Segment) -> None:
         """See to it that the features of every image of a segment are merged in."""
@@ -182,38 +171,39 @@ class Batcher:
         if state.embeds is None or not state.embeds.images.issuperset(images):
             state.embeds = self._reader.embeds(sequence.prompt, sequence.features)
 
-    def _inputs(self, segments: list[Segment]) -> dict[str, Any]:
+    def _inputs(
+        self, segments: list[Segment], ids: torch.Tensor, visual: torch.Tensor | None
+    ) -> dict[str, Any]:
         """Return token ids, or embeddings and their companions if a segment touches an image."""
-        ids = [t for s in segments for t in s.sequence.tokens(s.start, s.stop)]
         touching = [bool(segment.images) for segment in segments]
         if not any(touching):
-            return {"input_ids": self._device(np.array([ids]))}
-        return self._merge(segments, touching, self._device(np.array([ids])))
+            return {"input_ids": ids}
+        merged = self._merge(segments, touching, ids)
+        return merged if visual is None else {**merged, **_visual(segments, visual)}
 
     def _merge(
         self, segments: list[Segment], touching: list[bool], ids: torch.Tensor
     ) -> dict[str, Any]:
         """Join the arguments of segments with images and of those without."""
-        bounds = np.cumsum([0, *(s.stop - s.start for s in segments)]).tolist()
+        bounds = np.cumsum([0, *(s.num_tokens for s in segments)]).tolist()
         text = [slice(bounds[i], bounds[i + 1]) for i, has in enumerate(touching) if not has]
         plain = self._reader.plain(torch.cat([ids[:, s] for s in text], 1)) if text else {}
         parts, row = [], 0
         for segment, has_images in zip(segments, touching, strict=True):
-            count = segment.stop - segment.start
             if has_images:
                 arguments, cut = _embeds(segment).per_token, slice(segment.start, segment.stop)
             else:
-                arguments, cut = plain, slice(row, row + count)
-                row += count
+                arguments, cut = plain, slice(row, row + segment.num_tokens)
+                row += segment.num_tokens
             parts.append({name: value[:, cut] for name, value in arguments.items()})
         merged: dict[str, Any] = {}
         for name, like in {n: v for part in parts for n, v in part.items()}.items():
             pieces = [
-                part[name] if name in part else like.new_zeros(1, s.stop - s.start, *like.shape[2:])
+                part[name] if name in part else like.new_zeros(1, s.num_tokens, *like.shape[2:])
                 for part, s in zip(parts, segments, strict=True)
             ]
             merged[name] = torch.cat(pieces, 1)
-        return {**merged, **_visual(segments, touching)}
+        return merged
 
 
 def _embeds(segment: Segment) -> Embeds:
@@ -222,77 +212,88 @@ def _embeds(segment: Segment) -> Embeds:
     return segment.state.embeds
 
 
-def _visual(segments: list[Segment], touching: list[bool]) -> dict[str, Any]:
-    """Join what decoders take per visual token, such as deepstack rows."""
-    with_rows = [
-        segment
-        for segment, has_images in zip(segments, touching, strict=True)
-        if has_images and _embeds(segment).visual is not None
+def _positions(segments: list[Segment]) -> np.ndarray:
+    """Return positions ``[1, tokens]``, or ``[axes, 1, tokens]`` where images need axes."""
+    axes = max(segment.state.layout.num_axes for segment in segments)
+    counts = [segment.num_tokens for segment in segments]
+    index = np.concatenate([np.arange(segment.start, segment.stop) for segment in segments])
+    offsets = [0 if segment.is_prompt else segment.state.layout.offset for segment in segments]
+    positions = np.empty((axes, len(index)), dtype=np.int64)
+    positions[:] = index + np.repeat(offsets, counts)
+    if axes > MANY_AXES:
+        positions[0] = index
+    for segment, row in zip(segments, accumulate(counts, initial=0), strict=False):
+        own = segment.state.layout.positions
+        if segment.is_prompt and own is not None:
+            positions[:, row : row + segment.num_tokens] = own[:, segment.start : segment.stop]
+    return positions if axes == 1 else positions[:, None]
+
+
+def _visual_mask(segments: list[Segment]) -> np.ndarray | None:
+    """Return which tokens ``[tokens]`` have rows of what decoders take per visual token, if any."""
+    masks = [
+        np.zeros(segment.num_tokens, dtype=bool)
+        if (visual := _visual_of(segment)) is None
+        else visual[segment.start : segment.stop]
+        for segment in segments
     ]
-    if not with_rows:
-        return {}
-    first = _embeds(with_rows[0])
-    masks, cuts = [], []
+    mask = np.concatenate(masks)
+    return mask if mask.any() else None
+
+
+def _visual_of(segment: Segment) -> np.ndarray | None:
+    return _embeds(segment).visual if segment.images else None
+
+
+def _visual(segments: list[Segment], mask: torch.Tensor) -> dict[str, Any]:
+    """Join what decoders take per visual token, such as deepstack rows.
+
+    Args:
+        segments: of the step.
+        mask: ``[tokens]`` one where a token has such rows.
+    """
+    cuts: list[tuple[Embeds, slice]] = []
     for segment in segments:
-        count = segment.stop - segment.start
-        if segment not in with_rows:
-            masks.append(torch.zeros(count, dtype=torch.bool))
-            continue
-        embeds = _embeds(segment)
-        visual = embeds.visual.cpu() if embeds.visual is not None else torch.zeros(0)
-        low = int(visual[: segment.start].sum())
-        masks.append(visual[segment.start : segment.stop])
-        cuts.append((embeds.per_visual, slice(low, low + int(masks[-1].sum()))))
-    mask = torch.cat(masks).to(first.per_token["inputs_embeds"].device)[None]
-    if not mask.any():
-        return {}
-    width = first.visual_width
-    mask = mask[..., None].expand(-1, -1, width) if width else mask
-    joined: dict[str, Any] = {first.visual_name: mask}
+        if (visual := _visual_of(segment)) is not None:
+            low, high = (int(visual[:end].sum()) for end in (segment.start, segment.stop))
+            cuts.append((_embeds(segment), slice(low, high)))
+    first = cuts[0][0]
+    is_visual = mask.bool()[None]
+    if first.visual_width:
+        is_visual = is_visual[..., None].expand(-1, -1, first.visual_width)
+    joined: dict[str, Any] = {first.visual_name: is_visual}
     for name, levels in first.per_visual.items():
         keys = levels.keys() if isinstance(levels, dict) else range(len(levels))
-        rows = {key: torch.cat([own[name][key][cut] for own, cut in cuts]) for key in keys}
+        rows = {
+            key: torch.cat([embeds.per_visual[name][key][cut] for embeds, cut in cuts])
+            for key in keys
+        }
         joined[name] = rows if isinstance(levels, dict) else list(rows.values())
     return joined
 
 
-def _views(segment: Segment) -> dict[str, Visibility]:
-    """Return a family's masks for one segment of a prompt."""
-    if not segment.is_prompt:
-        return {}
-    cut = slice(segment.start, segment.stop)
-    return {
-        name: Visibility(
-            view.start[cut],
-            view.stop[cut],
-            None if view.dense is None else view.dense[cut, : segment.stop],
-        )
-        for name, view in segment.state.layout.views.items()
-    }
-
-
 def _flatten(
-    items: Seq[WorkItem], states: dict[Sequence, PromptState]
-) -> tuple[list[Segment], list[Segment], dict[Sequence, int]]:
+    items: Seq[WorkItem], states: dict[SequenceView, PromptState]
+) -> tuple[list[Segment], list[Segment], dict[SequenceView, int]]:
     """Cut items at the end of their prompts.
 
     Returns:
-        The decodes, the chunks that follow them in the flat step, and each sequence's last row.
+        The decodes, the chunks that follow them in the flat step, and one past each sequence's
+        last row.
     """
     decodes: list[Segment] = []
     chunks: list[Segment] = []
     for item in items:
-        sequence, start, stop = item.sequence, item.start, item.stop
-        border = sequence.num_prompt_tokens
+        sequence, start, stop, ids = item.sequence, item.start, item.stop, item.token_ids
+        border = max(start, min(stop, sequence.num_prompt_tokens))
         state = states[sequence]
-        if start >= border:
-            (decodes if stop - start == 1 else chunks).append(Segment(sequence, state, start, stop))
-            continue
-        chunks.append(Segment(sequence, state, start, min(stop, border)))
-        if stop > border:
-            chunks.append(Segment(sequence, state, border, stop))
-    last, row = {}, 0
+        if start < border:
+            chunks.append(Segment(sequence, state, start, border, ids[: border - start]))
+        if border < stop:
+            rest = Segment(sequence, state, border, stop, ids[border - start :])
+            (decodes if start == border == stop - 1 else chunks).append(rest)
+    ends, row = {}, 0
     for segment in decodes + chunks:
         row += segment.stop - segment.start
-        last[segment.sequence] = row - 1
-    return decodes, chunks, last
+        ends[segment.sequence] = row
+    return decodes, chunks, ends

@@ -1,21 +1,28 @@
 """What a loaded model needs of a cache, what it is refused for, and what limits follow."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit.protocols import EngineLimits
+from vlmkit.seams.engine import EngineLimits
 from vlmkit_torch import hardware, rope
+from vlmkit_torch.attention.kind import LayerKind
 from vlmkit_torch.attention.paged import Board
-from vlmkit_torch.attention.step import Chunk, LayerKind, Step
+from vlmkit_torch.attention.reach import Source
+from vlmkit_torch.attention.step import Step
+from vlmkit_torch.grouping import Costs
 from vlmkit_torch.kv_cache import LayerShape
 from vlmkit_torch.recurrent import RecurrentStates, layer_types
 from vlmkit_torch.refusal import ATTENTION_TYPES, LAYER_TYPES, STATE_TYPES
 from vlmkit_torch.settings import EngineSettings
+from vlmkit_torch.uploads import Uploads
 from vlmkit_torch.views import Views
 
+MAX_DRAFT_TOKENS = 16  # more are never right often enough to pay
 DEFAULT_CONTEXT_TOKENS = 4096  # where a checkpoint does not say how long it may read
 
 
@@ -26,10 +33,12 @@ class Needs:
     Attributes:
         layer_shapes: what each layer keeps for a token.
         vocab_size: columns of the logits.
+        hidden_size: columns of the last layer's hidden states.
     """
 
     layer_shapes: dict[int, LayerShape]
     vocab_size: int
+    hidden_size: int
 
     @property
     def token_bytes(self) -> int:
@@ -58,9 +67,8 @@ def recurrent_states(views: Views) -> RecurrentStates | None:
     return None if STATE_TYPES.isdisjoint(names) else RecurrentStates(names)
 
 
-def layer_kinds(views: Views) -> list[LayerKind]:
-    """Return which tokens each layer looks at, from the family's configuration."""
-    config = views.text_config
+def layer_kinds(config: Any) -> list[LayerKind]:
+    """Return which tokens each layer looks at, from the configuration of a decoder."""
     window = getattr(config, "sliding_window", None)
     section = getattr(config, "attention_chunk_size", None)
     by_name = {
@@ -82,15 +90,17 @@ def probe(
     Raises:
         CheckpointError: a layer has no attention that can be paged.
     """
-    slots = torch.zeros(1, dtype=torch.long, device=device)
-    chunk = Chunk((0, 1), 0, slots, views.model.dtype)
-    board.step = Step(slots, (), (chunk,))
+    uploads = Uploads(device)
+    token = uploads.add(np.zeros((1, 1), dtype=np.int64))
+    source = Source(0, np.zeros(1, dtype=np.int64))
+    board.step = Step([], [source], Costs(1, 1, may_split=False), 0, uploads)
+    uploads.send()
     if states is not None:
         states.load([], [])
     try:
         hidden = views.decoder(
-            input_ids=slots[None],
-            position_ids=slots[None],
+            input_ids=token,
+            position_ids=token,
             attention_mask=None,
             past_key_values=None if states is None else states.cache,
             use_cache=False,
@@ -107,7 +117,7 @@ def probe(
             f"{num_layers} layers of model type {views.model.config.model_type!r} should have "
             f"attention that can be paged, and {len(shapes)} have"
         )
-    return Needs(shapes, views.head(hidden[0]).shape[-1])
+    return Needs(shapes, views.head(hidden[0]).shape[-1], hidden.shape[-1])
 
 
 def max_sequence_tokens(views: Views, settings: EngineSettings) -> int:
@@ -121,9 +131,16 @@ def max_sequence_tokens(views: Views, settings: EngineSettings) -> int:
 
 
 def limits(
-    views: Views, settings: EngineSettings, needs: Needs, device: torch.device, *, shares: bool
+    views: Views, settings: EngineSettings, needs: Needs, device: torch.device, *, goes_back: bool
 ) -> EngineLimits:
     """Return what an engine with these settings can do.
+
+    Args:
+        views: of the model.
+        settings: sizes and switches.
+        needs: what the model keeps for a token.
+        device: whose memory the cache takes.
+        goes_back: whether the state before a token can be had again: a recurrent one cannot.
 
     Raises:
         ConfigError: the cache would not hold one block for each of two sequences.
@@ -149,6 +166,10 @@ def limits(
         capacity_tokens=capacity,
         max_chunk_tokens=settings.max_chunk_tokens,
         mixes_prefill_and_decode=True,
-        prefix_block_tokens=settings.block_tokens if shares else 0,
+        prefix_block_tokens=settings.block_tokens if goes_back and settings.prefix_cache else 0,
         is_batch_invariant=False,
+        max_item_rows=settings.max_chunk_tokens,
+        max_draft_tokens=min(MAX_DRAFT_TOKENS, settings.max_chunk_tokens - 1) if goes_back else 0,
+        hidden_size=needs.hidden_size,
+        precision=str(views.model.dtype).removeprefix("torch."),
     )

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import transformers
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, EngineError, OutOfMemory
-from vlmkit.prompt import ImageSlot
-from vlmkit.protocols import ImageFeatures
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_torch import faults, hardware
 from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, to_tensor
 from vlmkit_torch.settings import EncoderSettings
@@ -35,6 +35,8 @@ class TorchVisionEncoder:
         files: what it was loaded from.
         max_batch_images: most images in one call of the tower.
     """
+
+    media_kinds = frozenset({"image"})
 
     def __init__(self, loaded: LoadedModel, files: Checkpoint, max_batch_images: int) -> None:
         self._loaded = loaded
@@ -53,7 +55,7 @@ class TorchVisionEncoder:
             f"transformers-{transformers.__version__}"
         )
 
-    def encode(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
+    def encode(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
         """Return the features of each image, in order.
 
         Neighbours whose arrays fit together are computed in one call.
@@ -77,15 +79,15 @@ class TorchVisionEncoder:
         """Let go of the weights."""
         del self._loaded, self._tower
 
-    def _encode_groups(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
-        features: list[ImageFeatures] = []
+    def _encode_groups(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
+        features: list[MediaFeatures] = []
         for group in _groups(slots, self._max_batch_images):
             with hardware.alone(self._loaded.device):
                 features += self._encode_group(group)
         return features
 
     @torch.no_grad()
-    def _encode_group(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
+    def _encode_group(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
         output = self._tower(**self._inputs(slots), return_dict=True)
         counts = [slot.num_features for slot in slots]
         layers = dict(_layers(output))
@@ -103,7 +105,7 @@ class TorchVisionEncoder:
             f"prompt has {counts[0]} places"
         )
 
-    def _inputs(self, slots: Sequence[ImageSlot]) -> dict[str, torch.Tensor]:
+    def _inputs(self, slots: Sequence[MediaSlot]) -> dict[str, torch.Tensor]:
         names = [name for name in slots[0].inputs if name in self._names]
         device, dtype = self._loaded.device, self._loaded.dtype
         return {
@@ -127,9 +129,9 @@ def build(context: BuildContext) -> TorchVisionEncoder:
     return TorchVisionEncoder(loaded, context.files, settings.max_batch_images)
 
 
-def _groups(slots: Sequence[ImageSlot], most: int) -> Iterator[list[ImageSlot]]:
+def _groups(slots: Sequence[MediaSlot], most: int) -> Iterator[list[MediaSlot]]:
     """Yield runs of neighbours whose arrays can be joined along the first axis."""
-    group: list[ImageSlot] = []
+    group: list[MediaSlot] = []
     for slot in slots:
         if group and (len(group) == most or _signature(slot) != _signature(group[0])):
             yield group
@@ -139,7 +141,7 @@ def _groups(slots: Sequence[ImageSlot], most: int) -> Iterator[list[ImageSlot]]:
         yield group
 
 
-def _signature(slot: ImageSlot) -> dict[str, tuple[int, ...]]:
+def _signature(slot: MediaSlot) -> dict[str, tuple[int, ...]]:
     return {name: tuple(array.shape[1:]) for name, array in slot.inputs.items()}
 
 
@@ -163,11 +165,11 @@ def _rows(value: torch.Tensor | Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
-def _features(layers: dict[str, torch.Tensor]) -> ImageFeatures:
+def _features(layers: dict[str, torch.Tensor]) -> MediaFeatures:
     """Make one image's features of its own copy of the rows."""
     own = {name: hardware.handed_over(rows.clone()) for name, rows in layers.items()}
     main = own.pop("", None)
     if main is None:  # a family that has deepstack rows only
         main = torch.zeros_like(next(iter(own.values())))
     num_bytes = sum(rows.numel() * rows.element_size() for rows in (main, *own.values()))
-    return ImageFeatures(main.shape[0], main, own, num_bytes)
+    return MediaFeatures(main.shape[0], main, own, num_bytes)

@@ -1,34 +1,30 @@
 """The LLM engine: weights and a paged cache, driven by work items.
 
-Keeps the promises of ``vlmkit.protocols.Engine``. Never decides who runs, never samples.
+Keeps the promises of ``vlmkit.seams.engine.Engine``. Never decides who runs, never samples.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence as Seq
-from typing import TypeAlias
 
 import torch
 
-from vlmkit.block_pool import BlockPool
 from vlmkit.errors import CheckpointError, RequestError, VlmkitError
-from vlmkit.prompt import Prompt, Span
-from vlmkit.protocols import EngineLimits
-from vlmkit.registry import BuildContext
-from vlmkit.sequence import Sequence
-from vlmkit.step import WorkItem
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.prompt import Prompt, PromptPlan
+from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.seams.view import SequenceView
 from vlmkit_torch import capacity, faults, hardware, packing, rope, selfcheck
 from vlmkit_torch.attention.paged import Board, bind
-from vlmkit_torch.batch import Batch, Batcher, PromptState
+from vlmkit_torch.batch import Batcher, PromptState
+from vlmkit_torch.grouping import Costs
+from vlmkit_torch.health import Health
 from vlmkit_torch.kv_cache import KVCache
 from vlmkit_torch.prompt_inputs import Layout, PromptReader
 from vlmkit_torch.settings import EngineSettings
 from vlmkit_torch.step_size import StepSize
 from vlmkit_torch.views import Views
 from vlmkit_torch.weights import LoadedModel, shared_model
-
-NUM_REMEMBERED_LAYOUTS = 8  # between asking for a prompt's spans and running it
-
-_Content: TypeAlias = tuple[tuple[int, ...], tuple[bytes, ...]]  # token ids, digests of images
 
 
 class TorchEngine:
@@ -43,38 +39,45 @@ class TorchEngine:
     def __init__(self, loaded: LoadedModel, views: Views, settings: EngineSettings) -> None:
         self._views = views
         views.use_paged_attention()
-        kinds = capacity.layer_kinds(views)
+        kinds = capacity.layer_kinds(views.text_config)
         self._recurrent = capacity.recurrent_states(views)
-        shares = settings.prefix_cache and self._recurrent is None
+        goes_back = self._recurrent is None
         self._board = Board(KVCache(settings.block_tokens, loaded.device))
         bind(views.decoder, self._board, kinds)
         needs = capacity.probe(views, self._board, self._recurrent, loaded.device)
-        self._limits = capacity.limits(views, settings, needs, loaded.device, shares=shares)
+        self._limits = capacity.limits(views, settings, needs, loaded.device, goes_back=goes_back)
         num_blocks = self._limits.capacity_tokens // settings.block_tokens
+        shares = self._limits.prefix_block_tokens > 0
         self._pool = BlockPool(num_blocks, settings.block_tokens, shares_prefixes=shares)
         self._board.cache = KVCache(
             num_blocks * settings.block_tokens, loaded.device, needs.layer_shapes
         )
         self._reader = PromptReader(views, loaded.device, loaded.dtype)
-        layer_bytes = max(shape.token_bytes for shape in needs.layer_shapes.values())
-        self._batcher = Batcher(self._pool, self._reader, self._board.cache.zero_slot, layer_bytes)
+        self._health = Health(self._limits.max_sequences, loaded.device)
+        costs = Costs(
+            token_bytes=max(shape.token_bytes for shape in needs.layer_shapes.values()),
+            call_bytes=hardware.call_bytes(loaded.device),
+            may_split=loaded.dtype == torch.float32,  # torch's kernel keeps scores more precisely
+        )
+        self._batcher = Batcher(self._pool, self._reader, self._board, costs, self._health)
         self._step_size = StepSize(loaded.device)
-        self._states: dict[Sequence, PromptState] = {}
-        self._layouts: OrderedDict[_Content, Layout] = OrderedDict()
+        self._states: dict[SequenceView, PromptState] = {}
+        self._committed: dict[SequenceView, int] = {}  # tokens whose health is not known yet
 
     @property
     def limits(self) -> EngineLimits:
         """What this engine can do; constant."""
         return self._limits
 
-    def atomic_spans(self, prompt: Prompt) -> tuple[Span, ...]:
-        """Return the ranges whose tokens see each other both ways, such as image blocks.
+    def read(self, prompt: Prompt) -> PromptPlan:
+        """Lay a prompt out; ranges whose tokens see each other both ways may not be cut.
 
         Raises:
             RequestError: a range is longer than one step may be.
         """
-        with hardware.alone(self._board.cache.device):
-            spans = self._layout(prompt).spans()
+        with hardware.alone(self._board.cache.device), torch.no_grad():
+            layout = self._reader.layout(prompt)
+        spans = layout.spans()
         longest = max((span.stop - span.start for span in spans), default=0)
         if longest > self._limits.max_chunk_tokens:
             raise RequestError(
@@ -82,46 +85,55 @@ class TorchEngine:
                 f"this engine computes at most {self._limits.max_chunk_tokens}",
                 hint="raise engine.max_chunk_tokens",
             )
-        return spans
+        return PromptPlan(spans, layout)
 
-    def admit(self, sequence: Sequence) -> int | None:
-        """Make room, reusing a cached prefix; see :meth:`vlmkit.protocols.Cache.admit`."""
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        """Make room, reusing a cached prefix; see :meth:`vlmkit.seams.engine.Cache.admit`."""
         if self._pool.num_sequences >= self._limits.max_sequences:
             return None
+        with hardware.alone(self._board.cache.device):
+            self._share_committed()
         return self._pool.admit(sequence)
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         """Make room for the first ``num_tokens`` of an admitted sequence; False if full."""
         return self._pool.reserve(sequence, num_tokens)
 
-    def truncate(self, sequence: Sequence, num_tokens: int) -> int:
-        """Forget what follows the first ``num_tokens``; return how many are kept.
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Let the first ``num_tokens`` be shared, unless they have values that are not finite.
 
-        The cut moves down to the start of a block that others may share. A recurrent state goes
-        back one step at most, and to the beginning otherwise.
+        That is found out when somebody comes who might share them, or a sequence goes: a read waits
+        for the device.
         """
-        if self._recurrent is not None and not self._recurrent.has(sequence, num_tokens):
-            num_tokens = 0
-        return self._pool.truncate(sequence, num_tokens)
+        if self._pool.shares_prefixes:
+            self._committed[sequence] = num_tokens
 
-    def release(self, sequence: Sequence) -> None:
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Forget what follows the first ``num_tokens``."""
+        self._pool.truncate(sequence, num_tokens)
+
+    def release(self, sequence: SequenceView) -> None:
         """Give up an admitted sequence's room and state."""
+        with hardware.alone(self._board.cache.device):
+            self._share_committed()
+            self._health.forget(sequence)
         self._states.pop(sequence, None)
         if self._recurrent is not None:
             self._recurrent.forget(sequence)
         self._pool.release(sequence)
 
     @torch.no_grad()
-    def forward(self, items: Seq[WorkItem]) -> torch.Tensor:
-        """Compute the items; see :meth:`vlmkit.protocols.Engine.forward`.
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        """Compute the items; see :meth:`vlmkit.seams.engine.Engine.forward`.
 
         Raises:
-            EngineError: the device failed, or its memory is not enough for one of the items alone.
+            OutOfMemory: the device's memory is not enough for one of the items alone.
+            EngineError: the device failed.
         """
         device = self._board.cache.device
         with hardware.alone(device):
             try:
-                return hardware.handed_over(self._logits(items))
+                return self._output(items)
             except Exception as error:
                 hint = "lower engine.max_chunk_tokens or engine.cache_gib"
                 failure = faults.told(error, device, "this request", hint)
@@ -129,18 +141,27 @@ class TorchEngine:
                     raise
         raise failure
 
-    def _logits(self, items: Seq[WorkItem]) -> torch.Tensor:
+    def _output(self, items: Seq[WorkItem]) -> StepOutput:
         for item in items:
             if item.sequence not in self._states:
-                self._states[item.sequence] = PromptState(self._layout(item.sequence.prompt))
-        hidden: dict[Sequence, torch.Tensor] = {}
+                self._states[item.sequence] = PromptState(item.sequence.plan.state)
+        hidden: dict[SequenceView, torch.Tensor] = {}
         for group in self._groups(items):
             for rows in self._step_size.run(self._compute, group):
                 hidden |= rows
-        wanted = [hidden[item.sequence] for item in items if item.wants_logits]
+        return StepOutput(
+            logits=self._rows(items, hidden, "logits"), hidden=self._rows(items, hidden, "hidden")
+        )
+
+    def _rows(
+        self, items: Seq[WorkItem], hidden: dict[SequenceView, torch.Tensor], output: str
+    ) -> torch.Tensor | None:
+        """Return the rows that items want of one kind."""
+        wanted = [hidden[i.sequence] for i in items if i.num_rows and i.output == output]
         if not wanted:
-            return torch.zeros(0, self._limits.vocab_size)
-        return self._views.head(torch.stack(wanted))
+            return None
+        rows = torch.cat(wanted)
+        return hardware.handed_over(self._views.head(rows) if output == "logits" else rows)
 
     def _groups(self, items: Seq[WorkItem]) -> list[list[WorkItem]]:
         """Return what is computed together: all, unless layers are recurrent.
@@ -154,8 +175,8 @@ class TorchEngine:
             return [[*decodes, *chunks]]
         return [decodes, *([chunk] for chunk in chunks)] if decodes else [[c] for c in chunks]
 
-    def _compute(self, items: list[WorkItem]) -> dict[Sequence, torch.Tensor]:
-        """Run one forward pass; return the last hidden state of each item that wants logits."""
+    def _compute(self, items: list[WorkItem]) -> dict[SequenceView, torch.Tensor]:
+        """Run one forward pass; return the last hidden states of each item that wants rows."""
         batch = self._batcher.build(items, self._states)
         arguments, states = batch.arguments, self._recurrent
         owners = [item.sequence for item in items]
@@ -177,11 +198,14 @@ class TorchEngine:
         if states is not None:
             states.save(owners, starts, [item.stop for item in items])
         hidden = hidden.reshape(-1, hidden.shape[-1])
-        self._note_computed(items, self._wipe_broken(hidden, batch))
-        wanted = [item.sequence for item in items if item.wants_logits]
-        return dict(zip(wanted, hidden[batch.rows], strict=True))
+        if self._pool.shares_prefixes:
+            self._health.note(hidden, batch.places)
+        self._drop_used_embeds(items)
+        wanted = [item for item in items if item.num_rows]
+        rows = hidden[batch.rows].split([item.num_rows for item in wanted])
+        return dict(zip((item.sequence for item in wanted), rows, strict=True))
 
-    def move(self, sequence: Sequence, offset: int) -> None:
+    def move(self, sequence: SequenceView, offset: int) -> None:
         """Let the answer of an admitted sequence stand further on, as if its prompt were longer."""
         self._states[sequence] = PromptState(Layout(None, offset))
 
@@ -191,41 +215,24 @@ class TorchEngine:
         if self._recurrent is not None:
             self._recurrent.clear()
         self._states.clear()
-        self._layouts.clear()
+        self._committed.clear()
         del self._views, self._reader, self._batcher
 
-    def _layout(self, prompt: Prompt) -> Layout:
-        """Return a prompt's layout, remembered for a moment by content: no image is held."""
-        key = (prompt.token_ids, tuple(slot.digest for slot in prompt.images))
-        if (found := self._layouts.get(key)) is not None:
-            return found
-        with torch.no_grad():
-            layout = self._layouts[key] = self._reader.layout(prompt)
-        if len(self._layouts) > NUM_REMEMBERED_LAYOUTS:
-            self._layouts.popitem(last=False)
-        return layout
-
-    def _wipe_broken(self, hidden: torch.Tensor, batch: Batch) -> set[Sequence]:
-        """Wipe what a sequence with values that are not finite left in the cache.
-
-        Its blocks will belong to others, and a masked slot still takes part in the arithmetic.
-        """
-        if hidden.isfinite().all():
-            return set()
-        is_broken = ~hidden.isfinite().all(-1)
-        self._board.cache.wipe(batch.step.write_slots[is_broken])
-        rows = is_broken.tolist()
-        return {owner for owner, start, stop in batch.owners if any(rows[start:stop])}
-
-    def _note_computed(self, items: Seq[WorkItem], broken: set[Sequence]) -> None:
-        """Let full blocks be shared, and drop embeddings that no later token needs."""
+    def _drop_used_embeds(self, items: Seq[WorkItem]) -> None:
+        """Drop embeddings that no later token needs."""
         for item in items:
-            sequence = item.sequence
-            if sequence not in broken:
-                self._pool.commit(sequence, item.stop)
-            images = sequence.prompt.images
+            images = item.sequence.prompt.media
             if images and item.stop >= images[-1].stop:
-                self._states[sequence].embeds = None
+                self._states[item.sequence].embeds = None
+
+    def _share_committed(self) -> None:
+        if not self._committed:
+            return
+        broken = self._health.broken()
+        for sequence, num_tokens in self._committed.items():
+            if sequence not in broken:
+                self._pool.commit(sequence, num_tokens)
+        self._committed.clear()
 
 
 def _is_decode(item: WorkItem) -> bool:

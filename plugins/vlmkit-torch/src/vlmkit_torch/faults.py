@@ -8,7 +8,7 @@ import logging
 
 import torch
 
-from vlmkit.errors import EngineError
+from vlmkit.errors import EngineError, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ def told(error: Exception, device: torch.device, doing: str, hint: str) -> Engin
         error: what was raised; goes to the log if it is of the device.
         device: where.
         doing: what it was for, such as ``"this request"``.
-        hint: what to do where memory ran out.
+        hint: what an operator can do where memory ran out; goes to the log.
     """
     if is_out_of_memory(error):
-        log.warning("device %r ran out of memory: %s", str(device), error)
-        return EngineError(f"the memory of {str(device)!r} is not enough for {doing}", hint=hint)
+        log.warning("device %r ran out of memory, %s: %s", str(device), hint, error)
+        return OutOfMemory(f"{doing} on {str(device)!r}")
     if not is_of_device(error):
         return None
     if is_alive(device):
@@ -70,8 +70,13 @@ def told(error: Exception, device: torch.device, doing: str, hint: str) -> Engin
 
 def told_at_load(error: Exception, device: torch.device) -> EngineError | None:
     """Return what a failure of a device is to be called while a model is made ready."""
-    hint = "lower engine.cache_gib, or take a smaller model or precision"
-    return told(error, device, "this model and its cache", hint)
+    if not is_out_of_memory(error):
+        return told(error, device, "this model", "")
+    log.warning("device %r ran out of memory: %s", str(device), error)
+    return EngineError(
+        f"the memory of {str(device)!r} is not enough for this model and its cache",
+        hint="lower engine.cache_gib, or take a smaller model or precision",
+    )
 
 
 def is_alive(device: torch.device) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from vlmkit.prompt import Array, ImageSlot
-from vlmkit.protocols import ImageFeatures
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Array, MediaSlot
 
 DEEPSTACK = "deepstack."  # extra rows of the n-th level
 DEEPSTACK_AT = "deepstack_at."  # extra rows for a numbered layer
@@ -43,8 +43,8 @@ def to_tensor(array: Array, device: torch.device, dtype: torch.dtype | None = No
 
 def compose(
     form: FeatureForm,
-    slots: Sequence[ImageSlot],
-    features: Mapping[int, ImageFeatures],
+    slots: Sequence[MediaSlot],
+    features: Mapping[int, MediaFeatures],
     device: torch.device,
     dtype: torch.dtype,
 ) -> FeatureOutput:

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 GIB = 2**30
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU_CACHE_BYTES = 4 * GIB
+CALL_BYTES = {"cpu": 2**19}  # see call_bytes(); measured on two cores
+CALL_BYTES_OF_GPU = 2**24
 FREE_FRACTION = 0.8  # of a device's free memory; the rest is for activations and other programs
 MPS_RELEASE = (2, 13)  # of torch; earlier ones attend wrong over views and grouped heads there
 
@@ -75,6 +77,11 @@ def cache_bytes(device: torch.device) -> int:
         used = torch.mps.driver_allocated_memory()
         return int(max(GIB, torch.mps.recommended_max_memory() - used) * FREE_FRACTION / 2)
     return CPU_CACHE_BYTES
+
+
+def call_bytes(device: torch.device) -> int:
+    """Return how many bytes are copied in the time that one more call of attention takes."""
+    return CALL_BYTES.get(device.type, CALL_BYTES_OF_GPU)
 
 
 def is_mps(device: torch.device) -> bool:

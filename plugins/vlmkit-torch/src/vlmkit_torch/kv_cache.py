@@ -1,8 +1,8 @@
 """The memory that keeps keys and values: one pool of slots for each layer.
 
-A slot holds one token. Which slot belongs to whom is the block pool's business. Memory is zero at
-first and what is not finite is wiped, because a masked slot still takes part in the arithmetic
-and zero times infinity is not zero.
+A slot holds one token. Which slot belongs to whom is the block pool's business. Who reads a slot
+wrote it, or shares it, or it is the slot of zeros: what others left in one is never read, for a
+masked slot still takes part in the arithmetic and zero times infinity is not zero.
 """
 
 from collections.abc import Mapping
@@ -82,12 +82,6 @@ class KVCache:
         keys[slots] = key.transpose(0, 1)
         values[slots] = value.transpose(0, 1)
         return keys, values
-
-    def wipe(self, slots: torch.Tensor) -> None:
-        """Set slots back to zero in every layer."""
-        for keys, values in self._pools.values():
-            keys[slots] = 0
-            values[slots] = 0
 
     def free(self) -> None:
         """Give all memory back."""

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from vlmkit.errors import EngineError
-from vlmkit.prompt import ImageSlot, Prompt, Span
-from vlmkit.protocols import ImageFeatures
-from vlmkit_torch.attention.step import Visibility
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot, Prompt, Span
+from vlmkit_torch.attention.kind import Visibility
 from vlmkit_torch.features import FeatureForm, compose, to_tensor
 from vlmkit_torch.views import Views
 
@@ -45,7 +46,7 @@ MANY_AXES = 3  # rows of positions: time, height, width; a fourth before them is
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a prompt's tokens stand and what they see.
+    """Where a prompt's tokens stand and what they see; known to the host.
 
     Attributes:
         positions: ``[axes, seq]``; None where token ``i`` stands at ``i``.
@@ -53,7 +54,7 @@ class Layout:
         views: the family's own masks by kind of layer, where not simply causal.
     """
 
-    positions: torch.Tensor | None
+    positions: np.ndarray | None
     offset: int
     views: dict[str, Visibility] = field(default_factory=dict)
 
@@ -67,7 +68,7 @@ class Layout:
         """Whether tokens see what stands before them, and stand one after the other."""
         if self.positions is None or self.views:
             return not self.views
-        return torch.equal(self.positions, self._run(self.positions.shape[1]))
+        return np.array_equal(self.positions, self._run(self.positions.shape[1]))
 
     def of_length(self, count: int) -> "Layout":
         """Return what such a layout is for another number of tokens."""
@@ -75,15 +76,15 @@ class Layout:
             return self
         return Layout(self._run(count), self.offset)
 
-    def _run(self, count: int) -> torch.Tensor:
+    def _run(self, count: int) -> np.ndarray:
         assert self.positions is not None  # noqa: S101 - the callers saw to it
-        return self.positions[:, :1] + torch.arange(count, device=self.positions.device)
+        return self.positions[:, :1] + np.arange(count)
 
     def spans(self) -> tuple[Span, ...]:
         """Return the token ranges in which some token sees a later one."""
         if not self.views:
             return ()
-        stops = torch.stack([view.stop for view in self.views.values()]).amax(0).tolist()
+        stops = np.stack([view.stop for view in self.views.values()]).max(0).tolist()
         spans: list[Span] = []
         for index, stop in enumerate(stops):
             if stop <= index + 1:
@@ -103,7 +104,8 @@ class Embeds:
         images: the images whose features are in them.
         per_token: ``[1, seq, ...]`` by argument name.
         per_visual: by argument name a list, or a dictionary by layer, of ``[visual, hidden]``.
-        visual: ``[seq]`` bool, the tokens that have rows in ``per_visual``; None if none have.
+        visual: ``[seq]`` bool on the host, the tokens that have rows in ``per_visual``; None if
+            none have.
         visual_name: the argument that tells the decoder about them.
         visual_width: their last axis in that argument; 0 if it has none.
     """
@@ -111,7 +113,7 @@ class Embeds:
     images: frozenset[int]
     per_token: dict[str, torch.Tensor]
     per_visual: dict[str, Any] = field(default_factory=dict)
-    visual: torch.Tensor | None = None
+    visual: np.ndarray | None = None
     visual_name: str = ""
     visual_width: int = 0
 
@@ -143,7 +145,7 @@ class PromptReader:
         What a family makes of text is known: its own code, which makes masks of all tokens by all
         tokens, is asked where there are images only.
         """
-        if prompt.images or self._text is None:
+        if prompt.media or self._text is None:
             return self._ask(prompt)
         return self._text.of_length(len(prompt))
 
@@ -156,14 +158,13 @@ class PromptReader:
         positions = _positions(arguments.get("position_ids"))
         views = _visibilities(arguments.get("attention_mask"), count)
         if positions is None or (
-            positions.shape[0] == 1
-            and torch.equal(positions[0], torch.arange(count, device=positions.device))
+            positions.shape[0] == 1 and np.array_equal(positions[0], np.arange(count))
         ):
             return Layout(None, 0, views)
         highest = int(positions[-MANY_AXES:].max())
         return Layout(positions, highest + 1 - count, views)
 
-    def embeds(self, prompt: Prompt, features: Mapping[int, ImageFeatures]) -> Embeds:
+    def embeds(self, prompt: Prompt, features: Mapping[int, MediaFeatures]) -> Embeds:
         """Return the decoder's arguments for a prompt, with the features that are there.
 
         Raises:
@@ -174,7 +175,7 @@ class PromptReader:
         if not features:
             return self._sort(self.views.prepare(inputs), len(prompt), images)
         for form in FeatureForm if self._form is None else [self._form]:
-            output = compose(form, prompt.images, features, self.device, self.dtype)
+            output = compose(form, prompt.media, features, self.device, self.dtype)
             try:
                 arguments = self.views.prepare({**inputs, "mm_encoder_outputs": {"image": output}})
             except (TypeError, AttributeError):
@@ -182,7 +183,7 @@ class PromptReader:
             except (ValueError, RuntimeError) as error:
                 raise EngineError(
                     "image features do not fit the prompt: the tokenizer expects "
-                    f"{sum(slot.num_features for slot in prompt.images)} rows"
+                    f"{sum(slot.num_features for slot in prompt.media)} rows"
                 ) from error
             self._form = form
             return self._sort(arguments, len(prompt), images)
@@ -204,15 +205,15 @@ class PromptReader:
         if self.views.prepare_takes("mm_token_type_ids"):
             inputs["mm_token_type_ids"] = is_image
         if self.views.prepare_takes("token_type_ids"):
-            is_text = torch.full_like(ids, 0 if prompt.images else 1)
+            is_text = torch.full_like(ids, 0 if prompt.media else 1)
             inputs["token_type_ids"] = is_text if self._is_prefix_typed else is_image
         for name in self._positional:
-            if prompt.images and name in prompt.images[0].inputs:
-                parts = [self._array(slot, name) for slot in prompt.images]
+            if prompt.media and name in prompt.media[0].inputs:
+                parts = [self._array(slot, name) for slot in prompt.media]
                 inputs[name] = torch.cat(parts)
         return inputs
 
-    def _array(self, slot: ImageSlot, name: str) -> torch.Tensor:
+    def _array(self, slot: MediaSlot, name: str) -> torch.Tensor:
         return to_tensor(slot.inputs[name], self.device)
 
     def _sort(self, arguments: dict[str, Any], count: int, images: frozenset[int]) -> Embeds:
@@ -235,12 +236,17 @@ class PromptReader:
             return Embeds(images, per_token)
         width = mask.shape[-1] if mask.ndim > 2 else 0  # [1, seq] or [1, seq, hidden]
         visual = mask[0, :, 0] if width else mask[0]
-        return Embeds(images, per_token, per_visual, visual, name, width)
+        return Embeds(images, per_token, per_visual, _on_host(visual), name, width)
 
 
-def _positions(value: torch.Tensor | None) -> torch.Tensor | None:
+def _positions(value: torch.Tensor | None) -> np.ndarray | None:
     """Return positions as ``[axes, seq]``, from ``[1, seq]`` or ``[axes, 1, seq]``."""
-    return None if value is None else value.reshape(-1, value.shape[-1])
+    return None if value is None else _on_host(value.reshape(-1, value.shape[-1]))
+
+
+def _on_host(value: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = value.cpu().numpy()
+    return array
 
 
 def _visibilities(masks: Any, count: int) -> dict[str, Visibility]:
@@ -255,19 +261,18 @@ def _visibilities(masks: Any, count: int) -> dict[str, Visibility]:
         if not isinstance(mask, torch.Tensor) or mask.ndim != 4:
             continue
         views[name] = view = _visibility(mask[0, 0], count)
-        index = torch.arange(count, device=mask.device)
-        looks_ahead |= view.dense is not None or bool((view.stop > index + 1).any())
+        looks_ahead |= view.dense is not None or bool((view.stop > np.arange(count) + 1).any())
     return views if looks_ahead else {}
 
 
 def _visibility(mask: torch.Tensor, count: int) -> Visibility:
     """Read intervals ``[seq, 2]``, or a mask ``[seq, seq]`` whose views have holes."""
     if mask.dtype == torch.int64:
-        return Visibility(mask[:, 0], mask[:, 1])
+        return Visibility(*_on_host(mask).T)
     visible = mask[:, :count]
     visible = visible if visible.dtype == torch.bool else visible > -1
     index = torch.arange(count, device=visible.device)
     start = torch.where(visible, index, count).amin(1)
     stop = torch.where(visible, index + 1, 0).amax(1)
     has_holes = not torch.equal(visible.sum(1), stop - start)
-    return Visibility(start, stop, visible if has_holes else None)
+    return Visibility(_on_host(start), _on_host(stop), visible if has_holes else None)

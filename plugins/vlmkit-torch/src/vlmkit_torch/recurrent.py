@@ -13,7 +13,7 @@ import torch
 from transformers import cache_utils
 
 from vlmkit.errors import EngineError
-from vlmkit.sequence import Sequence
+from vlmkit.seams.view import SequenceView
 
 # transformers' cache classes carry no types that could be checked against.
 _CacheLayer: Any = cache_utils.CacheLayerMixin
@@ -39,9 +39,9 @@ class RecurrentStates:
             if isinstance(layer, _StateLayer):
                 self._layers[index] = layer
         self.cache = cache_utils.Cache(layers=layers)
-        self._kept: dict[Sequence, dict[int, list[State]]] = {}
+        self._kept: dict[SequenceView, dict[int, list[State]]] = {}
 
-    def load(self, sequences: Seq[Sequence], starts: Seq[int]) -> None:
+    def load(self, sequences: Seq[SequenceView], starts: Seq[int]) -> None:
         """Fill the cache for sequences of which ``starts`` tokens are computed.
 
         All of them are fresh, or none is.
@@ -58,7 +58,7 @@ class RecurrentStates:
         for number, layer in enumerate(self._layers.values()):
             layer.load([None if states is None else states[number] for states in found])
 
-    def save(self, sequences: Seq[Sequence], starts: Seq[int], stops: Seq[int]) -> None:
+    def save(self, sequences: Seq[SequenceView], starts: Seq[int], stops: Seq[int]) -> None:
         """Keep what the cache holds now as the states after ``stops`` tokens."""
         for row, (sequence, start, stop) in enumerate(zip(sequences, starts, stops, strict=True)):
             kept = self._kept.get(sequence, {})
@@ -68,11 +68,7 @@ class RecurrentStates:
                 stop: [layer.row(row) for layer in self._layers.values()],
             }
 
-    def has(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether a sequence could go on after so many tokens."""
-        return num_tokens in self._kept.get(sequence, {})
-
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: SequenceView) -> None:
         """Drop everything about a sequence."""
         self._kept.pop(sequence, None)
 

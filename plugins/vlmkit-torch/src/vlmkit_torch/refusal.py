@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.kit.checkpoint import Checkpoint
 
-NEEDS = {"torch": (2, 6), "transformers": (5, 20), "safetensors": (0, 5)}
+NEEDS = {"torch": (2, 6), "transformers": (5, 20), "safetensors": (0, 8)}
 ATTENTION_TYPES = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention", "hybrid"}
 )

@@ -35,7 +35,7 @@ def settle(views: Views, max_sequence_tokens: int) -> None:
     """Let frequencies be those of sequences of so many tokens, in every call, for good."""
     for module in views.decoder.modules():
         kinds = getattr(module, "rope_type", None)
-        if any(map(_changes, kinds.values() if isinstance(kinds, dict) else [kinds])):
+        if any(map(changes, kinds.values() if isinstance(kinds, dict) else [kinds])):
             _anchor(module, max_sequence_tokens - 1)
     config = views.text_config
     unchanged = tokens_before_change(config)
@@ -52,7 +52,8 @@ def settle(views: Views, max_sequence_tokens: int) -> None:
         )
 
 
-def _changes(kind: Any) -> bool:
+def changes(kind: Any) -> bool:
+    """Tell whether frequencies of this kind follow the highest position."""
     return isinstance(kind, str) and (kind == LONG or DYNAMIC in kind)
 
 
@@ -67,7 +68,7 @@ def _tables(config: Any) -> Iterator[dict[str, Any]]:
 
 def _bound(config: Any, table: dict[str, Any]) -> int | None:
     kind, longest = table.get("rope_type"), int(config.max_position_embeddings)
-    if not _changes(kind):
+    if not changes(kind):
         return None
     return min(longest, int(table.get("original_max_position_embeddings") or longest))
 

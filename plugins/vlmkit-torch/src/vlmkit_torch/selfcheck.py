@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import CheckpointError
-from vlmkit.prompt import Prompt
-from vlmkit.sampling import SamplingParams
-from vlmkit.sequence import Sequence
-from vlmkit.step import WorkItem
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.step import StepOutput, WorkItem
 from vlmkit_torch.views import Views
 
 if TYPE_CHECKING:
@@ -41,18 +41,18 @@ def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
         CheckpointError: the answers differ by more than rounding.
     """
     ids = views.text_tokens(STOPS[-1])
-    checked, beside = _sequence("self-check", ids), _sequence("beside", ids)
+    checked, beside = _sequence(engine, "self-check", ids), _sequence(engine, "beside", ids)
     if engine.admit(checked) is None:
         return  # a cache this small is for tests
     if has_company := engine.admit(beside) is not None:
-        engine.forward([WorkItem(beside, 0, 1, wants_logits=False)])
+        engine.forward([WorkItem(beside, 0, 1)])
         engine.move(beside, max(0, engine.limits.max_sequence_tokens - 1 - len(STOPS)))
     rows, start = [], 0
     for number, stop in enumerate(STOPS, 1):
-        items = [WorkItem(checked, start, stop - start, wants_logits=True)]
+        items = [WorkItem(checked, start, stop - start, num_rows=1)]
         if has_company:
-            items.append(WorkItem(beside, number, 1, wants_logits=False))
-        rows.append(engine.forward(items)[0])
+            items.append(WorkItem(beside, number, 1))
+        rows.append(_row(engine.forward(items)))
         start = stop
     for sequence in (checked, beside)[: 1 + has_company]:
         engine.release(sequence)
@@ -68,14 +68,22 @@ def check(engine: "TorchEngine", views: Views, expected: torch.Tensor) -> None:
         )
 
 
-def _sequence(name: str, ids: tuple[int, ...]) -> Sequence:
+def _row(output: StepOutput) -> torch.Tensor:
+    logits = output.logits
+    assert isinstance(logits, torch.Tensor)  # noqa: S101 - a type, not a condition
+    return logits[0]
+
+
+def _sequence(engine: "TorchEngine", name: str, ids: tuple[int, ...]) -> Sequence:
     """Return a sequence whose tokens but the first are its answer: causal in every family."""
+    prompt = Prompt(ids[:1])
     return Sequence(
         id=name,
-        prompt=Prompt(ids[:1]),
+        prompt=prompt,
+        plan=engine.read(prompt),
         params=SamplingParams(),
         seed=0,
         max_tokens=len(ids),
-        tenant=f"vlmkit-torch {name}",
+        scope=f"vlmkit-torch {name}".encode(),
         output_ids=list(ids[1:]),
     )

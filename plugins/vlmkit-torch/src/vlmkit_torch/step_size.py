@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from vlmkit.step import WorkItem
+from vlmkit.seams.step import WorkItem
 from vlmkit_torch.faults import free_memory, is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -54,16 +54,15 @@ class StepSize:
     def _cut(self, items: Seq[WorkItem]) -> Iterator[list[WorkItem]]:
         """Yield neighbours that have no more tokens than a pass may have."""
         group: list[WorkItem] = []
+        num_tokens = 0
         for item in items:
-            if group and not self._may_have(_num_tokens(group) + item.num_tokens):
+            num_tokens += item.num_tokens
+            if group and self.most_tokens is not None and num_tokens > self.most_tokens:
                 yield group
-                group = []
+                group, num_tokens = [], item.num_tokens
             group.append(item)
         if group:
             yield group
-
-    def _may_have(self, num_tokens: int) -> bool:
-        return self.most_tokens is None or num_tokens <= self.most_tokens
 
 
 def _num_tokens(items: Seq[WorkItem]) -> int:

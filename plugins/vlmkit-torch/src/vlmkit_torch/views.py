@@ -5,14 +5,15 @@ Prepare   the family's own code up to its decoder, whose arguments are recorded:
 decoder   tokens of many sequences -> hidden states, with our attention function inside
 head      hidden states -> logits, with every scaling and cap of the family
 
-This is the only module that knows how transformers nests its modules. A view is made of shallow
-copies with one child replaced: nothing of transformers is patched, no weight is copied.
+A view is made of shallow copies with one child replaced: nothing of transformers is patched, no
+weight is copied.
 """
 
 # ruff: noqa: SLF001 - views are made of the insides of modules; every such access is in this file
 
 import copy
 import inspect
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +21,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from vlmkit.errors import CheckpointError
 from vlmkit_torch.attention.paged import IMPLEMENTATION, install
+from vlmkit_torch.nesting import decoder_of, head_of, replace_attention, with_replaced
 
 PROBE = "vlmkit_probe"
 NO_MASKS = "vlmkit_no_masks"
@@ -36,15 +36,14 @@ class Views:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.base: Any = model.base_model
-        self.decoder: Any = _decoder_of(model)
+        self.decoder: Any = decoder_of(model)
         self.text_config = model.config.get_text_config()
         self.has_prepare = self.base is not self.decoder and hasattr(
             self.base, "get_image_features"
         )
-        self._recorder = _Recorder(self.decoder)
-        self._prepare = self._make_prepare() if self.has_prepare else None
-        inner = self.decoder if self.base is model else self.base
-        self._head = _with_child(model, _path_of(model, inner), _Passage(inner))
+        self._layout = self._preparing(PROBE) if self.has_prepare else None
+        self._merge = self._preparing(NO_MASKS) if self.has_prepare else None
+        self._head = head_of(model, self.decoder)
 
     def use_paged_attention(self) -> None:
         """Route the decoder's attention through our function; towers keep their own."""
@@ -57,38 +56,22 @@ class Views:
         Raises:
             CheckpointError: the family's code does not let its attention be replaced.
         """
-        config = self.decoder.config
-        parts = {name: getattr(config, name, None) for name in config.sub_configs}
-        kept = {name: part._attn_implementation for name, part in parts.items() if part is not None}
-        self.decoder.set_attn_implementation({"": implementation, **kept})
-        if config._attn_implementation != implementation:
-            raise CheckpointError(
-                f"model type {self.model.config.model_type!r} does not let its attention be "
-                "replaced, so it cannot use a paged cache"
-            )
+        replace_attention(self.decoder, implementation)
 
     def prepare(self, inputs: Mapping[str, Any], *, wants_masks: bool = False) -> dict[str, Any]:
         """Run the family's own merging code; return what it hands to its decoder.
 
-        Only families with images have this view. Single-threaded: some families keep notes on
-        themselves while they run.
+        Only families with images have this view. With masks it may run in one thread while it runs
+        without them in another.
 
         Args:
             inputs: of the family's own code.
             wants_masks: whether ``attention_mask`` is to be there; see :func:`_unusual_mask`.
         """
-        view = self._prepare
+        view = self._layout if wants_masks else self._merge
         if view is None:
             raise RuntimeError("a text-only family has no prepare view")
-        text_config = view.config.get_text_config()
-        text_config._attn_implementation_internal = PROBE if wants_masks else NO_MASKS
-        if "rope_deltas" in vars(view):
-            view.rope_deltas = None  # left by the prompt before
-        try:
-            view(**inputs, use_cache=False)
-        except _Recorded:
-            return self._recorder.take()
-        raise RuntimeError("the decoder was never reached")
+        return view.arguments(inputs)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits ``[rows, vocab]`` of hidden states ``[rows, hidden]``."""
@@ -120,12 +103,35 @@ class Views:
         names = frozenset(inspect.signature(rope_index).parameters)
         return names - {"input_ids", "attention_mask", "mm_token_type_ids", "kwargs"}
 
-    def _make_prepare(self) -> Any:
+    def _preparing(self, masks: str) -> "_Preparing":
         AttentionMaskInterface.register(PROBE, _unusual_mask)
         AttentionMaskInterface.register(NO_MASKS, _no_mask)
-        view = _with_child(self.base, _path_of(self.base, self.decoder), self._recorder)
-        view.config = copy.deepcopy(self.base.config)  # only this view sees the probes
-        return view
+        return _Preparing(self.base, self.decoder, masks)
+
+
+class _Preparing:
+    """A copy of a base model that goes as far as its decoder, for one caller at a time.
+
+    Some families keep notes on themselves while they run.
+    """
+
+    def __init__(self, base: Any, decoder: Any, masks: str) -> None:
+        self._recorder = _Recorder(decoder)
+        self._view = with_replaced(base, decoder, self._recorder)
+        self._view.config = copy.deepcopy(base.config)  # only this view sees the probes
+        self._view.config.get_text_config()._attn_implementation_internal = masks
+        self._turn = threading.Lock()
+
+    def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the family's code; return what the decoder would get."""
+        with self._turn:
+            if "rope_deltas" in vars(self._view):
+                self._view.rope_deltas = None  # left by the prompt before
+            try:
+                self._view(**inputs, use_cache=False)
+            except _Recorded:
+                return self._recorder.take()
+        raise RuntimeError("the decoder was never reached")
 
 
 def _no_mask(**_: Any) -> None:
@@ -192,43 +198,3 @@ class _Recorder(_Standin):
     def take(self) -> dict[str, Any]:
         arguments, self.arguments = self.arguments, None
         return arguments or {}
-
-
-class _Passage(_Standin):
-    """Stands where the base model stands and returns its input as the hidden states."""
-
-    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> BaseModelOutputWithPast:
-        return _Output(last_hidden_state=inputs_embeds)
-
-
-class _Output(BaseModelOutputWithPast):
-    """An output of which every field that a family may ask for is there, though None."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
-
-
-def _decoder_of(model: PreTrainedModel) -> Any:
-    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
-    while decoder.get_output_embeddings() is not None:  # a whole causal LM inside a VLM
-        decoder = decoder.model
-    return decoder
-
-
-def _path_of(root: nn.Module, target: nn.Module) -> str:
-    for name, module in root.named_modules():
-        if module is target:
-            return str(name)
-    raise ValueError("the module is not inside the root")
-
-
-def _with_child(root: nn.Module, path: str, new: nn.Module) -> Any:
-    """Copy the modules along ``path`` shallowly, with the last one replaced."""
-    name, _, rest = path.partition(".")
-    view = copy.copy(root)
-    child = root._modules[name]
-    view._modules = dict(root._modules)
-    view._modules[name] = _with_child(child, rest, new) if rest and child is not None else new
-    return view

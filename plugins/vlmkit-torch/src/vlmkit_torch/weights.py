@@ -1,35 +1,19 @@
-"""Loads a checkpoint through transformers: safetensors only, no remote code, nothing missing.
+"""Where and how precisely a model computes: one serves engine and encoder of a pipeline.
 
-One loaded model serves engine and encoder of a pipeline. How it is run is not decided here.
+How it is run is not decided here.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PretrainedConfig,
-    PreTrainedModel,
-)
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import PretrainedConfig, PreTrainedModel
 
-from vlmkit.checkpoint import Checkpoint
-from vlmkit.errors import CheckpointError
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch import faults, hardware
+from vlmkit_torch.reading import auto_class, read_config, read_model
 from vlmkit_torch.settings import ComputeSettings
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -90,7 +74,7 @@ def examine(context: BuildContext) -> str:
         ConfigError: the device is not there.
     """
     config, device, dtype = _plan(context)
-    _auto_class(context.files, config)
+    auto_class(context.files, config)
     return f"{str(dtype).removeprefix('torch.')}, {device}"
 
 
@@ -115,23 +99,6 @@ def _plan(context: BuildContext) -> tuple[PretrainedConfig, torch.device, torch.
     return config, device, dtype
 
 
-def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
-    """Return the checkpoint's configuration as transformers reads it.
-
-    Raises:
-        CheckpointError: transformers does not know the family or cannot read the file.
-    """
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            checkpoint.path, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:
-        raise CheckpointError(
-            f"config.json of model {checkpoint.name!r} is not one that transformers can read"
-        ) from error
-    return config
-
-
 def load(
     checkpoint: Checkpoint, config: PretrainedConfig, device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
@@ -141,30 +108,9 @@ def load(
         CheckpointError: weights are absent, of the wrong shape, or need what is not installed.
         EngineError: the device failed, or has not so much memory.
     """
-    auto = _auto_class(checkpoint, config)
-    try:
-        with _without_bar():
-            model, report = auto.from_pretrained(
-                checkpoint.path,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:
-        if failure := faults.told_at_load(error, torch.device("cpu")):
-            raise failure from error
-        method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
-        hint = f"it is quantized with {method!r}, which needs packages of its own" if method else ""
-        raise CheckpointError(
-            f"the weights of model {checkpoint.name!r} could not be loaded", hint=hint
-        ) from error
-    _refuse_gaps(checkpoint, report)
-    model.eval().requires_grad_(requires_grad=False)
+    model = read_model(checkpoint, config, dtype)
     _move(model, device)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _move(model: Any, device: torch.device, **precision: torch.dtype) -> None:
@@ -180,39 +126,3 @@ def _move(model: Any, device: torch.device, **precision: torch.dtype) -> None:
         if failure := faults.told_at_load(error, device):
             raise failure from error
         raise
-
-
-@contextmanager
-def _without_bar() -> Iterator[None]:
-    """Keep transformers' progress bar off the terminal: who loads shows the stages."""
-    was_on = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if was_on:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
-    if config.is_encoder_decoder:
-        raise CheckpointError(f"model {checkpoint.name!r} is an encoder-decoder, not supported")
-    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return AutoModelForImageTextToText
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return AutoModelForCausalLM
-    raise CheckpointError(
-        f"model {checkpoint.name!r} of type {config.model_type!r} generates no text that "
-        "transformers knows of"
-    )
-
-
-def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
-    """Weights that were not in the files would be random: an answer of such a model is noise."""
-    for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
-        if names := sorted(str(key) for key in report.get(kind) or ()):
-            raise CheckpointError(
-                f"model {checkpoint.name!r} {what} {len(names)} weights, such as {names[0]!r}"
-            )
-    if unused := report.get("unexpected_keys"):
-        logger.warning("model %r has %d weights that are not used", checkpoint.name, len(unused))

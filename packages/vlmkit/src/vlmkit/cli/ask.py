@@ -10,8 +10,8 @@ import click
 from vlmkit.cli import options, output
 
 if TYPE_CHECKING:
-    from vlmkit.pipeline import Pipeline
-    from vlmkit.request import Request
+    from vlmkit.ask.request import Request
+    from vlmkit.model import Model
 
 
 @click.command()
@@ -56,12 +56,12 @@ def ask(
     find(target.entry.model, target.plugins)
     limits = target.config.pipeline.images
     pictures = [picture(source, limits) for source in images]  # before the model, which takes long
-    with opened(target) as pipeline:
-        request = pipeline.request(question or "", images=pictures, **params)
+    with opened(target) as loaded:
+        request = loaded.request(question or "", images=pictures, **params)
         if as_json:
-            output.json(_report(pipeline, request))
+            output.json(_report(loaded, request))
         else:
-            _stream(pipeline, request)
+            _stream(loaded, request)
 
 
 def _question(prompt: str | None, images: Sequence[str]) -> str | None:
@@ -72,12 +72,12 @@ def _question(prompt: str | None, images: Sequence[str]) -> str | None:
     return "\n".join(text for text in (piped, prompt) if text) or prompt
 
 
-def _stream(pipeline: "Pipeline", request: "Request") -> None:
-    ends_line = True
+def _stream(model: "Model", request: "Request") -> None:
+    ends_line, answer = True, output.Answer()
     try:
-        for chunk in pipeline.submit(request):
-            output.answer(chunk.text)
-            ends_line = chunk.text.endswith("\n") if chunk.text else ends_line
+        for chunk in model.submit(request):
+            text = answer.write(chunk)
+            ends_line = text.endswith("\n") if text else ends_line
             if chunk.finish_reason == "length":
                 click.echo("\n[stopped at the limit of tokens]", err=True, nl=False)
                 ends_line = False
@@ -86,11 +86,12 @@ def _stream(pipeline: "Pipeline", request: "Request") -> None:
             click.echo()
 
 
-def _report(pipeline: "Pipeline", request: "Request") -> dict[str, Any]:
-    completion = pipeline.submit(request).result()
+def _report(model: "Model", request: "Request") -> dict[str, Any]:
+    completion = model.submit(request).result()
     return {
-        "model": pipeline.name,
+        "model": model.facts.name,
         "text": completion.text,
+        "reasoning": completion.choices[0].reasoning,
         "finish_reason": completion.choices[0].finish_reason,
         "usage": asdict(completion.usage),
         "timings": asdict(completion.timings),

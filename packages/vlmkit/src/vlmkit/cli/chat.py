@@ -12,9 +12,10 @@ from vlmkit.cli import options, output
 from vlmkit.errors import RequestError
 
 if TYPE_CHECKING:
-    from vlmkit.image import Image
-    from vlmkit.message import Message
-    from vlmkit.pipeline import Pipeline
+    from vlmkit.ask.completion import Chunk
+    from vlmkit.ask.image import Image
+    from vlmkit.ask.message import Message
+    from vlmkit.model import Model
 
 HELP = """\
 /image FILE|URL   show a picture with the next message; so does dropping it here
@@ -43,19 +44,19 @@ def chat(
     from vlmkit.cli.typed import messages
 
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    with opened(wanted(model, config_file, assignments)) as pipeline:
+    with opened(wanted(model, config_file, assignments)) as loaded:
         if sys.stdin.isatty():
-            click.echo(f"{pipeline.name}. /help says what you can do.", err=True)
-        Conversation(pipeline, system, params).run(messages())
+            click.echo(f"{loaded.facts.name}. /help says what you can do.", err=True)
+        Conversation(loaded, system, params).run(messages())
 
 
 class Conversation:
     """What was said so far, and the pictures that wait for the next message."""
 
-    def __init__(self, pipeline: "Pipeline", system: str | None, params: dict[str, Any]) -> None:
-        from vlmkit.message import Message
+    def __init__(self, model: "Model", system: str | None, params: dict[str, Any]) -> None:
+        from vlmkit.ask.message import Message
 
-        self._pipeline = pipeline
+        self._model = model
         self._params = params
         self._opening = [Message.of("system", system)] if system else []
         self._messages: list[Message] = list(self._opening)
@@ -92,31 +93,28 @@ class Conversation:
         """Show pictures with the next message, or none of them if one cannot be opened."""
         from vlmkit.cli.images import opened
 
-        images = [opened(source, self._pipeline.settings.images) for source in pictures]
+        images = [opened(source, self._model.facts.bounds.images) for source in pictures]
         self._images += images
         for image in images:
             click.echo(f"[{image.width}x{image.height}, shown with the next message]", err=True)
 
     def _answer(self, text: str) -> None:
         """Answer one message; what was said before Ctrl-C is kept, a refused message is not."""
-        from vlmkit.message import Message
+        from vlmkit.ask.message import Message
 
         asked = [*self._messages, Message.of("user", text, self._images)]
         said: list[str] = []
         with suppress(KeyboardInterrupt), closing(self._chunks(asked)) as chunks:
-            for piece in chunks:
-                said.append(piece)
-                output.answer(piece)
+            said.extend(map(output.Answer().write, chunks))
         click.echo()
         if said:
             self._messages = [*asked, Message.of("assistant", "".join(said))]
             self._images = []
 
-    def _chunks(self, messages: "list[Message]") -> "Generator[str]":
-        """Yield the text of an answer; aborts it when closed."""
-        stream = self._pipeline.submit(self._pipeline.request(messages, **self._params))
+    def _chunks(self, messages: "list[Message]") -> "Generator[Chunk]":
+        """Yield the chunks of an answer; aborts it when closed."""
+        stream = self._model.submit(self._model.request(messages, **self._params))
         try:
-            for chunk in stream:
-                yield chunk.text
+            yield from stream
         finally:
             stream.abort()

@@ -11,7 +11,7 @@ from vlmkit.cli import options, output
 
 if TYPE_CHECKING:
     from vlmkit.config import LayeredConfig, Setting
-    from vlmkit.plugins import Plugins
+    from vlmkit.plugins.loader import Plugins
 
 
 @click.group()
@@ -75,21 +75,24 @@ def schema(*, config_file: Path | None, assignments: Sequence[str]) -> None:
 
 def _all_settings(layered: "LayeredConfig", plugins: "Plugins") -> "Iterator[Setting]":
     """Yield the settings of the core, and all those of providers that are chosen by name."""
-    from vlmkit.config import COMPONENTS, Setting
+    from vlmkit.config import COMPONENTS, GROUPS, Setting
     from vlmkit.config.providers import registry_of
     from vlmkit.config.structs import descriptions
 
     stated = {setting.path: setting for setting in layered.settings()}
     yield from stated.values()
-    for section in COMPONENTS:
-        component = layered.config.component(section)
-        if component.use == "auto":
+    named = [(section, section, layered.config.component(section).use) for section in COMPONENTS]
+    for section in GROUPS:
+        names = layered.config.group(section).use
+        named += [(section, f"{section}.{name}", name) for name in names]
+    for section, table, name in named:
+        if name in ("auto", "none"):
             continue
-        struct = registry_of(plugins, section).get(component.use).settings
+        struct = registry_of(plugins, section).get(name).settings
         for field in msgspec.structs.fields(struct) if struct else ():
-            path = f"{section}.{field.encode_name}"
+            path = f"{table}.{field.encode_name}"
             if struct and path not in stated and not field.required:
-                origin = f"default of {component.use!r}"
+                origin = f"default of {name!r}"
                 meaning = descriptions(struct).get(field.name, "")
                 yield Setting(path, _default(field), origin, meaning)
 

@@ -10,10 +10,10 @@ from vlmkit.cli import options, output
 from vlmkit.errors import VlmkitError
 
 if TYPE_CHECKING:
-    from vlmkit.checkpoint import Checkpoint
     from vlmkit.config import Config
-    from vlmkit.plugins import Plugins
-    from vlmkit.registry import BuildContext, Registry
+    from vlmkit.kit.checkpoint import Checkpoint
+    from vlmkit.plugins.loader import Plugins
+    from vlmkit.plugins.registry import BuildContext, Registry
 
 
 @click.command()
@@ -33,7 +33,7 @@ def doctor(
     """
     from vlmkit.assembly import resolve_local
     from vlmkit.cli.loading import read_with_plugins
-    from vlmkit.machine import facts
+    from vlmkit.plugins.machine import facts
 
     layered, plugins = read_with_plugins(config_file, assignments)
     report: dict[str, Any] = {"machine": facts(plugins)}
@@ -72,16 +72,18 @@ def verdicts(
 
     Who would be taken is asked how it would run the model, and is not chosen if it refuses.
     """
-    from vlmkit.assembly import chosen, encoder_of_engine, sees
+    from vlmkit.assembly import chosen, encoder_of_engine, is_needless
     from vlmkit.config import COMPONENTS
-    from vlmkit.config.providers import registry_of
-    from vlmkit.registry import BuildContext
+    from vlmkit.config.providers import is_left_out, registry_of
+    from vlmkit.plugins.registry import BuildContext
 
-    context = BuildContext(checkpoint.name, checkpoint)
+    context = BuildContext(checkpoint.name, checkpoint, registries=plugins.by_kind)
     for section in COMPONENTS:
         registry = registry_of(plugins, section)
         component = config.component(section)
-        is_auto_vision = section == "vision_encoder" and component.use == "auto"
+        if is_left_out(section, component):
+            continue
+        is_auto_vision = section == "media_encoder" and component.use == "auto"
         follows = is_auto_vision and encoder_of_engine(config, plugins, checkpoint) is not None
         passed_over = "the engine's own is taken" if follows else "not preferred"
         try:
@@ -102,13 +104,13 @@ def verdicts(
                 "priority": None if objection else provider.priority_for(checkpoint),
             }
         if taken is None:
-            is_blind = section == "vision_encoder" and not sees(checkpoint, plugins)
+            is_without = is_needless(section, component, plugins, checkpoint)
             yield {
                 "component": section,
                 "provider": "none",
-                "is_chosen": is_blind,
+                "is_chosen": is_without,
                 "how": "",
-                "reason": None if is_blind else "no installed provider can serve this model",
+                "reason": None if is_without else "no installed provider can serve this model",
                 "priority": None,
             }
 

@@ -13,15 +13,21 @@ import click
 from vlmkit.errors import PluginError, VlmkitError
 
 if TYPE_CHECKING:
-    from vlmkit.registry import Registry
+    from vlmkit.plugins.loader import Plugins
+    from vlmkit.plugins.registry import Registry
 
 
 @dataclass(frozen=True)
 class _Offer:
     """The commands of plugins, and what kept others from being among them."""
 
-    commands: "Registry[click.Command]"
+    plugins: "Plugins"
     problems: tuple[str, ...]
+
+    @property
+    def commands(self) -> "Registry[click.Command]":
+        """What plugins offer."""
+        return self.plugins.commands
 
 
 class CommandGroup(click.Group):
@@ -48,7 +54,7 @@ class CommandGroup(click.Group):
             return None, None, args[1:]
         if name not in names:
             raise _unknown(name, [*self.commands, *names], offer.problems, ctx)
-        return name, _built(name, offer.commands), args[1:]
+        return name, _built(name, offer.plugins), args[1:]
 
 
 def _offer() -> _Offer:
@@ -65,13 +71,14 @@ def _offer() -> _Offer:
         plugins = load_plugins(Config())
         problems.append(described(error))
     problems += [f"{source}: {described(error)}" for source, error in plugins.broken.items()]
-    return _Offer(plugins.commands, tuple(problems))
+    return _Offer(plugins, tuple(problems))
 
 
-def _built(name: str, commands: "Registry[click.Command]") -> click.Command:
-    from vlmkit.registry import BuildContext
+def _built(name: str, plugins: "Plugins") -> click.Command:
+    from vlmkit.plugins.registry import BuildContext
 
-    command = commands.build(name, {}, BuildContext())
+    commands: Registry[click.Command] = plugins.commands
+    command = commands.build(name, {}, BuildContext(registries=plugins.by_kind))
     if not isinstance(command, click.Command):
         raise PluginError(
             f"command {name!r} from {commands.get(name).plugin!r} was built as "

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from vlmkit.image import Image, ImageLimits
+    from vlmkit.ask.image import Image
+    from vlmkit.settings.images import ImageLimits
 
 
 def opened(source: str, limits: "ImageLimits") -> "Image":
@@ -18,24 +19,27 @@ def opened(source: str, limits: "ImageLimits") -> "Image":
     Raises:
         ImageError: it cannot be read, or it is not a picture that may be decoded.
     """
+    from vlmkit.ask.image import Image
     from vlmkit.errors import ImageError
-    from vlmkit.image import Image
 
     if is_file_url(source):
         source = path_of(source)
     if source == "-" and sys.stdin.isatty():
         raise click.UsageError("--image - reads a picture from standard input: pipe one in")
     try:
+        content: str | bytes = source
         if source == "-":
-            return Image.open(sys.stdin.buffer.read(limits.max_bytes + 1), limits)
-        if source.startswith(("http://", "https://")):
-            return Image.open(_fetched(source, limits), limits)
-        return Image.open(source, limits)
+            content = sys.stdin.buffer.read(limits.max_bytes + 1)
+        elif source.startswith(("http://", "https://")):
+            content = _fetched(source, limits)
+        image = Image.open(content, limits)
+        image.to_pil()  # one that cannot be decoded is told now, by its name
     except ImageError as error:
         if source.startswith("data:") or repr(source) in str(error):
             raise
         name = "standard input" if source == "-" else repr(source)
         raise ImageError(f"{name}: {error}", hint=error.hint) from error
+    return image
 
 
 def is_file_url(source: str) -> bool:
@@ -68,7 +72,7 @@ def _fetched(url: str, limits: "ImageLimits") -> bytes:
     """Fetch what the owner of this machine asked for; any address they can reach is theirs."""
     from vlmkit.errors import ImageError
     from vlmkit.server.fetch import ImageFetcher
-    from vlmkit.server.settings import FetchSettings
+    from vlmkit.settings.server import FetchSettings
 
     settings = FetchSettings(enabled=True, allow_http=True, max_bytes=limits.max_bytes)
     fetcher = ImageFetcher(settings, may_connect=lambda _: True)

@@ -1,4 +1,4 @@
-"""How commands get pipelines: read the config, load plugins, build, and show that it takes time."""
+"""How commands get models: read the config, load plugins, build, and show that it takes time."""
 
 import sys
 import time
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.config import Config, LayeredConfig, ModelEntry, read_config
-from vlmkit.plugins import Plugins
+from vlmkit.plugins.loader import Plugins
 
 if TYPE_CHECKING:
-    from vlmkit.pipeline import Pipeline
+    from vlmkit.model import Model
 
 QUIET_STAGES = ("model files", "ready")  # a source shows its own progress; the end needs none
 
@@ -74,14 +74,15 @@ def wanted(model: str | None, config_file: Path | None, assignments: Sequence[st
 
 
 @contextmanager
-def opened(wanted: Wanted) -> "Iterator[Pipeline]":
-    """Give the pipeline of one model, and close it in the end."""
+def opened(wanted: Wanted) -> "Iterator[Model]":
+    """Give one model, and close it in the end."""
     from vlmkit.assembly import assemble
+    from vlmkit.model import Model
 
     with closing(Stages()) as stages:
-        pipeline = assemble(wanted.entry, wanted.config, wanted.plugins, stages)
-    with pipeline:
-        yield pipeline
+        runner = assemble(wanted.entry, wanted.config, wanted.plugins, stages)
+    with Model(runner) as model:
+        yield model
 
 
 def wanted_entries(

@@ -10,8 +10,8 @@ import click
 from vlmkit.cli import options, output
 
 if TYPE_CHECKING:
-    from vlmkit.checkpoint import Checkpoint
-    from vlmkit.plugins import Plugins
+    from vlmkit.kit.checkpoint import Checkpoint
+    from vlmkit.plugins.loader import Plugins
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
@@ -82,7 +82,7 @@ def info(
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
     """Return what a model's small files say about it."""
-    from vlmkit.safetensors_header import weights_of
+    from vlmkit.kit.safetensors_header import weights_of
 
     weights = weights_of(checkpoint)
     return {

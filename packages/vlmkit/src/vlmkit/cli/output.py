@@ -4,12 +4,15 @@ import io
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from vlmkit.errors import EngineError, VlmkitError
+
+if TYPE_CHECKING:
+    from vlmkit.ask.completion import Chunk
 
 # A model can be made to write what a terminal takes for commands.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -55,10 +58,26 @@ def json(value: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def answer(text: str) -> None:
-    """Write a piece of an answer at once; a terminal gets no control characters."""
-    click.echo(CONTROLS.sub("", text) if sys.stdout.isatty() else text, nl=False)
-    sys.stdout.flush()
+class Answer:
+    """Writes an answer while it comes; what is thought before it is for a terminal's eyes alone."""
+
+    def __init__(self) -> None:
+        self._is_thinking = False
+
+    def write(self, chunk: "Chunk") -> str:
+        """Write a chunk at once, and return its text; a terminal gets no control characters."""
+        from vlmkit.ask.delta import reasoning_of
+
+        if sys.stderr.isatty() and (thought := reasoning_of(chunk.deltas)):
+            click.secho(CONTROLS.sub("", thought), err=True, nl=False, dim=True)
+            self._is_thinking = True
+        if text := chunk.text:
+            if self._is_thinking:
+                click.echo("\n", err=True)
+                self._is_thinking = False
+            click.echo(CONTROLS.sub("", text) if sys.stdout.isatty() else text, nl=False)
+            sys.stdout.flush()
+        return text
 
 
 def size(num_bytes: float) -> str:

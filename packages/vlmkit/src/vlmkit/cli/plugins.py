@@ -1,6 +1,7 @@
-"""``vlmkit plugins``: what is installed, and what of it can be used here."""
+"""``vlmkit plugins``: what is installed, what of it can be used, and whether it keeps its word."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,27 @@ import click
 from vlmkit.cli import options, output
 
 if TYPE_CHECKING:
-    from vlmkit.plugins import Plugins
+    from vlmkit.plugins.loader import Plugins
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @options.as_json
 @options.configured
-def plugins(*, as_json: bool, config_file: Path | None, assignments: Sequence[str]) -> None:
+@click.pass_context
+def plugins(
+    context: click.Context,
+    *,
+    as_json: bool,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
     """List what plugins provide, and why some of it cannot be used."""
     from vlmkit.cli.loading import read_with_plugins
 
+    if context.invoked_subcommand is not None:
+        if as_json or config_file or assignments:
+            raise click.UsageError(f"options stand after {context.invoked_subcommand!r}")
+        return
     _, found = read_with_plugins(config_file, assignments)
     if as_json:
         output.json({"plugins": list(_plugins(found)), "providers": list(providers(found))})
@@ -37,17 +49,61 @@ def plugins(*, as_json: bool, config_file: Path | None, assignments: Sequence[st
             click.echo(f"left out by VLMKIT_BLOCK: {plugin['source']}")
 
 
+@plugins.command()
+@click.argument("name")
+@click.argument("model", required=False)
+@click.option("--tolerance", type=click.FloatRange(min=0), help="How far numbers may lie apart.")
+@options.as_json
+@options.configured
+def check(
+    *,
+    name: str,
+    model: str | None,
+    tolerance: float | None,
+    as_json: bool,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Run the contracts that the provider NAME must keep.
+
+    Tokenizers, media encoders and engines are tried on MODEL. Needs pytest.
+    """
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
+    from vlmkit.verify import contracts, subjects
+
+    layered, found = read_with_plugins(config_file, assignments)
+    tried = None
+    if model is not None:
+        from vlmkit.assembly import resolve
+
+        entry = wanted_entries([model], layered.config, found)[0]
+        checkpoint = resolve(entry.model, found, entry.revision)
+        tried = subjects.ModelParts(entry, layered.config, found, checkpoint)
+    with closing(tried) if tried else nullcontext():
+        findings = contracts.check(name, found, layered.config, tried, tolerance)
+    counts = {o: sum(f.outcome == o for f in findings) for o in ("held", "skipped", "failed")}
+    if as_json:
+        output.json({**counts, "findings": findings})
+    else:
+        rows = [
+            (f.kind, f.outcome, ": ".join(filter(None, (f.sentence, f.reason)))) for f in findings
+        ]
+        output.columns(("KIND", "OUTCOME", "SENTENCE"), sorted(rows))
+        click.echo(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    if counts["failed"]:
+        raise click.exceptions.Exit(1)
+
+
 def providers(found: "Plugins") -> Iterator[dict[str, Any]]:
     """Yield what is known of each provider; ``reason`` says why it cannot run here."""
     from vlmkit import __version__
-    from vlmkit.plugins import KINDS
 
     versions = {plugin.source: plugin.version for plugin in found.found}
     versions["vlmkit"] = __version__
-    for kind in KINDS:
-        for provider in getattr(found, kind):
+    for kind in found.kinds:
+        for provider in found.of(kind):
             yield {
-                "kind": kind.removesuffix("s"),
+                "kind": kind.name,
                 "name": provider.name,
                 "plugin": provider.plugin,
                 "version": versions[provider.plugin],

@@ -11,9 +11,9 @@ from vlmkit.cli import options
 
 if TYPE_CHECKING:
     from vlmkit.config import Config, ModelEntry
-    from vlmkit.pipeline import Pipeline
-    from vlmkit.plugins import Plugins
-    from vlmkit.server.settings import ServerSettings
+    from vlmkit.plugins.loader import Plugins
+    from vlmkit.seams.runner import Runner
+    from vlmkit.settings.server import ServerSettings
 
 EXAMPLE = """\
 ready. Ask it, for example, by
@@ -60,7 +60,7 @@ def serve(
     _run(loaders, config.server)
 
 
-def _run(loaders: "dict[str, Callable[[], Pipeline]]", settings: "ServerSettings") -> None:
+def _run(loaders: "dict[str, Callable[[], Runner]]", settings: "ServerSettings") -> None:
     """Serve, and say how to talk to the server once its models are loaded."""
     from vlmkit.server.run import serve as run_server
 
@@ -71,12 +71,12 @@ def _run(loaders: "dict[str, Callable[[], Pipeline]]", settings: "ServerSettings
     run_server(loaders, settings, on_loaded=tell)
 
 
-def _loader(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "Callable[[], Pipeline]":
+def _loader(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "Callable[[], Runner]":
     """Return what loads one model, with a line for each stage that it took."""
     from vlmkit.assembly import assemble, name_of
     from vlmkit.cli.loading import Stages
 
-    def load() -> "Pipeline":
+    def load() -> "Runner":
         click.echo(f"loading {name_of(entry)!r}", err=True)
         return assemble(entry, config, plugins, Stages(lists=True))
 

@@ -10,7 +10,7 @@ import click
 from vlmkit.cli import options, output
 
 if TYPE_CHECKING:
-    from vlmkit.image import Image
+    from vlmkit.ask.image import Image
     from vlmkit.verify.answers import Agreement
     from vlmkit.verify.encoders import EncoderComparison, EncoderReport
 
@@ -33,7 +33,7 @@ WAYS = {"cached": "from the cache", "batch": "in a batch"}
     "encoders",
     metavar="NAME",
     multiple=True,
-    help="Vision encoder to compare; name two or more. All that can serve by default.",
+    help="Media encoder to compare; name two or more. All that can serve by default.",
 )
 @click.option(
     "--tolerance",
@@ -66,7 +66,7 @@ def verify(
 ) -> None:
     """Compare MODEL's encoders, and its answers cached and in a batch.
 
-    Every vision encoder that can serve MODEL here encodes the same pictures, one after the other.
+    Every media encoder that can serve MODEL here encodes the same pictures, one after the other.
     Then a prompt is answered alone, again from the cache, and in a batch. Exits with 1 if encoders
     differ by more than the tolerance, or answers although the engine claims that they never do.
     """
@@ -86,8 +86,8 @@ def verify(
     if comparison.is_seeing:
         pictures = pictures or [_drawn()]
         report = _compared(comparison, encoders, pictures)
-    with opened(target) as pipeline:
-        answers = agreements(pipeline, prompt, pictures, max_tokens=max_tokens)
+    with opened(target) as loaded:
+        answers = agreements(loaded.runner, prompt, pictures, max_tokens=max_tokens)
     if as_json:
         output.json(_as_json(report, answers, tolerance))
     else:
@@ -114,7 +114,7 @@ def _drawn() -> "Image":
     import PIL.Image
     import PIL.ImageDraw
 
-    from vlmkit.image import Image
+    from vlmkit.ask.image import Image
 
     slope = PIL.Image.linear_gradient("L").resize((256, 192))
     drawn = PIL.Image.merge("RGB", (slope, slope.transpose(PIL.Image.Transpose.ROTATE_180), slope))

@@ -7,13 +7,15 @@ are is known only once plugins are loaded: they are kept as they are until then.
 
 from vlmkit.config.layers import RESERVED_VARIABLES
 from vlmkit.config.reading import LayeredConfig, Setting, read_config
-from vlmkit.config.structs import COMPONENTS, Component, Config, ModelEntry
+from vlmkit.config.structs import COMPONENTS, GROUPS, Component, Config, Group, ModelEntry
 
 __all__ = [
     "COMPONENTS",
+    "GROUPS",
     "RESERVED_VARIABLES",
     "Component",
     "Config",
+    "Group",
     "LayeredConfig",
     "ModelEntry",
     "Setting",

@@ -170,7 +170,11 @@ def _anchored_entry(entry: Any, folder: Path) -> Any:
 
 
 def _anchored_model(model: Any, folder: Path) -> Any:
-    return str(folder / model) if _is_text(model) and model.startswith(".") else model
+    if not _is_text(model) or not model.startswith("."):
+        return model
+    anchored = folder / model
+    # Without the dot it would be taken for the name of a packaged model, or for a hub id.
+    return str(anchored) if anchored.is_absolute() else f".{os.sep}{anchored}"
 
 
 def expanded(path: str) -> Path:

@@ -1,20 +1,38 @@
 """Where sections meet plugins: whether what is set for a provider is what that provider takes."""
 
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from vlmkit.config.structs import COMPONENTS, Component, Config
+from vlmkit.config.structs import COMPONENTS, GROUPS, SECTIONS, Component, Config, Group
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable
-from vlmkit.plugins import Plugins
-from vlmkit.registry import Registry
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.registry import Registry
 
 
 def registry_of(plugins: Plugins, section: str) -> Registry[Any]:
     """Return the registry that a section of the config selects from."""
-    registry: Registry[Any] = getattr(plugins, f"{section}s")
-    return registry
+    return plugins.of(SECTIONS[section])
+
+
+def is_left_out(section: str, component: Component) -> bool:
+    """Tell whether a section says that its component is done without.
+
+    Raises:
+        ConfigError: that is not possible, or there are settings for what is not there.
+    """
+    if component.use != "none":
+        return False
+    if not SECTIONS[section].is_optional:
+        raise ConfigError(f"{section}.use = 'none': a pipeline cannot do without")
+    if component.settings:
+        key = next(iter(component.settings))
+        raise ConfigError(
+            f"{section}.{key} is set, and {section}.use is 'none'", hint=f"set {section}.use too"
+        )
+    return True
 
 
 def check_components(config: Config, plugins: Plugins) -> None:
@@ -28,16 +46,30 @@ def check_components(config: Config, plugins: Plugins) -> None:
         for section in COMPONENTS:
             component = config.component(section, entry)
             registry = registry_of(plugins, section)
+            if is_left_out(section, component):
+                continue
             if component.use == "auto":
                 _check_for_any(registry, component)
                 continue
-            try:
-                provider = registry.get(component.use)
-            except PluginError as error:
-                raise with_broken_plugins(error, plugins) from error
-            registry.check_settings(provider, component.settings)
-            if reason := provider.objection():
-                raise PluginUnavailable(f"{section} {component.use!r} cannot be used: {reason}")
+            _check_named(registry, component.use, component.settings, plugins)
+    check_groups(config, plugins)
+
+
+def check_groups(config: Config, plugins: Plugins) -> None:
+    """Check every provider of the kinds whose providers are all used; errors as above."""
+    for section in GROUPS:
+        group = config.group(section)
+        for name in dict.fromkeys((*group.use, *group.settings)):
+            if name == "auto":
+                continue
+            _check_named(registry_of(plugins, section), name, group.settings.get(name, {}), plugins)
+
+
+def names_of(group: Group, registry: Registry[Any], subject: object) -> list[str]:
+    """Return the providers that a section of several uses for a model, each once."""
+    able = [provider.name for provider in registry.able(subject)] if "auto" in group.use else []
+    names = (own for name in group.use for own in (able if name == "auto" else [name]))
+    return list(dict.fromkeys(names))
 
 
 def with_broken_plugins(error: PluginError, plugins: Plugins) -> PluginError:
@@ -52,6 +84,19 @@ def described(error: BaseException) -> str:
     """Return an error's kind and text in one line, for the owner of this machine."""
     text = " ".join(str(error).split())
     return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"
+
+
+def _check_named(
+    registry: Registry[Any], name: str, settings: Mapping[str, Any], plugins: Plugins
+) -> None:
+    """Check a provider that is chosen by name, and its settings."""
+    try:
+        provider = registry.get(name)
+    except PluginError as error:
+        raise with_broken_plugins(error, plugins) from error
+    registry.check_settings(provider, settings)
+    if reason := provider.objection():
+        raise PluginUnavailable(f"{registry.kind} {name!r} cannot be used: {reason}")
 
 
 def _check_for_any(registry: Registry[Any], component: Component) -> None:

@@ -23,9 +23,10 @@ from vlmkit.config.layers import (
     nested,
 )
 from vlmkit.config.structs import (
-    COMPONENTS,
+    SECTIONS,
     Component,
     Config,
+    Group,
     ModelEntry,
     descriptions,
     field_type,
@@ -76,8 +77,8 @@ class LayeredConfig:
         meanings = descriptions(type(struct))
         for field in msgspec.structs.fields(type(struct)):
             path, value = (*prefix, field.encode_name), getattr(struct, field.name)
-            if isinstance(value, Component):
-                meaning = descriptions(Component)["use"]
+            if isinstance(value, Component | Group):
+                meaning = descriptions(type(value))["use"]
                 yield self._setting((*path, "use"), value.use, meaning)
                 for leaf in leaves(value.settings, DEFAULT, path):
                     yield self._setting(leaf.path, leaf.value, "")
@@ -156,14 +157,28 @@ def _check_known(leaf: Leaf) -> None:
             raise ConfigError(f"{parent!r} has no key {key!r} ({leaf.origin})", hint=hint)
         if struct is Component:
             return
+        if struct is Group:
+            _check_group(leaf)
+            return
         fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
         if key not in fields:
             raise _unknown(leaf, depth, list(fields))
         struct = struct_of(fields[key].type)
     if struct is not None and not isinstance(leaf.value, Mapping):
         dotted = ".".join(leaf.path)
-        hint = f"did you mean {_spelt((*leaf.path, 'use'), leaf)}?" if struct is Component else ""
+        has_use = struct in (Component, Group)
+        hint = f"did you mean {_spelt((*leaf.path, 'use'), leaf)}?" if has_use else ""
         raise ConfigError(f"{dotted!r} is a section, not one value ({leaf.origin})", hint=hint)
+
+
+def _check_group(leaf: Leaf) -> None:
+    """Raise unless a setting in a section of several providers is in a provider's own table."""
+    section, key, *rest = leaf.path
+    if key != "use" and not rest and not isinstance(leaf.value, Mapping):
+        raise ConfigError(
+            f"{f'{section}.{key}'!r} is no setting ({leaf.origin})",
+            hint=f"settings of a provider stand in [{section}.NAME]",
+        )
 
 
 def _check_entries(leaf: Leaf) -> None:
@@ -227,10 +242,12 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def _converted(tree: dict[str, Any], merged: Mapping[Keys, Leaf]) -> Config:
     """Return the typed config; an error names the setting, its value and who set it."""
-    for section in COMPONENTS:
+    default = Config()
+    for section in SECTIONS:
         own = tree.get(section, {})
         settings = {key: value for key, value in own.items() if key != "use"}
-        tree[section] = {"settings": settings, **({"use": own["use"]} if "use" in own else {})}
+        use = own.get("use", getattr(default, section).use)
+        tree[section] = {"use": use, "settings": settings}
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
@@ -255,9 +272,9 @@ def _refused(message: str, merged: Mapping[Keys, Leaf]) -> ConfigError:
 def _tree(config: Config) -> dict[str, Any]:
     """Return a config as the nested tables that a file would hold."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
-    for section in COMPONENTS:
-        component: Component = getattr(config, section)
-        tree[section] = {"use": component.use, **component.settings}
+    for section in SECTIONS:
+        stated: Component | Group = getattr(config, section)
+        tree[section] = {"use": stated.use, **stated.settings}
     return {key: value for key, value in tree.items() if value is not None}
 
 

@@ -1,13 +1,23 @@
 """The JSON schema of the config, with the meaning of each field and the providers that are here."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from vlmkit.config.providers import registry_of
-from vlmkit.config.structs import COMPONENTS, Config, ModelEntry, descriptions, struct_of
-from vlmkit.plugins import Plugins
-from vlmkit.registry import Provider
+from vlmkit.config.structs import (
+    COMPONENTS,
+    GROUPS,
+    SECTIONS,
+    Config,
+    ModelEntry,
+    descriptions,
+    struct_of,
+)
+from vlmkit.plugins.kinds import Kind
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.registry import Provider
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -17,8 +27,16 @@ def json_schema(plugins: Plugins) -> dict[str, Any]:
     schema = _struct_schema(Config)
     for section in COMPONENTS:
         meaning = schema["properties"][section].get("description", "")
-        forms = [_auto_form(), *map(_provider_form, registry_of(plugins, section))]
+        forms = [
+            *_unnamed_forms(SECTIONS[section]),
+            *map(_provider_form, registry_of(plugins, section)),
+        ]
         schema["properties"][section] = {"description": meaning, "anyOf": forms}
+    for section in GROUPS:
+        meaning = schema["properties"][section].get("description", "")
+        default = () if SECTIONS[section].is_optional else ("auto",)
+        form = _group_form(list(registry_of(plugins, section)), default)
+        schema["properties"][section] = {"description": meaning, **form}
     schema["properties"]["models"]["items"] = _struct_schema(ModelEntry)
     return {"$schema": DIALECT, **schema, "title": "vlmkit"}
 
@@ -32,14 +50,34 @@ def _provider_form(provider: Provider[Any]) -> dict[str, Any]:
     return {**form, "title": provider.name, "description": provider.description}
 
 
-def _auto_form() -> dict[str, Any]:
-    """Settings without a provider's name are checked by the one that is chosen."""
+def _group_form(providers: Sequence[Provider[Any]], default: Sequence[str]) -> dict[str, Any]:
+    """Return the form of a section that names several providers, with a table for each."""
+    known = ["auto", *(p.name for p in providers)]
+    names = {"type": "array", "items": {"enum": known}, "default": list(default)}
+    tables = {p.name: _struct_schema(p.settings) for p in providers if p.settings is not None}
     return {
+        "type": "object",
+        "properties": {"use": names, **tables},
+        "additionalProperties": False,
+    }
+
+
+def _unnamed_forms(kind: Kind[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the forms that name no provider."""
+    yield {
         "title": "auto",
         "description": "the best provider that can serve the model here",
-        "type": "object",
-        "properties": {"use": {"const": "auto", "default": "auto"}},
+        "type": "object",  # its settings are checked by the one that is chosen
+        "properties": {"use": {"const": "auto", "default": kind.default}},
     }
+    if kind.is_optional:
+        yield {
+            "title": "none",
+            "description": "nothing",
+            "type": "object",
+            "properties": {"use": {"const": "none", "default": kind.default}},
+            "additionalProperties": False,
+        }
 
 
 def _struct_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:

@@ -3,17 +3,21 @@
 import inspect
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from vlmkit.errors import ConfigError
-from vlmkit.pipeline import PipelineSettings
-from vlmkit.server.settings import ServerSettings
+from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.server import ServerSettings
 
-COMPONENTS = ("tokenizer", "vision_encoder", "engine", "scheduler", "sampler")
+SECTIONS: dict[str, Kind[Any]] = {kind.section: kind for kind in KINDS if kind.section}
+"""The kind that each section of providers selects from."""
+COMPONENTS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "one")
+GROUPS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "all")
 SECRET_WORDS = frozenset({"key", "keys", "token", "secret", "secrets", "password"})
 
 
@@ -21,7 +25,8 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Which provider makes a component, and that provider's own settings.
 
     Attributes:
-        use: the provider's name; ``auto`` takes the best one that can serve the model here.
+        use: the provider's name; ``auto`` takes the best one that can serve the model here,
+            ``none`` does without where that is possible.
         settings: the other keys of the section, checked by the provider that is chosen.
     """
 
@@ -41,31 +46,83 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return Component(use=use, settings={**base, **given})
 
 
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which providers of a kind are used, all of them together, and the settings of each.
+
+    Attributes:
+        use: names of providers, which are all used; ``auto`` stands for all that can serve the
+            model here.
+        settings: a table of settings for each provider, by its name.
+    """
+
+    use: tuple[str, ...] = ()
+    settings: dict[str, dict[str, Any]] = {}
+
+
+def _default(section: str) -> Component:
+    return Component(use=SECTIONS[section].default)
+
+
+def _default_group(section: str) -> Group:
+    return Group() if SECTIONS[section].is_optional else Group(use=("auto",))
+
+
+def _sections(name: str, fields: Iterable[tuple[str, Any, Any, str]]) -> Any:
+    """Return a struct with a field for each section of providers; see :data:`SECTIONS`."""
+    rows = list(fields)
+    meanings = "".join(f"    {field}: {meaning}\n" for field, _, _, meaning in rows)
+    return msgspec.defstruct(
+        name,
+        [(field, kind, default) for field, kind, default, _ in rows],
+        namespace={"__doc__": f"Sections.\n\nAttributes:\n{meanings}"},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+if TYPE_CHECKING:  # what is made of a table at run time has no types; `component` has
+
+    class OwnSections(msgspec.Struct, frozen=True):
+        """A table of keys for each component."""
+
+    class ProviderSections(msgspec.Struct, frozen=True):
+        """A section for each kind that has one."""
+
+else:
+    OwnSections = _sections(
+        "OwnSections",
+        [
+            (name, dict[str, Any], {}, f"keys that override ``[{name}]`` for this model.")
+            for name in COMPONENTS
+        ],
+    )
+    ProviderSections = _sections(
+        "ProviderSections",
+        [
+            *(
+                (name, Component, _default(name), f"{SECTIONS[name].meaning}.")
+                for name in COMPONENTS
+            ),
+            *((name, Group, _default_group(name), f"{SECTIONS[name].meaning}.") for name in GROUPS),
+        ],
+    )
+
+
+class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of several models.
 
     Attributes:
         model: a packaged name, a folder or a hub id.
         name: how clients call it; by default what ``model`` says.
         revision: the revision to take from the hub.
-        tokenizer: keys that override ``[tokenizer]`` for this model.
-        vision_encoder: keys that override ``[vision_encoder]`` for this model.
-        engine: keys that override ``[engine]`` for this model.
-        scheduler: keys that override ``[scheduler]`` for this model.
-        sampler: keys that override ``[sampler]`` for this model.
     """
 
     model: str
     name: str | None = None
     revision: str | None = None
-    tokenizer: dict[str, Any] = {}
-    vision_encoder: dict[str, Any] = {}
-    engine: dict[str, Any] = {}
-    scheduler: dict[str, Any] = {}
-    sampler: dict[str, Any] = {}
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set.
 
     Attributes:
@@ -74,11 +131,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         revision: the revision to take from the hub.
         models: several models, in place of ``model``.
         plugins: Python files that are plugins too, relative to the config file.
-        tokenizer: what makes prompts of conversations.
-        vision_encoder: what turns pictures into embeddings.
-        engine: what runs the language model.
-        scheduler: what decides who runs next.
-        sampler: what chooses the tokens.
         pipeline: bounds of each pipeline.
         server: the HTTP server.
     """
@@ -87,11 +139,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     revision: str | None = None
     models: tuple[ModelEntry, ...] = ()
     plugins: tuple[str, ...] = ()
-    tokenizer: Component = Component()
-    vision_encoder: Component = Component()
-    engine: Component = Component()
-    scheduler: Component = Component()
-    sampler: Component = Component()
     pipeline: PipelineSettings = PipelineSettings()
     server: ServerSettings = ServerSettings()
 
@@ -116,6 +163,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         base: Component = getattr(self, section)
         return base if entry is None else base.overridden(getattr(entry, section))
 
+    def group(self, section: str) -> Group:
+        """Return the section of a kind whose providers are all used."""
+        chosen: Group = getattr(self, section)
+        return chosen
+
 
 def struct_of(kind: Any) -> type[msgspec.Struct] | None:
     """Return the struct that a field's type is, ``X | None`` included; None for other types."""
@@ -132,7 +184,7 @@ def known_paths(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> I
     for field in msgspec.structs.fields(struct):
         path = (*prefix, field.encode_name)
         inner = struct_of(field.type)
-        if inner is Component:
+        if inner in (Component, Group):
             yield (*path, "use")
         elif inner is not None:
             yield from known_paths(inner, path)

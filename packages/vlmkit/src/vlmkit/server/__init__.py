@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's API in front of pipelines. Import from the modules below it."""
+"""The HTTP server: OpenAI's API in front of runners. Import from the modules below it."""

@@ -5,8 +5,10 @@ from typing import Literal
 
 import msgspec
 
-from vlmkit.completion import Choice, Completion, Usage
-from vlmkit.protocols import Logprob, Sample, Tokenizer
+from vlmkit.ask.completion import Choice, Completion, Usage
+from vlmkit.ask.sample import Logprob, Sample
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.runner import Runner
 
 
 class TopLogprob(msgspec.Struct):
@@ -41,6 +43,12 @@ class PromptTokensDetails(msgspec.Struct):
     image_tokens_each: tuple[int, ...]
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What tokens of the answer are for."""
+
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct):
     """What a request took."""
 
@@ -48,6 +56,7 @@ class UsageBody(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageBody":
@@ -57,13 +66,31 @@ class UsageBody(msgspec.Struct):
             usage.completion_tokens,
             usage.prompt_tokens + usage.completion_tokens,
             PromptTokensDetails(usage.cached_tokens, sum(usage.image_tokens), usage.image_tokens),
+            CompletionTokensDetails(usage.reasoning_tokens),
         )
 
 
-class AnswerMessage(msgspec.Struct):
-    """What the model says."""
+class CalledFunctionBody(msgspec.Struct):
+    """What is called, and with what: JSON as the model wrote it."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCallBody(msgspec.Struct):
+    """A call of a tool."""
+
+    id: str
+    function: CalledFunctionBody
+    type: Literal["function"] = "function"
+
+
+class AnswerMessage(msgspec.Struct):
+    """What the model says and calls, and what it thought before where it thinks aloud."""
+
+    content: str | None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallBody] | msgspec.UnsetType = msgspec.UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -75,6 +102,7 @@ class AnswerChoice(msgspec.Struct):
     message: AnswerMessage
     logprobs: Logprobs | None
     finish_reason: str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -86,6 +114,7 @@ class ChatCompletion(msgspec.Struct):
     system_fingerprint: str
     choices: list[AnswerChoice]
     usage: UsageBody
+    prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -101,17 +130,24 @@ class AnswerHead(msgspec.Struct, frozen=True):
 LogprobsOf = Callable[[Iterable[Sample]], Logprobs]
 
 
-def logprobs_of(tokenizer: Tokenizer) -> LogprobsOf:
-    """Return a function that puts samples into OpenAI's shape, but for those that end an answer."""
-    ends = tokenizer.eos_ids
+def logprobs_of(runner: Runner, params: SamplingParams | None = None) -> LogprobsOf:
+    """Return a function that puts samples into OpenAI's shape, but for those that end an answer.
+
+    Args:
+        runner: knows its tokens.
+        params: what the answer was asked with.
+    """
+    ends = runner.facts.eos_ids
+    if params is not None and not params.include_stop_str_in_output:
+        ends = ends.union(params.stop_token_ids)
 
     def token(token_id: int) -> tuple[str, list[int]]:
-        content = tokenizer.token_bytes(token_id)
+        content = runner.token_bytes(token_id)
         return content.decode(errors="replace"), list(content)
 
     def top(entry: Logprob) -> TopLogprob:
         text, content = token(entry.token_id)
-        return TopLogprob(text, _finite(entry.logprob), content)
+        return TopLogprob(text, finite(entry.logprob), content)
 
     def logprobs(samples: Iterable[Sample]) -> Logprobs:
         content = []
@@ -120,33 +156,61 @@ def logprobs_of(tokenizer: Tokenizer) -> LogprobsOf:
                 continue
             text, token_bytes = token(sample.token_id)
             likeliest = [top(entry) for entry in sample.top]
-            content.append(TokenLogprob(text, _finite(sample.logprob), token_bytes, likeliest))
+            content.append(TokenLogprob(text, finite(sample.logprob), token_bytes, likeliest))
         return Logprobs(content)
 
     return logprobs
 
 
-def completion_body(head: AnswerHead, completion: Completion, logprobs: LogprobsOf | None) -> bytes:
+def completion_body(
+    head: AnswerHead, completion: Completion, logprobs: LogprobsOf | None, *, has_token_ids: bool
+) -> bytes:
     """Encode a whole answer."""
-    choices = _choices(completion.choices, logprobs)
-    usage = UsageBody.of(completion.usage)
     return msgspec.json.encode(
-        ChatCompletion(head.id, head.created, head.model, head.system_fingerprint, choices, usage)
+        ChatCompletion(
+            head.id,
+            head.created,
+            head.model,
+            head.system_fingerprint,
+            _choices(completion.choices, logprobs, has_token_ids=has_token_ids),
+            UsageBody.of(completion.usage),
+            completion.prompt_token_ids if has_token_ids else msgspec.UNSET,
+        )
     )
 
 
-def _choices(choices: Seq[Choice], logprobs: LogprobsOf | None) -> list[AnswerChoice]:
+def _choices(
+    choices: Seq[Choice], logprobs: LogprobsOf | None, *, has_token_ids: bool
+) -> list[AnswerChoice]:
     return [
         AnswerChoice(
             index,
-            AnswerMessage(choice.text),
+            _message(choice),
             logprobs(choice.samples) if logprobs else None,
-            choice.finish_reason,
+            finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
+            choice.token_ids if has_token_ids else msgspec.UNSET,
         )
         for index, choice in enumerate(choices)
     ]
 
 
-def _finite(logprob: float) -> float:
+def _message(choice: Choice) -> AnswerMessage:
+    calls = [
+        ToolCallBody(call.id, CalledFunctionBody(call.name, call.arguments))
+        for call in choice.tool_calls
+    ]
+    return AnswerMessage(
+        choice.text or (None if calls else ""),
+        choice.reasoning or msgspec.UNSET,
+        calls or msgspec.UNSET,
+    )
+
+
+def finish_reason(reason: str | None, *, calls: bool) -> str | None:
+    """Return why an answer ended, in OpenAI's words: one that calls ended to have that done."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def finite(logprob: float) -> float:
     """Return a number that JSON has; OpenAI's API says -9999.0 for what never happens."""
     return max(logprob, -9999.0)

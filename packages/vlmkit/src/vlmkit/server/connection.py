@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from vlmkit.server.settings import ServerSettings
+from vlmkit.settings.server import ServerSettings
 
 MAX_HEADERS = 128
 

@@ -1,37 +1,28 @@
-"""From a body of the chat API to a request for a pipeline: messages, opened images, parameters."""
+"""From a body of the chat API to a request for a runner: messages, checked images, parameters."""
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import ImagePart, Message, Part, ReasoningPart, Role, TextPart
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ImageError, PromptTooLong, RequestError
-from vlmkit.image import Image
-from vlmkit.message import ImagePart, Message, Part, Role, TextPart
-from vlmkit.pipeline import Pipeline
-from vlmkit.request import Request
-from vlmkit.sampling import SamplingParams
+from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server import wire
 from vlmkit.server.fetch import ImageFetcher, not_allowed
-from vlmkit.server.settings import ServerSettings
+from vlmkit.server.forms import asked_form
+from vlmkit.server.prompt_options import goes_on, prompt_options, template_kinds
+from vlmkit.server.sampling import sampling_values
+from vlmkit.server.together import together
+from vlmkit.server.wire_tools import tool_values
+from vlmkit.settings.server import ServerSettings
 
-_SAME_NAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "seed",
-    "ignore_eos",
-    "min_tokens",
-    "logprobs",
-    "top_logprobs",
-    "n",
-)
 _ROLES: dict[type[wire.ChatMessage], Role] = {
     wire.SystemMessage: "system",
     wire.DeveloperMessage: "system",
@@ -43,10 +34,9 @@ _ROLES: dict[type[wire.ChatMessage], Role] = {
 
 @dataclass(slots=True)
 class ImageBudget:
-    """What is left for the images of one request, and how many of them are opened at once."""
+    """What is left for the images of one request."""
 
     num_pixels_left: int
-    places: asyncio.Semaphore
 
     def take(self, num_pixels: int = 0) -> None:
         """Count an image.
@@ -72,29 +62,66 @@ class Converter:
     def __init__(self, settings: ServerSettings, fetcher: ImageFetcher | None) -> None:
         self._settings = settings
         self._fetcher = fetcher
+        self._template_kinds = template_kinds(settings.chat_template_kwargs)
 
     async def request(
-        self, chat: wire.ChatRequest, pipeline: Pipeline, request_id: str
+        self, chat: wire.ChatRequest, facts: RunnerFacts, request_id: str
     ) -> tuple[Request, float]:
-        """Return a request, and how many seconds opening its images took.
+        """Return a request, and how many seconds fetching and checking its images took.
 
         Raises:
             RequestError: names the field that is wrong.
         """
-        self._check_size(chat, pipeline)
-        params = sampling_params(chat, pipeline)
+        params, form = sampling_params(chat, facts), asked_form(chat)
         started = time.perf_counter()
-        images = iter(await self._images(chat, pipeline))
-        messages = [_message(message, images) for message in chat.messages]
+        self._check_tools(chat, facts)
+        messages = await self.messages(chat.messages, facts, may_go_on=True)
         request = Request(
-            messages=messages, params=params, priority=chat.priority or 0, id=request_id
+            messages=messages,
+            params=params,
+            constraint=form.constraint if form else None,
+            options=prompt_options(chat, self._template_kinds),
+            cache_salt=chat.cache_salt or "",
+            **tool_values(chat),
+            priority=chat.priority or 0,
+            id=request_id,
         )
         return request, time.perf_counter() - started
 
-    def _check_size(self, chat: wire.ChatRequest, pipeline: Pipeline) -> None:
+    def _check_tools(self, chat: wire.ChatRequest, facts: RunnerFacts) -> None:
+        """Refuse definitions of tools that are longer than any text may be."""
+        if len(msgspec.json.encode(chat.tools)) > self._settings.max_text_chars:
+            raise PromptTooLong(
+                facts.limits.max_sequence_tokens,
+                f"the tools are over {self._settings.max_text_chars} characters",
+                param="tools",
+            )
+
+    async def messages(
+        self, said: Sequence[wire.ChatMessage], facts: RunnerFacts, *, may_go_on: bool = False
+    ) -> list[Message]:
+        """Return messages with their images.
+
+        Args:
+            said: the messages.
+            facts: bounds of the model.
+            may_go_on: whether an answer may go on with the last of them.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        if goes_on(said) and not may_go_on:
+            place = f"messages[{len(said) - 1}]"
+            raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
+        self._check_size(said, facts)
+        images = iter(await self._images(said, facts))
+        return [_message(n, message, images) for n, message in enumerate(said)]
+
+    def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
         """Refuse what would only cost time, before an image is opened or a text tokenized."""
         num_chars = num_images = 0
-        for message in chat.messages:
+        for message in said:
+            num_chars += _num_more_chars(message)
             for part in _parts(message):
                 if isinstance(part, wire.TextPart):
                     num_chars += len(part.text)
@@ -102,71 +129,61 @@ class Converter:
                     num_images += 1
         if num_chars > self._settings.max_text_chars:
             raise PromptTooLong(
-                pipeline.limits.max_sequence_tokens,
+                facts.limits.max_sequence_tokens,
                 f"the text is over {self._settings.max_text_chars} characters",
             )
-        if num_images and not pipeline.takes_images:
+        if num_images and not facts.takes_images:
             raise RequestError("this model takes no images", param="messages")
-        if num_images > pipeline.settings.max_images:
+        if num_images > facts.bounds.max_images:
             raise RequestError(
-                f"{num_images} images are over the limit of {pipeline.settings.max_images}",
+                f"{num_images} images are over the limit of {facts.bounds.max_images}",
                 param="messages",
                 code="too_many_images",
             )
 
-    async def _images(self, chat: wire.ChatRequest, pipeline: Pipeline) -> list[Image]:
-        """Open the images of all messages side by side; of several that fail, raise for the first.
+    async def _images(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> list[Image]:
+        """Fetch and check the images of all messages side by side; raise for the first that fails.
 
-        One of the pipeline's workers is left to other requests.
+        As many at once as the runner will decode at once.
         """
-        places = asyncio.Semaphore(max(1, pipeline.settings.num_workers - 1))
-        budget = ImageBudget(self._settings.max_request_pixels, places)
-        tasks = [
-            asyncio.ensure_future(self._image_at(place, url, pipeline, budget))
-            for place, url in _image_urls(chat)
-        ]
-        try:
-            return [await task for task in tasks]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        budget = ImageBudget(self._settings.max_request_pixels)
+
+        async def image(found: tuple[str, str]) -> Image:
+            return await self._image_at(*found, facts, budget)
+
+        num_at_once = max(1, facts.bounds.num_workers - 1)
+        return await together(image, _image_urls(said), num_at_once)
 
     async def _image_at(
-        self, place: str, url: str, pipeline: Pipeline, budget: ImageBudget
+        self, place: str, url: str, facts: RunnerFacts, budget: ImageBudget
     ) -> Image:
-        async with budget.places:
-            budget.take()  # raises where it is spent, before the image costs anything
-            try:
-                image = await self._image(url, pipeline)
-            except ImageError as error:
-                error.param = place
-                raise
-            budget.take(image.width * image.height)
-            return image
+        budget.take()  # raises where it is spent, before the image costs anything
+        try:
+            image = await self._image(url, facts)
+        except ImageError as error:
+            error.param = place
+            raise
+        budget.take(image.source_size[0] * image.source_size[1])
+        return image
 
-    async def _image(self, url: str, pipeline: Pipeline) -> Image:
-        """Open an image in a worker thread; nothing but URLs is taken, so no path of this disk."""
+    async def _image(self, url: str, facts: RunnerFacts) -> Image:
+        """Check an image in a thread; nothing but URLs is taken, so no path of this disk."""
         source: str | bytes = url
         if not url.startswith("data:"):
             if self._fetcher is None:
                 raise not_allowed()
             source = await self._fetcher.fetch(url)
-        image: Image = await pipeline.in_worker(Image.open, source, pipeline.settings.images)
-        return image
+        return await asyncio.to_thread(Image.open, source, facts.bounds.images)
 
 
-def sampling_params(chat: wire.ChatRequest, pipeline: Pipeline) -> SamplingParams:
+def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParams:
     """Return a body's sampling parameters on top of the model's own defaults.
 
     Raises:
         RequestError: names the field that is wrong.
     """
-    values: dict[str, Any] = {
-        name: value for name in _SAME_NAME if (value := getattr(chat, name)) is not None
-    }
-    if chat.stop is not None:
-        values["stop"] = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop)
+    values = sampling_values(chat)
+    values |= {"logprobs": bool(chat.logprobs), "top_logprobs": chat.top_logprobs or 0}
     limits = {chat.max_tokens, chat.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise RequestError(
@@ -175,28 +192,79 @@ def sampling_params(chat: wire.ChatRequest, pipeline: Pipeline) -> SamplingParam
         )
     if limits:
         values["max_tokens"] = limits.pop()
-    if chat.stream_options is not None and not chat.stream:
-        raise RequestError("stream_options needs stream to be true", param="stream_options")
-    return pipeline.params(**values)
+    return facts.defaults.replaced(values)
 
 
-def _image_urls(chat: wire.ChatRequest) -> Iterator[tuple[str, str]]:
+def field_of(error: RequestError, said: Sequence[wire.ChatMessage]) -> str | None:
+    """Return which field of a body an error is about that the runner raised of its messages."""
+    if isinstance(error, ImageError) and error.index is not None:
+        return [place for place, _ in _image_urls(said)][error.index]
+    return error.param
+
+
+def field_of_chat(error: RequestError, body: wire.ChatRequest) -> str | None:
+    """Return which field of a body of the chat API an error is about."""
+    field = field_of(error, body.messages)
+    if field == "max_tokens" and body.max_tokens is None:
+        return "max_completion_tokens"
+    if field == "constraint" and (form := asked_form(body)):
+        return form.field
+    if field == "constraint" and body.tools:
+        return "tools"
+    return field
+
+
+def _image_urls(said: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, str]]:
     """Yield the place and the URL of every image, in order."""
-    for number, message in enumerate(chat.messages):
+    for number, message in enumerate(said):
         for index, part in enumerate(_parts(message)):
             if isinstance(part, wire.ImagePart):
                 yield f"messages[{number}].content[{index}].image_url.url", part.image_url.url
 
 
-def _message(message: wire.ChatMessage, images: Iterator[Image]) -> Message:
+def _message(number: int, message: wire.ChatMessage, images: Iterator[Image]) -> Message:
     """Return a message with the next images in their places."""
     parts: list[Part] = [
         TextPart(part.text) if isinstance(part, wire.TextPart) else ImagePart(next(images))
         for part in _parts(message)
     ]
-    return Message(_ROLES[type(message)], tuple(parts))
+    if isinstance(message, wire.AssistantMessage):
+        thought = [ReasoningPart(message.reasoning_content)] if message.reasoning_content else []
+        parts = [*thought, *parts, *_calls(number, message)]
+        if not parts:
+            raise RequestError(
+                f"messages[{number}] has neither content nor tool_calls",
+                param=f"messages[{number}].content",
+            )
+    call_id = message.tool_call_id if isinstance(message, wire.ToolMessage) else None
+    return Message(_ROLES[type(message)], tuple(parts), call_id)
 
 
-def _parts(message: wire.ChatMessage) -> list[wire.TextPart] | list[wire.TextPart | wire.ImagePart]:
+def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart]:
+    """Yield the calls of an earlier answer, whose arguments must be what templates can write."""
+    for index, call in enumerate(message.tool_calls or ()):
+        part = ToolCallPart(call.id, call.function.name, call.function.arguments)
+        try:
+            part.parsed()
+        except RequestError as error:
+            error.param = f"messages[{number}].tool_calls[{index}].function.arguments"
+            raise
+        yield part
+
+
+def _parts(message: wire.ChatMessage) -> Sequence[wire.TextPart | wire.ImagePart]:
     content = message.content
-    return [wire.TextPart(text=content)] if isinstance(content, str) else content
+    return [wire.TextPart(text=content)] if isinstance(content, str) else content or ()
+
+
+def _num_more_chars(message: wire.ChatMessage) -> int:
+    """Return how many characters a message says besides its content."""
+    if isinstance(message, wire.ToolMessage):
+        return len(message.tool_call_id)
+    if not isinstance(message, wire.AssistantMessage):
+        return 0
+    called = sum(
+        len(call.id) + len(call.function.name) + len(call.function.arguments)
+        for call in message.tool_calls or ()
+    )
+    return called + len(message.reasoning_content or "")

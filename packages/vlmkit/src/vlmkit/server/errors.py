@@ -5,7 +5,7 @@ text of a library's exception.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import msgspec
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
-from litestar.types import Scope
+from litestar.types import ExceptionHandlersMap, Scope
 
 from vlmkit.errors import EngineError, OutOfMemory, QueueFull, RequestError, VlmkitError
 
@@ -100,6 +100,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: Fault
 
 
+WriteError = Callable[[Fault, int, Scope], bytes]
+"""Encodes an error, given its status and the request."""
+
 INTERNAL_FAULT = Fault("the server failed; see its log", "server_error", code="internal_error")
 
 
@@ -117,34 +120,57 @@ def fault_of(error: Exception, scope: Scope) -> Fault:
     return Fault(f"{error}{hint}", status.type, param, getattr(error, "code", "engine_error"))
 
 
-def respond_to_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Answer an exception of ours, or any that was not expected."""
-    body, status, headers = _parts(error, request.scope)
-    return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)
+def openai_error(fault: Fault, _status: int, _scope: Scope) -> bytes:
+    """Encode an error."""
+    return msgspec.json.encode(ErrorBody(fault))
+
+
+def error_handlers(write: WriteError = openai_error) -> ExceptionHandlersMap:
+    """Return how routes answer exceptions.
+
+    Args:
+        write: puts an error into an API's own shape.
+    """
+
+    def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+        """Answer an exception of ours, or any that was not expected."""
+        body, status, headers = _parts(error, request.scope, write)
+        return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)
+
+    def respond_to_http_error(
+        request: Request[Any, Any, Any], error: HTTPException
+    ) -> Response[bytes]:
+        """Answer what the framework refuses: a wrong path, a wrong method."""
+        fault, headers = _http_fault(error)
+        body, status = write(fault, error.status_code, request.scope), error.status_code
+        return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)
+
+    return {Exception: respond, HTTPException: respond_to_http_error, ClientGone: _respond_to_gone}
 
 
 def error_response(error: Exception, scope: Scope) -> ASGIResponse:
-    """Return the same answer for code outside of routes."""
-    body, status, headers = _parts(error, scope)
+    """Return the answer of code outside of routes."""
+    body, status, headers = _parts(error, scope, openai_error)
     return ASGIResponse(body=body, status_code=status, headers=headers)
 
 
-def respond_to_http_error(
-    _request: Request[Any, Any, Any], error: HTTPException
-) -> Response[bytes]:
-    """Answer what the framework refuses: a wrong path, a wrong method."""
+def status_of(error: Exception) -> int:
+    """Return the status of an answer that is an error."""
+    return _status_of(error).status
+
+
+def _http_fault(error: HTTPException) -> tuple[Fault, dict[str, str]]:
+    """Return what the framework refused, and headers."""
     phrase = HTTPStatus(error.status_code).phrase
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    fault = Fault(phrase.lower(), kind, code=phrase.lower().replace(" ", "_"))
     headers = {k: v for k, v in (error.headers or {}).items() if k.lower() == "allow"}
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        fault = Fault("the body is too large", kind, code="request_too_large")
         headers["connection"] = "close"  # the rest of the body is not worth reading
-    body = msgspec.json.encode(ErrorBody(fault))
-    return Response(body, status_code=error.status_code, media_type=MediaType.JSON, headers=headers)
+        return Fault("the body is too large", kind, code="request_too_large"), headers
+    return Fault(phrase.lower(), kind, code=phrase.lower().replace(" ", "_")), headers
 
 
-def respond_to_gone(_request: Request[Any, Any, Any], _error: Exception) -> Response[bytes]:
+def _respond_to_gone(_request: Request[Any, Any, Any], _error: Exception) -> Response[bytes]:
     """End a request whose client is gone; the bytes go nowhere."""
     return Response(b"", status_code=CLIENT_GONE)
 
@@ -153,7 +179,7 @@ def _status_of(error: Exception) -> _Status:
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), _INTERNAL)
 
 
-def _parts(error: Exception, scope: Scope) -> tuple[bytes, int, dict[str, str]]:
+def _parts(error: Exception, scope: Scope, write: WriteError) -> tuple[bytes, int, dict[str, str]]:
     """Return body, status and headers."""
     status = _status_of(error)
     headers = {}
@@ -161,4 +187,5 @@ def _parts(error: Exception, scope: Scope) -> tuple[bytes, int, dict[str, str]]:
         headers["retry-after"] = str(status.retry_after_s)
     if status.status == HTTPStatus.REQUEST_TIMEOUT:
         headers["connection"] = "close"  # the rest of the body is not worth waiting for
-    return msgspec.json.encode(ErrorBody(fault_of(error, scope))), status.status, headers
+    body = write(fault_of(error, scope), status.status, scope)
+    return body, status.status, headers

@@ -18,7 +18,7 @@ import httpcore2
 import httpx2
 
 from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.server.settings import FetchSettings
+from vlmkit.settings.server import FetchSettings
 
 log = logging.getLogger(__name__)
 

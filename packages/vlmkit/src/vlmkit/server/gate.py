@@ -42,7 +42,8 @@ class Gate:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableScopeHeaders(message)["x-request-id"] = request_id
+                shown = MutableScopeHeaders(message)
+                shown["x-request-id"] = shown["request-id"] = request_id  # Anthropic's name
             await send(message)
 
         with self._service.opened():

@@ -1,17 +1,19 @@
 """Whether this process is of use, and whether it takes work now.
 
-``/healthz``, which others call ``/health``: it answers, and none of its engines failed for good.
-``/readyz``: it takes work, or says what it waits for.
+``/healthz``, which others call ``/health`` or ``/ping``: it answers, and none of its engines failed
+for good. ``/readyz``: it takes work, or says what it waits for. ``/version``: what it is.
 """
 
 from typing import Literal
 
 import msgspec
-from litestar import Controller, Response, get
+from litestar import Controller, Response, route
 from litestar.di import NamedDependency
 
+from vlmkit._version import __version__
 from vlmkit.server.errors import RETRY_AFTER_S
-from vlmkit.server.service import Model, Service, State
+from vlmkit.server.methods import READ
+from vlmkit.server.service import ServedModel, Service, State
 
 Status = Literal["ready", "loading", "failed", "full", "draining"]
 
@@ -39,17 +41,23 @@ class Readiness(msgspec.Struct):
     num_ignored: dict[str, int]
 
 
+class Version(msgspec.Struct):
+    """What this server is a version of."""
+
+    version: str
+
+
 class HealthController(Controller):
     """For load balancers and supervisors."""
 
-    @get(["/healthz", "/health"])
+    @route(["/healthz", "/health", "/ping"], http_method=READ)
     async def health(self, service: NamedDependency[Service]) -> Response[Health]:
         """Answer 200, or 503 if an engine failed for good."""
         if any(model.is_dead for model in service.models.values()):
             return Response(Health("failed"), status_code=503)
         return Response(Health())
 
-    @get("/readyz")
+    @route("/readyz", http_method=READ)
     async def readiness(self, service: NamedDependency[Service]) -> Response[Readiness]:
         """Answer 200 if new work is taken, or else 503 and when to ask again."""
         status = readiness_of(service)
@@ -58,6 +66,11 @@ class HealthController(Controller):
         if status == "ready":
             return Response(body)
         return Response(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_S)})
+
+    @route("/version", http_method=READ)
+    async def version(self) -> Version:
+        """Tell the version, whatever else is the matter."""
+        return Version(__version__)
 
 
 def readiness_of(service: Service) -> Status:
@@ -71,9 +84,9 @@ def readiness_of(service: Service) -> Status:
     return "full" if service.is_full else "ready"
 
 
-def _readiness(model: Model) -> ModelReadiness:
+def _readiness(model: ServedModel) -> ModelReadiness:
     num_running = num_waiting = 0
-    if model.pipeline is not None:
-        stats = model.pipeline.stats()
+    if model.runner is not None:
+        stats = model.runner.stats()
         num_running, num_waiting = stats.num_running, stats.num_waiting
     return ModelReadiness(model.state, round(model.load_s, 3), num_running, num_waiting)

@@ -1,7 +1,8 @@
 """Which keys of a body may be ignored, and how that is told.
 
 A key that changes the answer elsewhere is refused. Any other is named to the client in a header and
-counted for the operator; both are bounded, and neither shows text that is more than a name.
+counted for the operator, unless one of them wants it refused or untold; both are bounded, and
+neither shows text that is more than a name.
 """
 
 import re
@@ -11,10 +12,12 @@ from vlmkit.errors import RequestError
 from vlmkit.server.unused import UnusedKey
 
 HEADER = "x-vlmkit-ignored"
+STRICT_HEADER = "x-vlmkit-strict"
 MAX_NAMES = 16
 OTHER = "other"
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_UNKNOWN = "unknown_parameter"
 _SAYS_NOTHING = frozenset({b"null", b"[]", b"{}"})
 
 CHANGING: dict[str, tuple[bytes, ...]] = {
@@ -26,19 +29,20 @@ CHANGING: dict[str, tuple[bytes, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": (),
     "continue_final_message": (b"false",),
+    "custom_logit_processor": (),
     "do_sample": (b"true",),
     "documents": (),
     "dry_multiplier": (b"0", b"0.0"),
-    "echo": (b"false",),
     "ebnf": (),
+    "echo": (b"false",),
+    "embed_dtype": (b'"float32"',),
     "enable_thinking": (),
+    "endianness": (b'"native"', b'"little"'),
     "format": (),
     "grammar": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (b"false",),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (b"true",),
+    "input_type": (),
     "json_schema": (),
     "length_penalty": (b"1", b"1.0"),
     "logits_processors": (),
@@ -51,35 +55,51 @@ CHANGING: dict[str, tuple[bytes, ...]] = {
     "mirostat": (b"0",),
     "mm_processor_kwargs": (),
     "n_predict": (b"-1",),
+    "normalize": (),
     "num_predict": (b"-1",),
     "options": (),
     "prompt_logprobs": (b"0",),
+    "prompt_name": (),
     "reasoning": (),
     "regex": (),
     "repeat_penalty": (b"1", b"1.0"),
-    "skip_special_tokens": (b"true",),
-    "stop_token_ids": (),
-    "structured_outputs": (),
+    "return_hidden_states": (b"false",),
+    "sampling_seed": (),
+    "separate_reasoning": (b"true",),
+    "session_params": (),
+    "structured_outputs.structural_tag": (),
+    "structured_outputs.whitespace_pattern": (),
     "thinking": (),
     "truncate_prompt_tokens": (),
     "typical_p": (b"1", b"1.0"),
     "use_beam_search": (b"false",),
 }
-"""Fields of a request by which other servers change the answer, and values that change nothing."""
+"""Fields by which requests change the answer elsewhere, and values that change nothing.
 
-NEUTRAL = {"messages.content.image_url.detail": b'"auto"'}
+A route that has such a field of its own honours it.
+"""
+
+NEUTRAL = {"messages.content.image_url.detail": b'"auto"', "stream_reasoning": b"true"}
 """Values of other keys that say what is the case anyway."""
 
 COUNTED = frozenset(
     {
+        "cache_control",
         "messages.annotations",
         "messages.cache_control",
         "messages.content.cache_control",
+        "messages.content.content.cache_control",
         "messages.content.image_url.detail",
+        "messages.content.is_error",
         "messages.name",
         "messages.provider_specific_fields",
-        "messages.reasoning_content",
+        "messages.reasoning",
         "messages.thinking_blocks",
+        "messages.tool_calls.index",
+        "stream_reasoning",
+        "system.cache_control",
+        "thinking.budget_tokens",
+        "thinking.display",
     }
 )
 """What clients are known to send. Any other name is a client's own text and is counted as other."""
@@ -105,6 +125,14 @@ def ignored_names(keys: Iterable[UnusedKey]) -> frozenset[str]:
                 code="unsupported_parameter",
             )
     return frozenset(names)
+
+
+def unknown(names: Iterable[str]) -> RequestError:
+    """Return the refusal of keys that might be ignored, where nothing may be."""
+    first = min(names)
+    if first == OTHER:
+        return RequestError("the body has a key that this server does not know", code=_UNKNOWN)
+    return RequestError(f"{first} is not known to this server", param=first, code=_UNKNOWN)
 
 
 def header_value(names: Iterable[str]) -> str:

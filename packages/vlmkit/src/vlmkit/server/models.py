@@ -4,13 +4,14 @@ import hashlib
 from typing import Literal
 
 import msgspec
-from litestar import Controller, get
+from litestar import Controller, route
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from vlmkit._version import __version__
-from vlmkit.pipeline import Pipeline
-from vlmkit.server.service import Model, Service, State
+from vlmkit.seams.runner import RunnerFacts
+from vlmkit.server.methods import READ
+from vlmkit.server.service import ServedModel, Service, State
 
 
 class ModelBody(msgspec.Struct):
@@ -37,27 +38,31 @@ class ModelsController(Controller):
 
     path = "/v1/models"
 
-    @get()
+    @route(http_method=READ)
     async def list_all(self, service: NamedDependency[Service]) -> ModelList:
         """List every model, those that are still loading included."""
         return ModelList([_body(model) for model in service.models.values()])
 
-    @get("/{name:path}")
+    @route("/{name:path}", http_method=READ)
     async def retrieve(self, service: NamedDependency[Service], name: FromPath[str]) -> ModelBody:
         """Describe one model; names may hold slashes."""
         return _body(service.model(name.removeprefix("/")))
 
 
-def fingerprint(pipeline: Pipeline) -> str:
+def fingerprint(facts: RunnerFacts) -> str:
     """Return a short digest that changes with the version, the model's name or its limits."""
-    subject = f"{__version__} {pipeline.name} {pipeline.limits}"
+    subject = f"{__version__} {facts.name} {facts.limits}"
     return f"fp_{hashlib.sha256(subject.encode()).hexdigest()[:12]}"
 
 
-def _body(model: Model) -> ModelBody:
-    if (pipeline := model.pipeline) is None:
+def _body(model: ServedModel) -> ModelBody:
+    if model.runner is None:
         return ModelBody(model.name, model.created, model.state, None, None)
-    modalities = ["text", "image"] if pipeline.takes_images else ["text"]
+    facts = model.runner.facts
     return ModelBody(
-        model.name, model.created, model.state, modalities, pipeline.limits.max_sequence_tokens
+        model.name,
+        model.created,
+        model.state,
+        list(facts.modalities),
+        facts.limits.max_sequence_tokens,
     )

@@ -20,16 +20,16 @@ import uvicorn
 
 from vlmkit.config.providers import described
 from vlmkit.errors import ConfigError, EngineError, VlmkitError
-from vlmkit.pipeline import Pipeline
+from vlmkit.seams.runner import Runner
 from vlmkit.server.app import create_app
 from vlmkit.server.connection import Connection
 from vlmkit.server.gate import is_loopback
-from vlmkit.server.service import Service
-from vlmkit.server.settings import ServerSettings
+from vlmkit.server.service import Served, Service, runner_of
+from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
-Loader = Callable[[], Pipeline]
+Loader = Callable[[], Served]
 OnLoaded = Callable[[Seq[str]], None]
 LAST_WORDS_S = 5  # for requests that were cut off to send their error
 
@@ -39,18 +39,18 @@ def _tell_nobody(_names: Seq[str]) -> None:
 
 
 def serve(
-    models: Mapping[str, Pipeline | Loader],
+    models: Mapping[str, Served | Loader],
     settings: ServerSettings | None = None,
     *,
     on_loaded: OnLoaded = _tell_nobody,
 ) -> None:
-    """Serve models until a signal ends it; closes every pipeline at the end.
+    """Serve models until a signal ends it; closes every runner at the end.
 
     A model that cannot be loaded is logged, and its requests get a 503; the others are served.
 
     Args:
-        models: by the name they are served under: pipelines, or functions that load one. Those run
-            one after the other in a thread of their own, while the port answers already.
+        models: by the name they are served under: runners, models, or functions that load one.
+            Those run one after the other in a thread of their own, while the port answers already.
         settings: the defaults when None.
         on_loaded: called with the names of the models that are served, when loading is over.
 
@@ -137,23 +137,23 @@ class _Loading:
 
     Args:
         service: gets the models.
-        models: pipelines, or functions that load one.
+        models: runners, models, or functions that load one.
         on_failure: called in any thread when there is a first ``error``.
     """
 
     def __init__(
         self,
         service: Service,
-        models: Mapping[str, Pipeline | Loader],
+        models: Mapping[str, Served | Loader],
         on_failure: Callable[[], None],
     ) -> None:
         self._service = service
         self._models = models
         self._on_failure = on_failure
-        self._pipelines: list[Pipeline] = []
+        self._runners: list[Runner] = []
         self.error: Exception | None = None
         for name, model in models.items():
-            if isinstance(model, Pipeline):
+            if isinstance(model, Served):
                 self._add(name, model)
 
     def start(self, on_loaded: OnLoaded) -> None:
@@ -163,17 +163,17 @@ class _Loading:
         ).start()
 
     def close(self) -> None:
-        """Close every pipeline that was loaded, whether or not another one can be closed."""
-        for pipeline in self._pipelines:
+        """Close every runner that was loaded, whether or not another one can be closed."""
+        for runner in self._runners:
             try:
-                pipeline.close()
+                runner.close()
             except Exception as error:
-                log.exception("model %r could not be closed", pipeline.name)
+                log.exception("model %r could not be closed", runner.facts.name)
                 self._fail(error)
 
     def _run(self, on_loaded: OnLoaded) -> None:
         for name, load in self._models.items():
-            if isinstance(load, Pipeline):
+            if isinstance(load, Served):
                 continue
             self._service.models[name].start()
             try:
@@ -184,13 +184,14 @@ class _Loading:
                     self._fail(_as_exception(name, error))
                     return
                 _log_failure(name, error)
-        on_loaded([name for name, model in self._service.models.items() if model.pipeline])
+        on_loaded([name for name, model in self._service.models.items() if model.runner])
 
-    def _add(self, name: str, pipeline: Pipeline) -> None:
-        self._pipelines.append(pipeline)
-        self._service.models[name].finish(pipeline)
+    def _add(self, name: str, served: Served) -> None:
+        runner = runner_of(served)
+        self._runners.append(runner)
+        self._service.models[name].finish(runner)
         log.info("model %r is ready", name)
-        pipeline.on_failure(partial(self._note_death, name))
+        runner.on_failure(partial(self._note_death, name))
 
     def _note_death(self, name: str, cause: BaseException) -> None:
         error = EngineError(

@@ -14,9 +14,11 @@ from typing import Any, Literal, TypeVar
 
 from litestar.types import Receive
 
-from vlmkit.pipeline import Pipeline
+from vlmkit.errors import RequestError
+from vlmkit.model import Model
+from vlmkit.seams.runner import Runner
 from vlmkit.server.errors import ClientGone, ModelNotFound, Overloaded, Unavailable
-from vlmkit.server.settings import ServerSettings
+from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +26,22 @@ T = TypeVar("T")
 State = Literal["waiting", "loading", "ready", "failed"]
 
 
-class Model:
+Served = Runner | Model
+"""What a server can be given: a runner, or a model, whose runner it takes."""
+
+
+def runner_of(served: Served) -> Runner:
+    """Return who answers the requests."""
+    return served.runner if isinstance(served, Model) else served
+
+
+class ServedModel:
     """One model that is served, or will be."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.created = int(time.time())
-        self.pipeline: Pipeline | None = None
+        self.runner: Runner | None = None
         self._is_failed = False
         self._started = self._ended = 0.0
 
@@ -38,10 +49,10 @@ class Model:
         """Note that it is being loaded."""
         self._started = time.monotonic()
 
-    def finish(self, pipeline: Pipeline) -> None:
+    def finish(self, runner: Runner) -> None:
         """Serve it from now on."""
         self._ended = time.monotonic()
-        self.pipeline = pipeline
+        self.runner = runner
 
     def fail(self) -> None:
         """Note that it cannot be loaded."""
@@ -50,9 +61,9 @@ class Model:
 
     @property
     def state(self) -> State:
-        """How far it is; a pipeline whose loop died has failed."""
-        if self.pipeline is not None:
-            return "ready" if self.pipeline.is_ready else "failed"
+        """How far it is; a runner that can answer nothing any more has failed."""
+        if self.runner is not None:
+            return "ready" if self.runner.is_ready else "failed"
         if self._is_failed:
             return "failed"
         return "loading" if self._started else "waiting"
@@ -60,7 +71,7 @@ class Model:
     @property
     def is_dead(self) -> bool:
         """Whether it was loaded and can serve nothing any more; only a new process can."""
-        return self.pipeline is not None and not self.pipeline.is_ready
+        return self.runner is not None and not self.runner.is_ready
 
     @property
     def load_s(self) -> float:
@@ -72,7 +83,7 @@ class Service:
     """The models by name, and whether work is taken."""
 
     def __init__(self, names: Iterable[str], settings: ServerSettings) -> None:
-        self.models = {name: Model(name) for name in names}
+        self.models = {name: ServedModel(name) for name in names}
         self.settings = settings
         self.is_draining = False
         self.num_open = 0
@@ -85,8 +96,8 @@ class Service:
 
     # Who may come in.
 
-    def pipeline(self, name: str) -> Pipeline:
-        """Return a model's pipeline.
+    def runner(self, name: str) -> Runner:
+        """Return a model's runner.
 
         Raises:
             ModelNotFound: there is no such model.
@@ -97,11 +108,11 @@ class Service:
             raise Unavailable("the model has failed", code="model_failed")
         if model.state == "failed":
             raise Unavailable("the model could not be loaded", code="model_failed")
-        if model.pipeline is None:
+        if model.runner is None:
             raise Unavailable("the model is still loading", code="model_loading")
-        return model.pipeline
+        return model.runner
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> ServedModel:
         """Return a model that is served, loaded or not.
 
         Raises:
@@ -112,6 +123,16 @@ class Service:
                 "the model is not served here", param="model", hint="GET /v1/models lists them"
             )
         return model
+
+    def name(self, given: str | None) -> str:
+        """Return which model is meant where a request need not say so.
+
+        Raises:
+            RequestError: there are several.
+        """
+        if given is None and len(self.models) != 1:
+            raise RequestError("model must be given: several are served", param="model")
+        return next(iter(self.models)) if given is None else given
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -156,9 +177,9 @@ class Service:
     @property
     def is_full(self) -> bool:
         """Whether the next request would be refused for want of room."""
-        pipelines = [model.pipeline for model in self.models.values() if model.pipeline]
+        runners = [model.runner for model in self.models.values() if model.runner]
         return self._num_admitted >= self.settings.max_requests or any(
-            pipeline.is_full for pipeline in pipelines
+            runner.is_full for runner in runners
         )
 
     # Who is in.

@@ -5,21 +5,33 @@ byte strings joined. Events that are there at the same time leave as one piece.
 """
 
 from collections.abc import Iterable, Sequence as Seq
+from typing import Any
 
 import msgspec
+from litestar.types import Scope
 
-from vlmkit.completion import Chunk, Usage
-from vlmkit.protocols import Sample
-from vlmkit.server.answer import AnswerHead, LogprobsOf, UsageBody
-from vlmkit.server.errors import ErrorBody, Fault
+from vlmkit.ask.completion import Chunk, Usage
+from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, reasoning_of
+from vlmkit.ask.sample import Sample
+from vlmkit.server.answer import AnswerHead, LogprobsOf, UsageBody, finish_reason
+from vlmkit.server.errors import ErrorBody, fault_of
 
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
 
 _encode = msgspec.json.encode
 
 
-class AnswerEvents:
+class DataEvents:
+    """What streams of OpenAI's APIs have in common: how they live and how they fail."""
+
+    ping = b": ping\n\n"
+
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the event that ends an answer which failed; OpenAI's clients raise it."""
+        return b"data: " + _encode(ErrorBody(fault_of(error, scope))) + b"\n\n"
+
+
+class AnswerEvents(DataEvents):
     """Encodes one answer.
 
     Args:
@@ -27,10 +39,18 @@ class AnswerEvents:
         num_choices: how many choices there are.
         has_usage: whether the client asked for usage, which then every event mentions.
         logprobs: puts samples into shape; None where the client asked for none.
+        prompt_token_ids: of the prompt, where the client asked for tokens; then each event tells
+            those of the answer that it stands for.
     """
 
     def __init__(
-        self, head: AnswerHead, num_choices: int, *, has_usage: bool, logprobs: LogprobsOf | None
+        self,
+        head: AnswerHead,
+        num_choices: int,
+        *,
+        has_usage: bool,
+        logprobs: LogprobsOf | None,
+        prompt_token_ids: Seq[int] | None = None,
     ) -> None:
         fields = msgspec.to_builtins(head) | {"object": "chat.completion.chunk"}
         self._head = b"data: " + _encode(fields)[:-1]
@@ -39,23 +59,39 @@ class AnswerEvents:
             self._head + b',"choices":[{"index":%d,"delta":' % index for index in range(num_choices)
         ]
         self._text_starts = [start + b'{"content":' for start in self._starts]
+        self._reasoning_starts = [start + b'{"reasoning_content":' for start in self._starts]
         self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._calling: set[int] = set()  # the choices that call tools
         self._has_usage = has_usage
         self._logprobs = logprobs
+        self._prompt_token_ids = prompt_token_ids
+        self._has_token_ids = prompt_token_ids is not None
 
     def opening(self) -> bytes:
         """Return the first event of every choice: who speaks."""
         delta = b'{"role":"assistant","content":"","refusal":null'
-        return b"".join(start + delta + self._text_end for start in self._starts)
+        events = b"".join(start + delta + self._text_end for start in self._starts)
+        if self._prompt_token_ids is None:
+            return events
+        own = b',"prompt_token_ids":' + _encode(self._prompt_token_ids)
+        return self._head + own + events.removeprefix(self._head)
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the events of some chunks; empty while their text is held back."""
         events = []
         for chunk in chunks:
-            if self._logprobs is not None:
-                events.append(self._with_logprobs(chunk, self._logprobs))
-            elif chunk.text:
-                events += (self._text_starts[chunk.index], _encode(chunk.text), self._text_end)
+            if self._logprobs is not None or self._has_token_ids:
+                events.append(self._with_tokens(chunk))
+            else:
+                for delta in chunk.deltas:
+                    if isinstance(delta, TextDelta):
+                        starts = self._text_starts
+                    elif isinstance(delta, ReasoningDelta):
+                        starts = self._reasoning_starts
+                    else:
+                        events.append(self._called(chunk.index, delta))
+                        continue
+                    events += (starts[chunk.index], _encode(delta.text), self._text_end)
             if chunk.finish_reason is not None:
                 events.append(self._finish(chunk.index, chunk.finish_reason))
         return b"".join(events)
@@ -67,31 +103,58 @@ class AnswerEvents:
         body = _encode(UsageBody.of(usage))
         return self._head + b',"choices":[],"usage":' + body + b"}\n\n" + DONE
 
-    def _with_logprobs(self, chunk: Chunk, logprobs: LogprobsOf) -> bytes:
-        """Return the event of one chunk; it has one for every token, even without text."""
-        content = self._content(chunk.samples, logprobs)
-        if not chunk.text and not content:
+    def _called(self, index: int, delta: ToolCallDelta) -> bytes:
+        """Return the event of more of a call."""
+        call = self._call(index, delta)
+        return self._starts[index] + b'{"tool_calls":' + _encode([call]) + self._text_end
+
+    def _call(self, index: int, delta: ToolCallDelta) -> dict[str, Any]:
+        self._calling.add(index)
+        more: dict[str, Any] = {"arguments": delta.arguments}
+        if not delta.name:
+            return {"index": delta.index, "function": more}
+        first = {"index": delta.index, "id": delta.id, "type": "function"}
+        return first | {"function": {"name": delta.name} | more}
+
+    def _calls(self, index: int, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+        return [self._call(index, d) for d in deltas if isinstance(d, ToolCallDelta)]
+
+    def _with_tokens(self, chunk: Chunk) -> bytes:
+        """Return the event of one chunk; what is told of a token needs one even without text."""
+        content = self._content(chunk.samples)
+        told = self._token_ids(chunk.samples)
+        text, reasoning = chunk.text, reasoning_of(chunk.deltas)
+        calls = self._calls(chunk.index, chunk.deltas)
+        delta: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
+        if calls:
+            delta["tool_calls"] = calls
+        if text or not delta:
+            delta["content"] = text
+        if not (text or reasoning or calls or content or told):
             return b""
         return b"".join(
             (
-                self._text_starts[chunk.index],
-                _encode(chunk.text),
-                b'},"logprobs":',
+                self._starts[chunk.index],
+                _encode(delta),
+                b',"logprobs":',
                 content or b"null",
-                b',"finish_reason":null}]',
+                b',"finish_reason":null',
+                told,
+                b"}]",
                 self._tail,
             )
         )
 
-    def _content(self, samples: Seq[Sample], logprobs: LogprobsOf) -> bytes:
-        found = logprobs(samples)
-        return _encode(found) if found.content else b""
+    def _content(self, samples: Seq[Sample]) -> bytes:
+        found = self._logprobs(samples) if self._logprobs is not None else None
+        return _encode(found) if found is not None and found.content else b""
+
+    def _token_ids(self, samples: Seq[Sample]) -> bytes:
+        if not self._has_token_ids or not samples:
+            return b""
+        return b',"token_ids":' + _encode([sample.token_id for sample in samples])
 
     def _finish(self, index: int, reason: str) -> bytes:
-        end = b'{},"logprobs":null,"finish_reason":%b}]' % _encode(reason)
+        told = finish_reason(reason, calls=index in self._calling)
+        end = b'{},"logprobs":null,"finish_reason":%b}]' % _encode(told)
         return self._starts[index] + end + self._tail
-
-
-def error_event(fault: Fault) -> bytes:
-    """Return the event that ends an answer which failed; OpenAI's clients raise it."""
-    return b"data: " + _encode(ErrorBody(fault)) + b"\n\n"

@@ -6,21 +6,62 @@ way out, the client's going included, aborts the request.
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
-from vlmkit.completion import Chunk
-from vlmkit.server.errors import ClientGone, Unavailable, fault_of
+from vlmkit.ask.completion import Chunk, Usage
+from vlmkit.server.errors import ClientGone, Unavailable
 from vlmkit.server.service import Service
-from vlmkit.server.sse import PING, AnswerEvents, error_event
-from vlmkit.stream import Stream
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class Chunks(Protocol):
+    """An answer, as far as it is streamed."""
+
+    @property
+    def usage(self) -> Usage:
+        """What it took so far."""
+        ...
+
+    async def next_chunks(self) -> list[Chunk]:
+        """Wait for, and return, everything that has come; empty when the answer is over."""
+        ...
+
+    def abort(self) -> None:
+        """Stop; harmless when it is over already."""
+        ...
+
+
+class Events(Protocol):
+    """Encodes an answer's chunks."""
+
+    @property
+    def ping(self) -> bytes:
+        """An event that says nothing, for long silences."""
+        ...
+
+    def opening(self) -> bytes:
+        """Return the events before the first chunk."""
+        ...
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        """Return the events of some chunks; may be empty."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the events after the last chunk."""
+        ...
+
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the event that ends an answer which failed."""
+        ...
 
 
 class EventStream:
@@ -34,7 +75,11 @@ class EventStream:
     """
 
     def __init__(
-        self, stream: Stream, events: AnswerEvents, service: Service, headers: Mapping[str, str]
+        self,
+        stream: Chunks,
+        events: Events,
+        service: Service,
+        headers: Mapping[str, str],
     ) -> None:
         self._stream = stream
         self._events = events
@@ -61,7 +106,7 @@ class EventStream:
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 - the client must learn that this is no end
-            return error_event(fault_of(error, scope))
+            return self._events.failed(error, scope)
         return self._events.closing(self._stream.usage)
 
     async def _write(self, send: Send) -> None:
@@ -83,7 +128,7 @@ class EventStream:
             seen = self._num_writes
             await asyncio.sleep(self._service.settings.keepalive_s)
             if self._num_writes == seen:
-                await self._send(send, PING)
+                await self._send(send, self._events.ping)
 
     async def _send(self, send: Send, body: bytes) -> None:
         event: HTTPResponseBodyEvent = {

@@ -4,22 +4,20 @@ Nothing is ignored in silence: a field that OpenAI defines but this server canno
 by name, and a key that is not listed here is told, or refused where it would change the answer.
 """
 
-import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
-from vlmkit.errors import RequestError
-from vlmkit.server.ignored import ignored_names
-from vlmkit.server.unused import unused_keys
+from vlmkit.server.body import BodyReader
+from vlmkit.server.wire_sampling import Label
+from vlmkit.server.wire_tools import ToolFields
 
 NotSupported: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
 """The type of a field that OpenAI defines and this server refuses, unless it is empty."""
 
 Text: TypeAlias = str  # the sum over a request is bounded by ServerSettings.max_text_chars
-Label = Annotated[str, Meta(max_length=512)]
 
 
 class _Wire(msgspec.Struct, kw_only=True):
@@ -66,14 +64,31 @@ class UserMessage(_Wire, tag_field="role", tag="user"):
     content: Text | Parts
 
 
-class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
-    """What the model said before; an answer of this server fits as it is."""
+class CalledFunction(_Wire):
+    """What a call calls, and with what."""
 
-    content: Text | Texts
+    name: Label
+    arguments: Text
+
+
+class ToolCall(_Wire, tag_field="type", tag="function"):
+    """A call that the model made before."""
+
+    id: Label
+    function: CalledFunction
+
+
+class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
+    """What the model said, thought and called before; an answer of this server fits as it is."""
+
+    content: Text | Texts | None = None
+    reasoning_content: Text | None = None
+    prefix: bool | None = None
+    partial: bool | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
     refusal: NotSupported = None
     audio: NotSupported = None
     function_call: NotSupported = None
-    tool_calls: NotSupported = None
 
 
 class ToolMessage(_Wire, tag_field="role", tag="tool"):
@@ -86,74 +101,36 @@ class ToolMessage(_Wire, tag_field="role", tag="tool"):
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
-class StreamOptions(_Wire):
-    """Options of a stream."""
+class ChatRequest(ToolFields, kw_only=True):
+    """The body of ``POST /v1/chat/completions``."""
 
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-
-
-class ResponseFormat(_Wire):
-    """The answer's form: text is the only one."""
-
-    type: Literal["text"]
-    json_schema: NotSupported = None
-
-
-class ChatRequest(_Wire):
-    """The body of ``POST /v1/chat/completions``.
-
-    Bounds of the sampling fields are those of :class:`vlmkit.SamplingParams`, which checks them.
-    """
-
-    model: Annotated[str, Meta(min_length=1, max_length=512)]
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[Annotated[int, Meta(ge=0)], float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    n: int | None = None
 
     # Ours.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
 
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
-    user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
-    response_format: ResponseFormat | None = None
 
     # Refused.
     audio: NotSupported = None
     function_call: NotSupported = None
     functions: NotSupported = None
     moderation: NotSupported = None
-    parallel_tool_calls: NotSupported = None
     prediction: NotSupported = None
     prompt_cache_options: NotSupported = None
     prompt_cache_retention: NotSupported = None
     reasoning_effort: NotSupported = None
-    tool_choice: NotSupported = None
-    tools: NotSupported = None
     verbosity: NotSupported = None
     web_search_options: NotSupported = None
 
@@ -162,42 +139,7 @@ REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type == NotS
 """What OpenAI's chat API has and this server refuses."""
 
 _REFUSED_NAMES = REFUSED_FIELDS.union(
-    f.name
-    for struct in (AssistantMessage, ResponseFormat)
-    for f in fields(struct)
-    if f.type == NotSupported
+    f.name for f in fields(AssistantMessage) if f.type == NotSupported
 )
-_DECODER = msgspec.json.Decoder(ChatRequest)
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
-
-
-def chat_request(body: bytes) -> tuple[ChatRequest, frozenset[str]]:
-    """Decode and check a body; return it with the names of keys that are ignored.
-
-    Raises:
-        RequestError: names the first field that is wrong, and never shows what it held.
-    """
-    try:
-        chat = _DECODER.decode(body)
-        return chat, ignored_names(unused_keys(chat, body))
-    except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
-    except (ValueError, RecursionError):  # DecodeError and UnicodeDecodeError are ValueErrors
-        raise RequestError("the body is not valid JSON", code="invalid_json") from None
-
-
-def _refusal(text: str) -> RequestError:
-    """Say what a validation error means, without the values that its text may quote."""
-    found = _PLACE.search(text)
-    place = found.group(1).replace("[...]", "") if found else ""
-    if place.rpartition(".")[2] in _REFUSED_NAMES:
-        message = f"{place} is not supported by this server"
-        return RequestError(message, param=place, code="unsupported_parameter")
-    if text.startswith("Invalid enum value"):
-        message = f"{place} is not supported with this value by this server"
-        return RequestError(message, param=place, code="unsupported_parameter")
-    if text.startswith("Invalid value"):
-        message = f"{place} has a value that this server does not support"
-        return RequestError(message, param=place, code="unsupported_value")
-    wrong = text[: found.start()] if found else text
-    return RequestError(f"{place or 'the body'}: {wrong}", param=place or None)
+CHAT = BodyReader(ChatRequest, _REFUSED_NAMES)
+"""Reads bodies of the chat API."""

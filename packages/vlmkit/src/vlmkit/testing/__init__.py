@@ -1,8 +1,8 @@
 """Contracts that every component must keep: inherit one in your plugin's tests and fill it in.
 
-Each protocol of :mod:`vlmkit.protocols` has a class here whose test methods pytest collects from
-your subclass. Needs pytest and hypothesis (``pip install vlmkit[testing]``); the core never imports
-this package.
+Public. Each protocol of :mod:`vlmkit.seams` has a class here whose test methods pytest collects
+from your subclass. Needs pytest and hypothesis (``pip install vlmkit[testing]``); the core never
+imports this package, but for ``vlmkit plugins check``.
 """
 
 import pytest
@@ -11,33 +11,54 @@ pytest.register_assert_rewrite(
     *(
         f"vlmkit.testing.{name}"
         for name in (
+            "constraint_contract",
             "engine_contract",
             "engine_host",
+            "engine_rows_contract",
+            "engine_subject",
+            "engine_sequence",
+            "media_encoder_contract",
+            "media_loader_contract",
+            "observer_contract",
+            "proposer_contract",
+            "runner_contract",
             "sampler_contract",
             "scheduler_contract",
             "scheduler_simulation",
             "tokenizer_contract",
-            "vision_encoder_contract",
+            "tokenizer_media_contract",
         )
     )
 )
 
-from vlmkit.testing.engine_contract import EngineContract  # noqa: E402 - after the rewrite hook
+from vlmkit.testing.constraint_contract import (  # noqa: E402 - after the rewrite hook
+    ConstraintContract,
+)
+from vlmkit.testing.engine_contract import EngineContract  # noqa: E402
 from vlmkit.testing.engine_host import EngineHost  # noqa: E402
+from vlmkit.testing.media_encoder_contract import MediaEncoderContract  # noqa: E402
+from vlmkit.testing.media_loader_contract import MediaLoaderContract  # noqa: E402
+from vlmkit.testing.observer_contract import ObserverContract  # noqa: E402
 from vlmkit.testing.pictures import awkward_pictures, picture  # noqa: E402
+from vlmkit.testing.proposer_contract import ProposerContract  # noqa: E402
+from vlmkit.testing.runner_contract import RunnerContract  # noqa: E402
 from vlmkit.testing.sampler_contract import SamplerContract  # noqa: E402
 from vlmkit.testing.scheduler_contract import SchedulerContract  # noqa: E402
 from vlmkit.testing.sequences import new_sequence  # noqa: E402
 from vlmkit.testing.tokenizer_contract import TokenizerContract  # noqa: E402
-from vlmkit.testing.vision_encoder_contract import VisionEncoderContract  # noqa: E402
 
 __all__ = [
+    "ConstraintContract",
     "EngineContract",
     "EngineHost",
+    "MediaEncoderContract",
+    "MediaLoaderContract",
+    "ObserverContract",
+    "ProposerContract",
+    "RunnerContract",
     "SamplerContract",
     "SchedulerContract",
     "TokenizerContract",
-    "VisionEncoderContract",
     "awkward_pictures",
     "new_sequence",
     "picture",

@@ -1,77 +1,24 @@
 """What every engine must do."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence as Seq
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import Engine, ImageFeatures
-from vlmkit.sequence import Sequence
-from vlmkit.testing.engine_host import EngineHost, Row
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.prompt import Prompt
+from vlmkit.testing.engine_host import EngineHost
+from vlmkit.testing.engine_rows_contract import EngineRowsContract
+from vlmkit.testing.engine_sequence import EngineSequence
 
+NUM_ROUNDS_BESIDE_READERS = 3
 NOT_FOUND = "admit() found nothing of a prompt that was computed before and whose blocks are full"
 
 
-class EngineContract:
-    """Inherit, override :meth:`make` and :meth:`prompts`, and run pytest.
-
-    Attributes:
-        atol: largest difference of logits that counts as equal.
-    """
-
-    atol = 1e-4
-
-    def make(self) -> Engine:
-        """Return a fresh engine with room for all prompts and one more; two of them must agree."""
-        raise NotImplementedError
-
-    def prompts(self) -> list[Prompt]:
-        """Return at least three prompts of different lengths.
-
-        One should hold an image, if the engine takes images, and one should be longer than two
-        blocks, if the engine shares prefixes.
-        """
-        raise NotImplementedError
-
-    def features(self, prompt: Prompt) -> Mapping[int, ImageFeatures]:  # noqa: ARG002
-        """Return the encoder's results for a prompt, by image."""
-        return {}
-
-    def twins(self) -> tuple[Prompt, Prompt] | None:
-        """Return two prompts of equal tokens and different pictures; None without images."""
-        return None
-
-    def answer_ids(self) -> list[int]:
-        """Return at least four ordinary tokens that an answer may hold."""
-        prompt = self.prompts()[0]
-        inside = {i for slot in prompt.images for i in range(slot.start, slot.stop)}
-        return [t for i, t in enumerate(prompt.token_ids) if i not in inside][-4:]
-
-    @pytest.fixture
-    def engine(self) -> Iterator[Engine]:
-        """Give the engine under test, closed afterwards."""
-        made = self.make()
-        yield made
-        made.close()
-
-    @pytest.fixture
-    def host(self, engine: Engine) -> EngineHost:
-        """Give a host that runs the engine under test."""
-        return EngineHost(engine, self.features)
-
-    @pytest.fixture
-    def longest(self) -> Prompt:
-        """Give the longest prompt."""
-        return max(self.prompts(), key=len)
-
-    def agree(self, row: Row, expected: Row) -> None:
-        """Fail unless two rows of logits are as near as ``atol`` allows."""
-        assert np.isfinite(row).all()
-        np.testing.assert_allclose(row, expected, atol=self.atol, rtol=0)
-        if expected.max() - np.sort(expected)[-2] > 2 * self.atol:
-            assert row.argmax() == expected.argmax()
+class EngineContract(EngineRowsContract):
+    """Inherit, override :meth:`make` and :meth:`prompts`, and run pytest."""
 
     # What the contract was given
 
@@ -94,6 +41,8 @@ class EngineContract:
         assert limits.max_sequences > 0
         assert limits.max_chunk_tokens > 0
         assert limits.prefix_block_tokens >= 0
+        assert limits.hidden_size >= 0
+        assert 0 <= limits.max_draft_tokens < limits.max_item_rows <= limits.max_chunk_tokens
 
     def test_a_step_without_items_has_no_rows(self, host: EngineHost) -> None:
         """The host checks the shape ``[0, vocab]``."""
@@ -103,21 +52,21 @@ class EngineContract:
         self, host: EngineHost, longest: Prompt
     ) -> None:
         """Only the last chunk of a prompt has a row."""
-        sequence = self._admitted(host, longest)
+        sequence = self.admitted(host, longest)
         item = host.chunk(sequence, len(longest) // 2)
-        assert len(host.step([dataclasses.replace(item, wants_logits=False)])) == 0
+        assert len(host.step([dataclasses.replace(item, num_rows=0)])) == 0
         host.engine.release(sequence)
 
     def test_rows_come_in_the_order_of_their_items(self, host: EngineHost) -> None:
         """Whatever the order, each sequence gets its own row."""
         expected = [host.last_logits(prompt) for prompt in self.prompts()]
-        sequences = [self._admitted(host, prompt) for prompt in self.prompts()]
+        sequences = [self.admitted(host, prompt) for prompt in self.prompts()]
         for sequence in sequences:
-            self._leave_one_chunk(host, sequence)
+            self.leave_one_chunk(host, sequence)
         items = [host.chunk(sequence) for sequence in reversed(sequences)]
         for row, wanted in zip(host.step(items), reversed(expected), strict=True):
             self.agree(row, wanted)
-        self._release(host, sequences)
+        self.release(host, sequences)
 
     # Numbers
 
@@ -133,7 +82,7 @@ class EngineContract:
         for prompt in self.prompts():
             expected = host.last_logits(prompt)
             for chunk_tokens in (max(1, len(prompt) // 3), max(1, len(prompt) - 1)):
-                sequence = self._admitted(host, prompt)
+                sequence = self.admitted(host, prompt)
                 self.agree(host.prefill(sequence, chunk_tokens=chunk_tokens), expected)
                 host.engine.release(sequence)
 
@@ -141,7 +90,7 @@ class EngineContract:
         """The cache holds what a fresh computation would."""
         answer = self.answer_ids()
         for prompt in self.prompts():
-            sequence = self._admitted(host, prompt)
+            sequence = self.admitted(host, prompt)
             host.prefill(sequence)
             for count, token_id in enumerate(answer, start=1):
                 row = host.decode(sequence, token_id)
@@ -152,11 +101,11 @@ class EngineContract:
         """Neighbours change nothing; not one bit, where the engine claims that."""
         answer, alone = self.answer_ids(), []
         for prompt in self.prompts():
-            sequence = self._admitted(host, prompt)
+            sequence = self.admitted(host, prompt)
             host.prefill(sequence)
             alone.append([host.decode(sequence, token_id) for token_id in answer])
             host.engine.release(sequence)
-        sequences = [self._admitted(host, prompt) for prompt in self.prompts()]
+        sequences = [self.admitted(host, prompt) for prompt in self.prompts()]
         for sequence in sequences:
             host.prefill(sequence)
         for step, token_id in enumerate(answer):
@@ -165,24 +114,24 @@ class EngineContract:
                 self.agree(row, expected[step])
                 if host.engine.limits.is_batch_invariant:
                     np.testing.assert_array_equal(row, expected[step])
-        self._release(host, sequences)
+        self.release(host, sequences)
 
     def test_a_step_may_mix_prefill_and_decode(self, host: EngineHost, longest: Prompt) -> None:
         """Checked only where the engine claims it."""
         if not host.engine.limits.mixes_prefill_and_decode:
             pytest.skip("this engine does not claim to mix prefill and decode")
         short, token_id = min(self.prompts(), key=len), self.answer_ids()[0]
-        decoding, reading = self._admitted(host, short), self._admitted(host, longest)
+        decoding, reading = self.admitted(host, short), self.admitted(host, longest)
         host.prefill(decoding)
-        self._leave_one_chunk(host, reading)
+        self.leave_one_chunk(host, reading)
         rows = host.step([host.next_item(decoding, token_id), host.chunk(reading)])
         self.agree(rows[0], host.last_logits(short, [token_id]))
         self.agree(rows[1], host.last_logits(longest))
-        self._release(host, [decoding, reading])
+        self.release(host, [decoding, reading])
 
     def test_a_step_may_be_repeated(self, host: EngineHost, longest: Prompt) -> None:
         """A loop that finds the culprit of a failed step computes the others again."""
-        sequence = self._admitted(host, longest)
+        sequence = self.admitted(host, longest)
         host.prefill(sequence)
         item = host.next_item(sequence, self.answer_ids()[0])
         once = host.step([item])[0]
@@ -196,14 +145,27 @@ class EngineContract:
 
     # Shared prefixes
 
+    def test_what_is_not_committed_is_nobody_elses(self, host: EngineHost, longest: Prompt) -> None:
+        """Drafts are computed beside tokens, and must not be found as if they were some."""
+        self._needs_sharing(host.engine, longest)
+        sequence = host.sequence(longest, scope=b"a")
+        assert host.admit(sequence) == 0
+        while not (item := host.chunk(sequence)).num_rows:
+            host.step([item], commits=False)
+        host.step([item], commits=False)
+        host.engine.release(sequence)
+        again = host.sequence(longest, scope=b"a")
+        assert host.admit(again) == 0
+        host.engine.release(again)
+
     def test_a_cached_prefix_is_used_and_changes_nothing(
         self, host: EngineHost, longest: Prompt
     ) -> None:
         """The second time, whole blocks are found; the logits stay."""
         self._needs_sharing(host.engine, longest)
         expected = host.last_logits(longest)
-        self._run(host, longest, tenant="a")
-        again = host.sequence(longest, tenant="a")
+        self._run(host, longest, scope=b"a")
+        again = host.sequence(longest, scope=b"a")
         assert host.admit(again), NOT_FOUND
         self.agree(host.prefill(again), expected)
         host.engine.release(again)
@@ -213,7 +175,7 @@ class EngineContract:
     ) -> None:
         """Two that share a prefix and then differ do not touch each other."""
         self._needs_sharing(host.engine, longest)
-        first, second = host.sequence(longest, tenant="a"), host.sequence(longest, tenant="a")
+        first, second = host.sequence(longest, scope=b"a"), host.sequence(longest, scope=b"a")
         assert host.admit(first) == 0
         host.prefill(first)
         assert host.admit(second), NOT_FOUND
@@ -225,21 +187,34 @@ class EngineContract:
         self.agree(host.decode(second, one), host.last_logits(longest, [other, one]))
         host.engine.release(second)
 
+    def test_a_cached_prefix_ends_before_the_first_wanted_row(
+        self, host: EngineHost, longest: Prompt
+    ) -> None:
+        """A cache holds no rows: a token whose row is wanted is computed, though it is known."""
+        self._needs_sharing(host.engine, longest)
+        self._run(host, longest, scope=b"a")
+        for first_row in (len(longest) // 2, 0):
+            sequence = host.sequence(longest, scope=b"a")
+            sequence.wants_from = first_row
+            assert host.admit(sequence) is not None
+            self.agree(host.prefill(sequence), host.last_logits(longest))
+            host.engine.release(sequence)
+
     def test_a_prompt_that_ends_differently_shares_only_what_is_equal(
         self, host: EngineHost, longest: Prompt
     ) -> None:
         """The cache is keyed by what the tokens are, not by how many there are."""
-        self._run(host, longest, tenant="a")
+        self._run(host, longest, scope=b"a")
         changed = self._with_other_end(longest)
-        sequence = host.sequence(changed, tenant="a")
+        sequence = host.sequence(changed, scope=b"a")
         assert host.admit(sequence) is not None
         self.agree(host.prefill(sequence), host.last_logits(changed))
         host.engine.release(sequence)
 
-    def test_another_tenant_shares_nothing(self, host: EngineHost, longest: Prompt) -> None:
+    def test_another_scope_shares_nothing(self, host: EngineHost, longest: Prompt) -> None:
         """Clients cannot learn from timing what others asked."""
-        self._run(host, longest, tenant="a")
-        sequence = host.sequence(longest, tenant="b")
+        self._run(host, longest, scope=b"a")
+        sequence = host.sequence(longest, scope=b"b")
         assert host.admit(sequence) == 0
         host.engine.release(sequence)
 
@@ -247,11 +222,11 @@ class EngineContract:
         """Equal tokens with another picture are another prefix, from the picture on."""
         first, second = self._twins()
         expected = host.last_logits(second)
-        self._run(host, first, tenant="a")
-        sequence = host.sequence(second, tenant="a")
+        self._run(host, first, scope=b"a")
+        sequence = host.sequence(second, scope=b"a")
         num_cached = host.admit(sequence)
         assert num_cached is not None
-        assert num_cached <= second.images[0].start
+        assert num_cached <= second.media[0].start
         self.agree(host.prefill(sequence), expected)
         host.engine.release(sequence)
 
@@ -264,7 +239,7 @@ class EngineContract:
         for _ in range(2):
             admitted = self._fill(host, prompt)
             counts.append(len(admitted))
-            self._release(host, admitted)
+            self.release(host, admitted)
         assert counts[0] >= 1, "not even one sequence is admitted"
         assert counts[0] == counts[1], "release() did not give all room back"
         assert counts[0] <= host.engine.limits.max_sequences, "more than max_sequences are admitted"
@@ -276,12 +251,12 @@ class EngineContract:
         admitted = self._fill(host, prompt)
         self.agree(host.prefill(admitted[-1]), expected)
         self.agree(host.prefill(admitted[0]), expected)
-        self._release(host, admitted)
+        self.release(host, admitted)
 
     def test_room_beyond_the_capacity_is_refused(self, host: EngineHost) -> None:
         """A refused reservation changes nothing either."""
         prompt, token_id = self.prompts()[0], self.answer_ids()[0]
-        sequence = self._admitted(host, prompt)
+        sequence = self.admitted(host, prompt)
         host.prefill(sequence)
         assert not host.engine.reserve(sequence, host.engine.limits.capacity_tokens + 1)
         self.agree(host.decode(sequence, token_id), host.last_logits(prompt, [token_id]))
@@ -290,7 +265,7 @@ class EngineContract:
     def test_a_preempted_sequence_goes_on_where_it_was(self, host: EngineHost) -> None:
         """Released and admitted again with its answer so far, it is computed anew."""
         prompt, answer = self.prompts()[0], self.answer_ids()
-        sequence = self._admitted(host, prompt)
+        sequence = self.admitted(host, prompt)
         host.prefill(sequence)
         for token_id in answer:
             host.decode(sequence, token_id)
@@ -299,73 +274,66 @@ class EngineContract:
         self.agree(host.prefill(sequence), host.last_logits(prompt, answer))
         host.engine.release(sequence)
 
-    def test_truncated_tokens_are_forgotten(self, host: EngineHost, longest: Prompt) -> None:
-        """Another answer from the same place on is as good as if it had been the first."""
-        one, other, third = self.answer_ids()[:3]
-        sequence = self._admitted(host, longest)
-        host.prefill(sequence)
-        for token_id in (one, other, third):
-            host.decode(sequence, token_id)
-        del sequence.output_ids[1:]
-        num_kept = host.engine.truncate(sequence, len(sequence))
-        assert 0 <= num_kept <= len(sequence)
-        sequence.num_computed_tokens = num_kept
-        sequence.output_ids.append(third)
-        assert host.engine.reserve(sequence, len(sequence))
-        self.agree(host.prefill(sequence), host.last_logits(longest, [one, third]))
-        host.engine.release(sequence)
-
     def test_releasing_one_leaves_the_others_alone(self, host: EngineHost) -> None:
         """Room that was given up and taken again is nobody else's."""
         first, second = self.prompts()[:2]
         token_id = self.answer_ids()[0]
-        leaving, staying = self._admitted(host, first), self._admitted(host, second)
+        leaving, staying = self.admitted(host, first), self.admitted(host, second)
         host.prefill(leaving)
         host.prefill(staying)
         host.engine.release(leaving)
-        coming = self._admitted(host, first)
+        coming = self.admitted(host, first)
         host.prefill(coming)
         self.agree(host.decode(staying, token_id), host.last_logits(second, [token_id]))
-        self._release(host, [staying, coming])
+        self.release(host, [staying, coming])
 
     # Spans
 
-    def test_atomic_spans_are_ordered_disjoint_and_inside_the_prompt(self, engine: Engine) -> None:
+    def test_spans_are_ordered_disjoint_and_inside_the_prompt(self, engine: Engine) -> None:
         """A scheduler walks them from left to right."""
         for prompt in self.prompts():
             end = 0
-            for span in engine.atomic_spans(prompt):
+            for span in engine.read(prompt).spans:
                 assert end <= span.start < span.stop <= len(prompt)
                 assert span.stop - span.start <= engine.limits.max_chunk_tokens
                 end = span.stop
 
+    def test_prompts_are_read_while_others_run(self, host: EngineHost) -> None:
+        """Workers read what comes next beside the loop's steps; neither disturbs the other."""
+        prompts = self.prompts()
+        expected = [host.last_logits(prompt) for prompt in prompts]
+        spans = [host.engine.read(prompt).spans for prompt in prompts]
+        stop, found = threading.Event(), []
+
+        def read() -> None:
+            while not stop.is_set():
+                found.append([host.engine.read(prompt).spans for prompt in prompts])
+
+        with ThreadPoolExecutor(2) as workers:
+            readers = [workers.submit(read) for _ in range(2)]
+            try:
+                for _ in range(NUM_ROUNDS_BESIDE_READERS):
+                    for prompt, row in zip(prompts, expected, strict=True):
+                        self.agree(host.last_logits(prompt), row)
+            finally:
+                stop.set()
+            for reader in readers:
+                reader.result()
+        assert all(each == spans for each in found), "a prompt was read in two ways"
+
     # Helpers
 
-    def _admitted(self, host: EngineHost, prompt: Prompt) -> Sequence:
-        sequence = host.sequence(prompt)
-        assert host.admit(sequence) == 0
-        return sequence
-
-    def _release(self, host: EngineHost, sequences: Seq[Sequence]) -> None:
-        for sequence in sequences:
-            host.engine.release(sequence)
-
-    def _run(self, host: EngineHost, prompt: Prompt, *, tenant: str) -> None:
-        sequence = host.sequence(prompt, tenant=tenant)
+    def _run(self, host: EngineHost, prompt: Prompt, *, scope: bytes) -> None:
+        sequence = host.sequence(prompt, scope=scope)
         assert host.admit(sequence) is not None
         host.prefill(sequence)
         host.engine.release(sequence)
 
-    def _fill(self, host: EngineHost, prompt: Prompt) -> list[Sequence]:
-        admitted: list[Sequence] = []
+    def _fill(self, host: EngineHost, prompt: Prompt) -> list[EngineSequence]:
+        admitted: list[EngineSequence] = []
         while host.admit(sequence := host.sequence(prompt)) is not None:
             admitted.append(sequence)
         return admitted
-
-    def _leave_one_chunk(self, host: EngineHost, sequence: Sequence) -> None:
-        """Compute an admitted sequence until one chunk is left."""
-        while not (item := host.chunk(sequence, max(1, len(sequence) // 2))).wants_logits:
-            host.step([item])
 
     def _with_other_end(self, prompt: Prompt) -> Prompt:
         *head, last = prompt.token_ids

@@ -3,16 +3,17 @@
 import math
 from collections import Counter
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from vlmkit.errors import EngineError
-from vlmkit.prompt import Array
-from vlmkit.protocols import Sample, Sampler
-from vlmkit.sampling import SamplingParams
-from vlmkit.sequence import Sequence
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.prompt import Array
+from vlmkit.seams.sampler import Row, Sampler
+from vlmkit.seams.sequence import Sequence
+from vlmkit.testing.arrays import to_numpy
 from vlmkit.testing.sequences import new_sequence
 
 ROW = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
@@ -35,8 +36,10 @@ some_params = st.builds(
     repetition_penalty=st.sampled_from([0.5, 1.0, 1.7]),
     presence_penalty=st.sampled_from([-2.0, 0.0, 1.0]),
     frequency_penalty=st.sampled_from([-1.0, 0.0, 2.0]),
-    logprobs=st.booleans(),
+    logit_bias=st.sampled_from([{}, {1: 3.0, 2: -100.0}]),
+    min_tokens=st.sampled_from([0, 3, 5]),
 )
+few_tokens = st.lists(st.integers(0, 3), max_size=5)
 
 
 class SamplerContract:
@@ -61,16 +64,15 @@ class SamplerContract:
 
     # Shape and determinism
 
-    def test_an_empty_step_has_no_samples(self) -> None:
-        """Zero rows are a batch."""
-        assert self.make().sample(np.zeros((0, 4), np.float32), []) == []
-
-    def test_there_is_one_sample_for_each_row(self) -> None:
-        """Token ids are plain integers."""
+    def test_there_is_one_token_for_each_row(self) -> None:
+        """Their ids are integers, and lie where the logits do."""
         rows = [[0.0, 9.0, 1.0], [9.0, 0.0, 1.0], [0.0, 1.0, 9.0]]
-        samples = self._sample(rows, [new_sequence() for _ in rows])
-        assert [sample.token_id for sample in samples] == [1, 0, 2]
-        assert all(type(sample.token_id) is int for sample in samples)
+        logits = self.array(rows)
+        picked = self.make().prepare([Row(new_sequence()) for _ in rows])(logits)
+        assert picked.shape == (3,)
+        assert "int" in str(getattr(picked, "dtype", None)), "token ids are an array of integers"
+        assert picked.__dlpack_device__() == logits.__dlpack_device__()
+        assert to_numpy(picked).tolist() == [1, 0, 2]
 
     def test_temperature_zero_takes_the_likeliest(self) -> None:
         """Whatever the seed."""
@@ -99,7 +101,16 @@ class SamplerContract:
             batch.insert(place, mine)
             rows = [row[::-1] for _ in batch]
             rows[place] = row
-            assert self._sample(rows, batch)[place].token_id == expected
+            assert self._sample(rows, batch)[place] == expected
+
+    @pytest.mark.parametrize("top_p", [0.9, 1.0])
+    def test_seeds_in_one_batch_draw_as_alone(self, top_p: float) -> None:
+        """Each row has its own chance, whoever comes first."""
+        params = SamplingParams(temperature=2.0, top_p=top_p)
+        sequences = [new_sequence(params=params, seed=seed) for seed in range(30)]
+        alone = [self._sample([ROW], [sequence])[0] for sequence in sequences]
+        assert self._sample([ROW] * 30, sequences) == alone
+        assert self._sample([ROW] * 30, sequences[::-1]) == alone[::-1]
 
     def test_each_position_draws_anew(self) -> None:
         """One seed does not give one token for ever."""
@@ -115,9 +126,49 @@ class SamplerContract:
         kept, sampler = new_sequence((0, 1), params=params), self.make()
         for _ in range(20):
             again = new_sequence((0, 1), params=params, output_ids=kept.output_ids)
-            chosen = sampler.sample(self.array([ROW]), [kept])[0].token_id
-            assert chosen == self._sample([ROW], [again])[0].token_id
+            chosen = self._pick(sampler, [ROW], [Row(kept)])[0]
+            assert chosen == self._sample([ROW], [again])[0]
             kept.output_ids.append(chosen)
+
+    # Tokens that are ahead
+
+    @examples
+    @given(
+        row=logit_rows,
+        params=some_params,
+        output_ids=few_tokens,
+        ahead=few_tokens,
+        seed=st.integers(),
+    )
+    def test_what_is_ahead_counts_as_if_it_were_in_the_answer(
+        self,
+        row: list[float],
+        params: SamplingParams,
+        output_ids: list[int],
+        ahead: list[int],
+        seed: int,
+    ) -> None:
+        """Noise, penalties and the least length are those of the position, for every draft."""
+        fields: dict[str, Any] = {"params": params, "seed": seed, "banned_ids": (3,)}
+        fields["eos_ids"] = frozenset({0})
+        drafting = new_sequence((2,), output_ids=output_ids, **fields)
+        rows = [Row(drafting, tuple(ahead[:num])) for num in range(len(ahead) + 1)]
+        held = [
+            new_sequence((2,), output_ids=[*output_ids, *each.ahead], **fields) for each in rows
+        ]
+        logits = [row[num:] + row[:num] for num in range(len(rows))]
+        assert self._pick(self.make(), logits, rows) == self._sample(logits, held)
+
+    def test_what_was_ahead_leaves_no_trace(self) -> None:
+        """Drafts may be rejected: what comes instead is chosen as if they had never been there."""
+        self._needs("frequency_penalty")
+        params = SamplingParams(frequency_penalty=0.5, repetition_penalty=1.1)
+        sequence, sampler = new_sequence((3,), params=params, output_ids=[1]), self.make()
+        logits = [[1.0, 0.25, 0.0, 0.0]]
+        for ahead in [(0, 0), (0,), (2, 1, 2)]:
+            self._pick(sampler, logits, [Row(sequence, ahead)])
+        assert self._pick(sampler, logits, [Row(sequence)]) == [0]
+        assert sequence.output_ids == [1]
 
     # Distribution
 
@@ -220,50 +271,25 @@ class SamplerContract:
 
     @pytest.mark.parametrize("value", [math.nan, -math.inf])
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_a_row_without_a_finite_value_is_an_error(
+    def test_a_row_without_a_finite_value_harms_no_other(
         self, value: float, temperature: float
     ) -> None:
-        """Never a token made of nothing."""
-        with pytest.raises(EngineError):
-            self._choose([value] * 4, SamplingParams(temperature=temperature))
+        """It gets a token of the vocabulary, whichever: its request fails anyway."""
+        params = SamplingParams(temperature=temperature, top_p=0.9)
+        sequences = [new_sequence(params=params, seed=seed) for seed in range(3)]
+        good, bad = ROW[::-1], [value] * len(ROW)
+        picked = self._sample([good, bad, good], sequences)
+        expected = self._sample([good, good], [sequences[0], sequences[2]])
+        assert [picked[0], picked[2]] == expected
+        assert 0 <= picked[1] < len(ROW)
 
     def test_the_logits_stay_as_they_are(self) -> None:
         """The array belongs to the engine."""
         logits = self.array([ROW])
         before = np.array(np.from_dlpack(logits))
         params = SamplingParams(temperature=1.0, logit_bias={1: 5.0}, presence_penalty=1.0)
-        self.make().sample(logits, [new_sequence(params=params, output_ids=[0])])
+        self.make().prepare([Row(new_sequence(params=params, output_ids=[0]))])(logits)
         np.testing.assert_array_equal(np.from_dlpack(logits), before)
-
-    # Log-probabilities
-
-    def test_no_log_probabilities_are_given_unasked(self) -> None:
-        """They cost time."""
-        sample = self._sample([ROW], [new_sequence()])[0]
-        assert sample.logprob is None
-        assert sample.top == ()
-
-    def test_log_probabilities_are_the_models_own(self) -> None:
-        """Neither temperature nor bias nor bans change what is reported."""
-        self._needs("logprobs")
-        expected = np.array(ROW) - np.log(np.exp(ROW).sum())
-        for params in (
-            SamplingParams(logprobs=True),
-            SamplingParams(logprobs=True, temperature=2.0, logit_bias={3: 50.0}),
-        ):
-            sequence = new_sequence(params=params, banned_ids=(0,))
-            sample = self._sample([ROW], [sequence])[0]
-            assert sample.logprob == pytest.approx(expected[sample.token_id], abs=1e-4)
-
-    def test_the_likeliest_are_reported_in_order(self) -> None:
-        """As many as asked, likeliest first."""
-        self._needs("logprobs")
-        expected = np.array(ROW) - np.log(np.exp(ROW).sum())
-        params = SamplingParams(logprobs=True, top_logprobs=3)
-        shuffled, order = [ROW[i] for i in (4, 0, 2, 1, 5, 3)], [1, 3, 2]
-        sample = self._sample([shuffled], [new_sequence(params=params)])[0]
-        assert [top.token_id for top in sample.top] == order
-        assert [top.logprob for top in sample.top] == pytest.approx(expected[:3].tolist(), abs=1e-4)
 
     # Helpers
 
@@ -271,8 +297,12 @@ class SamplerContract:
         if field in self.ignores:
             pytest.skip(f"this sampler does not follow {field}")
 
-    def _sample(self, rows: Seq[Seq[float]], sequences: Seq[Sequence]) -> list[Sample]:
-        return self.make().sample(self.array(rows), sequences)
+    def _sample(self, rows: Seq[Seq[float]], sequences: Seq[Sequence]) -> list[int]:
+        return self._pick(self.make(), rows, [Row(sequence) for sequence in sequences])
+
+    def _pick(self, sampler: Sampler, logits: Seq[Seq[float]], rows: Seq[Row]) -> list[int]:
+        picked = sampler.prepare(rows)(self.array(logits))
+        return [int(token_id) for token_id in to_numpy(picked)]
 
     def _choose(
         self,
@@ -293,10 +323,9 @@ class SamplerContract:
             eos_ids=frozenset(eos_ids),
             banned_ids=tuple(banned_ids),
         )
-        return self._sample([row], [sequence])[0].token_id
+        return self._sample([row], [sequence])[0]
 
     def _draw(self, params: SamplingParams) -> Counter[int]:
         """Return how often each token of ROW is chosen by as many seeds as NUM_DRAWS."""
         sequences = [new_sequence(params=params, seed=seed) for seed in range(NUM_DRAWS)]
-        samples = self._sample([ROW] * NUM_DRAWS, sequences)
-        return Counter(sample.token_id for sample in samples)
+        return Counter(self._sample([ROW] * NUM_DRAWS, sequences))

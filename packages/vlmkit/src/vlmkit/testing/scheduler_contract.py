@@ -1,15 +1,17 @@
 """What every scheduler must do."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from vlmkit.errors import QueueFull
-from vlmkit.prompt import ImageSlot, Prompt, Span
-from vlmkit.protocols import EngineLimits, Scheduler
-from vlmkit.sequence import Sequence
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.sequence import Sequence
+from vlmkit.testing.played_time import StepCost
 from vlmkit.testing.scheduler_simulation import Simulation
 from vlmkit.testing.sequences import new_sequence
 
@@ -46,13 +48,13 @@ class Job:
     def make(self, *, atomic: bool) -> Sequence:
         """Return a fresh sequence; its images are atomic spans if wanted."""
         spans = [Span(start, start + NUM_SLOT_TOKENS) for start in self.image_starts]
-        slots = [ImageSlot(*span, bytes([i]) * 32, {}, 4) for i, span in enumerate(spans)]
+        slots = [MediaSlot(*span, bytes([i]) * 32, {}, 4) for i, span in enumerate(spans)]
         token_ids = (self.first_token, *range(1, self.num_tokens))
         return new_sequence(
             Prompt(token_ids, tuple(slots)),
             max_tokens=self.max_tokens,
             priority=self.priority,
-            atomic_spans=tuple(spans) if atomic else (),
+            plan=PromptPlan(tuple(spans) if atomic else ()),
         )
 
 
@@ -84,15 +86,38 @@ def engine_limits(draw: st.DrawFn) -> EngineLimits:
     )
 
 
+def _wants_rows(sequence: Sequence, kind: str) -> None:
+    """Let a sequence end with its prefill, for the rows that a kind of reading is after."""
+    length, num_given = len(sequence), sequence.max_tokens
+    sequence.task, sequence.max_tokens = ("score" if kind == "score" else "embed"), 0
+    if kind == "score":
+        sequence.given = tuple(range(100, 100 + num_given))
+        sequence.output_ids = list(sequence.given[:-1])
+    rows = {"last": (length - 1, length), "mean": (0, length), "cls": (0, 1)}
+    sequence.wanted = Span(*rows.get(kind, (length - 1, len(sequence))))
+
+
+def finish(simulation: Simulation, work: list[Job], *, atomic: bool = False) -> None:
+    """Run jobs together; fail unless each has its whole answer in the end, and nothing is left."""
+    sequences = [job.make(atomic=atomic) for job in work]
+    for sequence in sequences:
+        simulation.add(sequence)
+    simulation.run()
+    assert [len(s.output_ids) for s in sequences] == [job.max_tokens for job in work]
+    simulation.check_empty()
+
+
 class SchedulerContract:
     """Inherit, override :meth:`make`, and run pytest.
 
     Attributes:
         max_step_tokens: what :meth:`make` was told to compute at most in a step; None if it has no
             such bound.
+        step_budget_s: how long answers may wait for prompts, likewise.
     """
 
     max_step_tokens: int | None = None
+    step_budget_s: float | None = None
 
     def make(self) -> Scheduler:
         """Return a fresh scheduler whose queue holds at least 16."""
@@ -130,12 +155,51 @@ class SchedulerContract:
         self, work: list[Job], limits: EngineLimits, atomic: bool, encoder_steps: int
     ) -> None:
         """The simulation checks every rule in every step; nobody starves and nothing is left."""
-        simulation = self.simulation(limits, encoder_steps=encoder_steps)
-        sequences = [job.make(atomic=atomic) for job in work]
-        for sequence in sequences:
+        finish(self.simulation(limits, encoder_steps=encoder_steps), work, atomic=atomic)
+
+    @examples
+    @given(
+        work=st.lists(jobs(), min_size=1, max_size=8),
+        limits=engine_limits(),
+        num_drafts=st.integers(1, 5),
+        max_draft_tokens=st.integers(0, 3),
+    )
+    def test_drafts_take_nobodys_place(
+        self, work: list[Job], limits: EngineLimits, num_drafts: int, max_draft_tokens: int
+    ) -> None:
+        """They may be taken or left; whoever ran without them runs with them."""
+        max_draft_tokens = min(max_draft_tokens, limits.max_chunk_tokens - 1)
+        limits = replace(
+            limits, max_draft_tokens=max_draft_tokens, max_item_rows=1 + max_draft_tokens
+        )
+        finish(Simulation(self.make(), limits, num_drafts=num_drafts), work)
+
+    @examples
+    @given(
+        work=st.lists(
+            st.tuples(jobs(), st.sampled_from(["", "last", "mean", "cls", "score"])),
+            min_size=1,
+            max_size=8,
+        ),
+        limits=engine_limits(),
+        max_item_rows=st.integers(1, NUM_SLOT_TOKENS),
+        atomic=st.booleans(),
+    )
+    def test_who_ends_with_the_prefill_gets_each_wanted_row_once(
+        self,
+        work: list[tuple[Job, str]],
+        limits: EngineLimits,
+        max_item_rows: int,
+        atomic: bool,
+    ) -> None:
+        """Beside answers, in small pieces if the engine gives few rows, and preempted like them."""
+        simulation = self.simulation(replace(limits, max_item_rows=max_item_rows))
+        for job, kind in work:
+            sequence = job.make(atomic=atomic)
+            if kind:
+                _wants_rows(sequence, kind)
             simulation.add(sequence)
         simulation.run()
-        assert [len(s.output_ids) for s in sequences] == [job.max_tokens for job in work]
         simulation.check_empty()
 
     @examples
@@ -146,7 +210,7 @@ class SchedulerContract:
     def test_a_plan_is_a_function_of_what_was_added(
         self, work: list[tuple[Job, int]], limits: EngineLimits
     ) -> None:
-        """No clock and no chance: the same arrivals give the same steps."""
+        """No clock and no chance: the same arrivals and durations give the same steps."""
         traces = []
         for _ in range(2):
             simulation = self.simulation(limits)
@@ -218,7 +282,7 @@ class SchedulerContract:
         for mixes in (True, False):
             limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
             simulation = self.simulation(limits, encoder_steps=40)
-            slot = ImageSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
+            slot = MediaSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
             before, later = (new_sequence(range(5), max_tokens=60) for _ in range(2))
             shows = new_sequence(Prompt(tuple(range(9)), (slot,)), max_tokens=3)
             simulation.add(before)
@@ -274,29 +338,75 @@ class SchedulerContract:
         assert sequence.num_cached_tokens == 32, "what the first admit() found is noted nowhere"
         assert simulation.trace[-1] == [(1, 32, 33)]
 
-    def test_a_follower_shares_its_leaders_prefill(self) -> None:
-        """Several answers to one prompt read it once."""
-        simulation = self.simulation()
-        leader = new_sequence(range(33), max_tokens=5)
-        followers = [new_sequence(range(33), max_tokens=5) for _ in range(3)]
-        simulation.add(leader)
-        for follower in followers:
-            follower.leader = leader
-            simulation.add(follower)
+    def test_a_common_beginning_is_computed_once(self) -> None:
+        """Those who ask at once share it too, whatever they ask after it."""
+        for mixes in (True, False):
+            limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
+            simulation = self.simulation(limits)
+            sequences = [new_sequence([*range(40), 500 + n], max_tokens=5) for n in range(4)]
+            for sequence in sequences:
+                simulation.add(sequence)
+            simulation.run()
+            assert [s.num_cached_tokens for s in sequences] == [0, 40, 40, 40], (
+                "a sequence must wait while another one computes what it could share"
+            )
+            simulation.check_empty()
+
+    def test_others_overtake_those_who_wait_to_share(self) -> None:
+        """What is shared is no reason for anybody else to wait."""
+        simulation = self.simulation(encoder_steps=40)
+        slot = MediaSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
+        prompt = Prompt(tuple(range(33)), (slot,))
+        leader, follower = (new_sequence(prompt, max_tokens=3) for _ in range(2))
+        other = new_sequence(range(500, 520), max_tokens=3)
+        for sequence in (leader, follower, other):
+            simulation.add(sequence)
+        for _ in range(20):
+            simulation.step()
+        assert not leader.output_ids
+        assert len(other.output_ids) == 3
         simulation.run()
-        assert [follower.num_cached_tokens for follower in followers] == [32] * 3, (
-            "a sequence with a leader must wait until the leader's prompt is computed"
-        )
         simulation.check_empty()
 
-    def test_a_follower_outlives_its_leader(self) -> None:
-        """A leader that is cancelled early frees those who wait for it."""
-        simulation = self.simulation()
-        leader = new_sequence(range(33), max_tokens=5)
-        follower = new_sequence(range(33), max_tokens=5)
-        follower.leader = leader
+    @pytest.mark.parametrize("fate", ["ends", "is held", "waits for an image"])
+    def test_who_waits_to_share_outlives_the_one_who_computes(self, fate: str) -> None:
+        """One that is taken out, or does not go on, frees those who wait for it."""
+        limits = dataclasses.replace(LIMITS, max_chunk_tokens=17)
+        simulation = self.simulation(limits, encoder_steps=40)
+        slots = (MediaSlot(50, 56, bytes(32), {}, 4),) if fate == "waits for an image" else ()
+        leader = new_sequence(Prompt(tuple(range(60)), slots), max_tokens=5)
+        follower = new_sequence(range(50), max_tokens=5)
         simulation.add(leader)
         simulation.add(follower)
-        simulation.end(leader)
-        simulation.run()
+        while not leader.num_computed_tokens:
+            simulation.step()
+        if fate == "ends":
+            simulation.end(leader)
+        leader.is_held = fate == "is held"
+        for _ in range(30):
+            simulation.step()
         assert len(follower.output_ids) == 5
+        leader.is_held = False
+        simulation.run()
+        simulation.check_empty()
+
+    @pytest.mark.parametrize("mixes", [True, False])
+    def test_a_long_prompt_stops_no_answer(self, mixes: bool) -> None:
+        """Checked only where a step has a budget of time: a reader waits for few such steps."""
+        if self.step_budget_s is None:
+            pytest.skip("this scheduler has no bound on the time of a step")
+        limits = dataclasses.replace(
+            LIMITS,
+            mixes_prefill_and_decode=mixes,
+            max_sequence_tokens=4096,
+            max_chunk_tokens=1024,
+            capacity_tokens=2**14,
+        )
+        cost = StepCost(token_s=self.step_budget_s / 50)
+        simulation = Simulation(self.make(), limits, cost=cost)
+        simulation.add(new_sequence(range(30), max_tokens=400))
+        for number in range(5):
+            simulation.step()
+            simulation.add(new_sequence(range(1000 * number, 1000 * number + 900), max_tokens=3))
+        simulation.run()
+        assert simulation.waits.longest_gap_s < 3 * self.step_budget_s

@@ -1,18 +1,24 @@
 """A loop without an engine: plans, checks every rule of a step, and answers with made-up tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 
-from vlmkit.block_pool import BlockPool
-from vlmkit.encodings import waits
-from vlmkit.protocols import EngineLimits, ImageFeatures, Scheduler
-from vlmkit.sequence import Sequence
-from vlmkit.step import EncodeItem, Step, WorkItem
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.running.encodings import waits
+from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Span
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.step import EncodeItem, Step, WorkItem
+from vlmkit.seams.view import SequenceView
+from vlmkit.testing.played_time import Waits, no_time
 
 
 class StrictCache:
-    """A cache of no content that counts room exactly; see :class:`vlmkit.protocols.Cache`."""
+    """A cache of no content that counts room exactly; see :class:`vlmkit.seams.engine.Cache`."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -22,38 +28,42 @@ class StrictCache:
             block_tokens,
             shares_prefixes=limits.prefix_block_tokens > 0,
         )
-        self.reserved: dict[Sequence, int] = {}
-        self.computed: dict[Sequence, int] = {}
+        self.reserved: dict[SequenceView, int] = {}
+        self.computed: dict[SequenceView, int] = {}
 
     @property
     def limits(self) -> EngineLimits:
         """What was given at the start."""
         return self._limits
 
-    def admit(self, sequence: Sequence) -> int | None:
+    def admit(self, sequence: SequenceView) -> Admission | None:
         """Make room for all present tokens and one more."""
         if len(self.reserved) == self._limits.max_sequences:
             return None
-        if (num_cached := self.pool.admit(sequence)) is None:
+        if (admission := self.pool.admit(sequence)) is None:
             return None
         self.reserved[sequence] = len(sequence) + 1
-        self.computed[sequence] = num_cached
-        return num_cached
+        self.computed[sequence] = admission.num_cached
+        return admission
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         """Make room for the first ``num_tokens``."""
         if not self.pool.reserve(sequence, num_tokens):
             return False
         self.reserved[sequence] = max(num_tokens, self.reserved[sequence])
         return True
 
-    def truncate(self, sequence: Sequence, num_tokens: int) -> int:
-        """Forget everything after the first ``num_tokens``; return how many are kept."""
-        num_kept = self.pool.truncate(sequence, num_tokens)
-        self.computed[sequence] = self.reserved[sequence] = num_kept
-        return num_kept
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Let the first ``num_tokens`` be shared."""
+        assert num_tokens <= min(len(sequence), self.computed[sequence]), "too much is committed"
+        self.pool.commit(sequence, num_tokens)
 
-    def release(self, sequence: Sequence) -> None:
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Forget everything after the first ``num_tokens``."""
+        self.pool.truncate(sequence, num_tokens)
+        self.computed[sequence] = self.reserved[sequence] = num_tokens
+
+    def release(self, sequence: SequenceView) -> None:
         """Give up a sequence's room."""
         self.pool.release(sequence)
         del self.reserved[sequence], self.computed[sequence]
@@ -61,7 +71,6 @@ class StrictCache:
     def compute(self, item: WorkItem) -> None:
         """Note that an item's tokens are in the cache."""
         self.computed[item.sequence] = item.stop
-        self.pool.commit(item.sequence, item.stop)
 
 
 class Simulation:
@@ -70,28 +79,43 @@ class Simulation:
     Args:
         scheduler: what is tested.
         limits: of the engine that is played.
-        encoder_steps: how many more steps run before an image that a step names is encoded.
+        encoder_steps: how many more steps run before a medium that a step names is encoded.
+        num_drafts: guesses that every answer has before each step; some of them stand.
+        cost: the seconds that a step of some items takes.
 
     Attributes:
         trace: every step so far, as ``(index of sequence, start, stop)`` of its items.
         unfinished: sequences that were added and have not ended.
+        now_s: the clock that steps move.
+        waits: what readers waited for.
     """
 
     def __init__(
-        self, scheduler: Scheduler, limits: EngineLimits, *, encoder_steps: int = 0
+        self,
+        scheduler: Scheduler,
+        limits: EngineLimits,
+        *,
+        encoder_steps: int = 0,
+        num_drafts: int = 0,
+        cost: Callable[[Seq[WorkItem]], float] = no_time,
     ) -> None:
         self.scheduler = scheduler
         self.cache = StrictCache(limits)
         self.unfinished: list[Sequence] = []
         self.trace: list[list[tuple[int, int, int]]] = []
         self.encoder_steps = encoder_steps
+        self.num_drafts = num_drafts
+        self.now_s = 0.0
+        self.waits = Waits()
+        self._cost = cost
         self._numbers: dict[Sequence, int] = {}
-        self._encoding: dict[EncodeItem, int] = {}  # the steps that are left for each image
+        self._encoding: dict[EncodeItem, int] = {}  # the steps that are left for each medium
 
     def add(self, sequence: Sequence) -> None:
         """Hand a sequence to the scheduler."""
         self._numbers[sequence] = len(self._numbers)
         self.unfinished.append(sequence)
+        self.waits.ask(sequence, self.now_s)
         self.scheduler.add(sequence)
 
     def end(self, sequence: Sequence) -> None:
@@ -103,6 +127,9 @@ class Simulation:
 
     def step(self) -> Step:
         """Plan one step, check it, play it, and end who is done."""
+        for sequence in self.unfinished:
+            most = min(self.num_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
+            sequence.drafts = tuple(range(500, 500 + most))
         step = self.scheduler.plan(self.cache)
         self._check(step)
         self._encode(step)
@@ -110,11 +137,23 @@ class Simulation:
         for item in items:
             check_features(item)
             self.cache.compute(item)
-        self.scheduler.commit(Step(step.encodes, items, step.preempted))
-        for item in items:
-            assert item.sequence.num_computed_tokens == item.stop, "commit moved to another place"
-            if item.wants_logits:
-                self._answer(item.sequence)
+        standing = tuple(map(self._stands, items))
+        if items:
+            duration_s = self._cost(items)
+            self.now_s += duration_s
+            self.scheduler.commit(Step(step.encodes, standing, step.preempted), duration_s)
+        for item, kept in zip(items, standing, strict=True):
+            sequence = item.sequence
+            assert sequence.num_computed_tokens == kept.stop, "commit moved to another place"
+            if kept.stop < item.stop:
+                self.cache.truncate(sequence, kept.stop)
+            num_answered = kept.stop - len(sequence) + 1 if item.num_rows else 0
+            self.cache.commit(sequence, min(kept.stop, len(sequence)))
+            if sequence.wanted is not None:
+                self._take_rows(sequence, sequence.wanted, item.stop)
+                continue
+            for _ in range(num_answered):
+                self._answer(sequence)
         self.cache.pool.check_integrity()
         self.trace.append([(self._numbers[i.sequence], i.start, i.stop) for i in items])
         return step
@@ -126,17 +165,27 @@ class Simulation:
             moves = self.step().items or is_encoding
             assert moves, f"nothing runs, but {len(self.unfinished)} are unfinished"
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that were computed so far, those computed twice included."""
+        return sum(stop - start for items in self.trace for _, start, stop in items)
+
     def check_empty(self) -> None:
         """Fail unless nothing is left of anyone."""
         assert self.scheduler.num_waiting == self.scheduler.num_running == 0
         assert self.cache.pool.num_free_blocks == self.cache.pool.num_blocks
 
+    def _stands(self, item: WorkItem) -> WorkItem:
+        """Return an item without the drafts that are wrong: fewer or more of them in turn."""
+        num_wrong = (len(self.trace) + item.start) % (len(item.drafts) + 1)
+        return replace(item, num_tokens=item.num_tokens - num_wrong, drafts=())
+
     def _encode(self, step: Step) -> None:
-        """Let the encoder go on, and let it begin with the step's images."""
+        """Let the encoder go on, and let it begin with the step's media."""
         for encode in step.encodes:
-            sequence, image = encode
-            if image not in sequence.features:
-                sequence.encoding.add(image)
+            sequence, index = encode.sequence, encode.index
+            if index not in sequence.features:
+                sequence.encoding.add(index)
                 self._encoding.setdefault(encode, self.encoder_steps)
         for sequence in step.preempted:
             self._forget(sequence)
@@ -146,21 +195,27 @@ class Simulation:
                 self._finish(encode)
 
     def _finish(self, encode: EncodeItem) -> None:
-        sequence, image = encode
-        slot = sequence.prompt.images[image]
+        sequence, index = encode.sequence, encode.index
+        slot = sequence.prompt.media[index]
         rows = np.zeros((slot.num_features, 1))
-        sequence.features[image] = ImageFeatures(slot.num_features, rows)
-        sequence.encoding.discard(image)
+        sequence.features[index] = MediaFeatures(slot.num_features, rows)
+        sequence.encoding.discard(index)
         del self._encoding[encode]
 
     def _forget(self, sequence: Sequence) -> None:
-        for image in sequence.encoding:
-            del self._encoding[EncodeItem(sequence, image)]
+        for index in sequence.encoding:
+            del self._encoding[EncodeItem(sequence, index)]
         sequence.encoding.clear()
 
     def _answer(self, sequence: Sequence) -> None:
+        self.waits.token(sequence, self.now_s)
         sequence.output_ids.append(100 + len(sequence.output_ids))
         if len(sequence.output_ids) == sequence.max_tokens:
+            self.end(sequence)
+
+    def _take_rows(self, sequence: Sequence, wanted: Span, stop: int) -> None:
+        sequence.wanted = Span(max(wanted.start, stop), wanted.stop)
+        if stop >= wanted.stop:
             self.end(sequence)
 
     def _check(self, step: Step) -> None:
@@ -179,26 +234,35 @@ class Simulation:
 
 
 def check_item(item: WorkItem, cache: StrictCache) -> None:
-    """Fail if a work item breaks a rule of :mod:`vlmkit.step` or :class:`EngineLimits`."""
+    """Fail if a work item breaks a rule of :mod:`vlmkit.seams.step` or :class:`EngineLimits`."""
     sequence = item.sequence
     assert sequence in cache.reserved, "a sequence runs without room"
     assert item.start == sequence.num_computed_tokens == cache.computed[sequence], (
         "an item starts elsewhere than after the tokens that are in the cache"
     )
     assert 1 <= item.num_tokens <= cache.limits.max_chunk_tokens, "a chunk is empty or too long"
-    assert item.stop <= min(len(sequence), cache.reserved[sequence]), (
+    num_drafts, num_own = len(item.drafts), item.stop - len(item.drafts)
+    assert num_own <= len(sequence) and item.stop <= cache.reserved[sequence], (
         "tokens without room: ask cache.reserve() before each step of an answer"
     )
-    assert item.wants_logits == (item.stop == len(sequence)), "logits are for the newest token"
+    assert num_drafts <= cache.limits.max_draft_tokens, "more drafts than the engine takes"
+    assert item.drafts == sequence.drafts[:num_drafts], "drafts are not the sequence's"
+    assert not num_drafts or num_own == len(sequence), "drafts follow the newest token"
+    assert item.start <= sequence.first_row, "a token whose row is wanted was passed over"
+    num_rows = max(0, item.stop - max(item.start, sequence.first_row))
+    assert item.num_rows == num_rows, "each wanted row has an item, and no other row is asked for"
+    is_embed = sequence.task == "embed"
+    assert is_embed or num_rows <= cache.limits.max_item_rows, "more rows than the engine gives"
+    assert item.output == ("hidden" if is_embed else "logits"), "rows of the wrong kind"
     assert not sequence.is_held, "a held sequence runs"
-    for span in sequence.atomic_spans:
+    for span in sequence.plan.spans:
         assert not span.start < item.start < span.stop, "a chunk starts inside an atomic span"
         assert not span.start < item.stop < span.stop, "a chunk ends inside an atomic span"
 
 
 def check_features(item: WorkItem) -> None:
-    """Fail unless every image that an item touches was encoded."""
-    features: Mapping[int, ImageFeatures] = item.sequence.features
-    for index, slot in enumerate(item.sequence.prompt.images):
+    """Fail unless every medium that an item touches was encoded."""
+    features: Mapping[int, MediaFeatures] = item.sequence.features
+    for index, slot in enumerate(item.sequence.prompt.media):
         if slot.start < item.stop and slot.stop > item.start:
-            assert index in features, "an image is computed before it is encoded"
+            assert index in features, "a medium is computed before it is encoded"

@@ -4,9 +4,9 @@ import secrets
 from collections.abc import Iterable, Sequence as Seq
 from typing import Any
 
-from vlmkit.prompt import Prompt
-from vlmkit.sampling import SamplingParams
-from vlmkit.sequence import Sequence
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.sequence import Sequence
 
 
 def new_sequence(
@@ -22,7 +22,7 @@ def new_sequence(
         prompt: a prompt, or the token ids of one without images.
         params: greedy when None.
         output_ids: tokens that it has generated already.
-        **fields: other fields of :class:`vlmkit.sequence.Sequence`.
+        **fields: other fields of :class:`vlmkit.seams.sequence.Sequence`.
     """
     return Sequence(
         id=f"test-{secrets.token_hex(4)}",

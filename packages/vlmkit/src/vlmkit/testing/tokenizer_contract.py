@@ -1,18 +1,23 @@
 """What every tokenizer must do."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, get_args
 
-import numpy as np
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from vlmkit.ask.delta import Delta, reasoning_of, text_of
+from vlmkit.ask.message import Message, ReasoningPart, TextPart
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
-from vlmkit.image import Image
-from vlmkit.message import ImagePart, Message, TextPart
-from vlmkit.prompt import Prompt
-from vlmkit.protocols import Tokenizer
-from vlmkit.testing.arrays import to_numpy
-from vlmkit.testing.pictures import awkward_pictures, picture
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.reader import AnswerReader
+from vlmkit.seams.tokenizer import Option, Tokenizer
+from vlmkit.testing.pictures import picture
+from vlmkit.testing.tokenizer_media_contract import TokenizerMediaContract
 
 TEXTS = (
     "Hello, world!",
@@ -35,25 +40,25 @@ examples = settings(
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-class TokenizerContract:
+class TokenizerContract(TokenizerMediaContract):
     """Inherit, override :meth:`make` and :meth:`special_texts`, and run pytest.
 
     Attributes:
-        takes_images: whether the model takes images.
         is_lossless: whether ``decode(encode(text)) == text`` for every text; a tokenizer that
             normalises text, say, is not.
+        marks_answers: whether a prompt says where an answer begins; some templates do not.
     """
 
-    takes_images = True
     is_lossless = True
-
-    def make(self) -> Tokenizer:
-        """Return the tokenizer; may be the same each time."""
-        raise NotImplementedError
+    marks_answers = True
 
     def special_texts(self) -> list[str]:
         """Return every string that the vocabulary writes a special token as."""
         raise NotImplementedError
+
+    def reasoning_marks(self) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Return the tokens that begin an answer's reasoning, and that end it; None without any."""
+        return None
 
     # Text
 
@@ -66,14 +71,21 @@ class TokenizerContract:
             assert decoded == text
         assert tokenizer.decode(tokenizer.encode(decoded)) == decoded
 
+    def test_what_is_put_around_a_text_adds_no_text(self) -> None:
+        """A text that is read as a whole says the same as its tokens alone."""
+        tokenizer = self.make()
+        for text in TEXTS:
+            alone, whole = tokenizer.encode(text), tokenizer.encode(text, adds_special=True)
+            assert len(whole) >= len(alone)
+            assert tokenizer.decode(whole) == tokenizer.decode(alone)
+
     @examples
     @given(text=texts)
     def test_streamed_text_equals_decoded_text(self, text: str) -> None:
         """Token by token the same text comes out, and never half a character."""
         tokenizer = self.make()
         token_ids = tokenizer.encode(text)
-        stream = tokenizer.stream()
-        pieces = [*map(stream.push, token_ids), stream.flush()]
+        pieces = [text_of(deltas) for deltas in _read(self._reader(), token_ids)]
         assert "".join(pieces) == tokenizer.decode(token_ids)
         if self.is_lossless and "\ufffd" not in text:
             assert not any("\ufffd" in piece for piece in pieces)
@@ -81,24 +93,26 @@ class TokenizerContract:
     @examples
     @given(data=st.data())
     def test_any_sampled_tokens_can_be_streamed(self, data: st.DataObject) -> None:
-        """A model may say anything: the stream never raises."""
+        """A model may say anything: the reader never raises, and counts what it was given."""
         tokenizer = self.make()
         token_ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
-        stream = tokenizer.stream()
-        pieces = [*map(stream.push, token_ids), stream.flush()]
-        assert all(isinstance(piece, str) for piece in pieces)
+        reader = self._reader()
+        pieces = _read(reader, token_ids)
+        assert all(isinstance(delta, Delta) for deltas in pieces for delta in deltas)
+        assert 0 <= reader.num_reasoning_tokens <= len(token_ids)
         assert all(isinstance(tokenizer.token_bytes(i), bytes) for i in token_ids)
 
-    def test_two_streams_do_not_mix(self) -> None:
+    def test_two_readers_do_not_mix(self) -> None:
         """Each answer has its own."""
         tokenizer = self.make()
-        one, other = tokenizer.stream(), tokenizer.stream()
+        readers = [self._reader(), self._reader()]
         token_ids = tokenizer.encode("Zażółć 👍")
-        texts = ["", ""]
+        deltas: list[list[Delta]] = [[], []]
         for token_id in token_ids:
-            texts[0] += one.push(token_id)
-            texts[1] += other.push(token_id)
-        assert texts[0] + one.flush() == texts[1] + other.flush() == tokenizer.decode(token_ids)
+            for own, reader in zip(deltas, readers, strict=True):
+                own.extend(reader.push(token_id))
+        for own, reader in zip(deltas, readers, strict=True):
+            assert text_of([*own, *reader.finish()]) == tokenizer.decode(token_ids)
 
     @pytest.mark.parametrize("text", TEXTS)
     def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(self, text: str) -> None:
@@ -115,6 +129,105 @@ class TokenizerContract:
         except RequestError:
             return
         assert all(isinstance(i, int) for i in token_ids)
+
+    # Reasoning
+
+    def test_reasoning_is_told_apart_from_text(self) -> None:
+        """Without its marks, while all its tokens are counted, and those of the text are not."""
+        thought, said = self._thought(), self.make().encode("so it is")
+        reader = self._reader()
+        deltas = [delta for found in _read(reader, [*thought, *said]) for delta in found]
+        assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
+        assert reader.num_reasoning_tokens == len(thought)
+
+    def test_an_answer_may_end_inside_its_reasoning(self) -> None:
+        """Where its length is limited: then it has no text."""
+        start, _ = self._marks()
+        thought = [*start, *self.make().encode("why not")]
+        reader = self._reader()
+        deltas = [delta for found in _read(reader, thought) for delta in found]
+        assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "")
+        assert reader.num_reasoning_tokens == len(thought)
+
+    def test_reasoning_is_counted_while_it_comes(self) -> None:
+        """What is said of a request that runs is true."""
+        reader, counts = self._reader(), []
+        for token_id in (thought := self._thought()):
+            reader.push(token_id)
+            counts.append(reader.num_reasoning_tokens)
+        num_start = len(self._marks()[0])
+        assert counts[num_start - 1 :] == list(range(num_start, len(thought) + 1))
+
+    def test_text_alone_is_no_reasoning(self) -> None:
+        """An answer without marks is text from its first token on."""
+        tokenizer, reader = self.make(), self._reader()
+        _read(reader, tokenizer.encode("so it is"))
+        assert reader.num_reasoning_tokens == 0
+
+    def test_what_follows_a_plain_text_is_text(self) -> None:
+        """Only in answers to conversations do marks mean something."""
+        tokenizer = self.make()
+        prompt = Prompt(tuple(tokenizer.encode("once upon")), is_plain=True)
+        start, end = self.reasoning_marks() or ((), ())
+        token_ids = [*start, *tokenizer.encode("why not"), *end, *tokenizer.encode("so")]
+        reader = tokenizer.reader(prompt)
+        deltas = [delta for found in _read(reader, token_ids) for delta in found]
+        assert text_of(deltas).lstrip() == tokenizer.decode(token_ids).lstrip()
+        assert not reasoning_of(deltas)
+        assert reader.num_reasoning_tokens == 0
+
+    # Options
+
+    def test_only_what_a_request_may_ask_for_is_honoured(self) -> None:
+        """Other names would never be asked about."""
+        assert self.make().honours <= set(get_args(Option))
+
+    def test_a_prompt_may_end_where_no_answer_begins(self) -> None:
+        """But for its own last mark, it is the beginning of the one where an answer begins."""
+        tokenizer = self._honouring("add_generation_prompt")
+        turns = self._conversation()
+        prompt = tokenizer.prompt(turns)
+        ended = tokenizer.prompt(turns, options=PromptOptions(add_generation_prompt=False))
+        assert _begins(prompt, ended.token_ids[:-1])
+        if self.marks_answers:
+            assert ended.token_ids != prompt.token_ids
+
+    def test_a_prompt_may_end_inside_the_last_message(self) -> None:
+        """Right behind what that says, which is text like any other."""
+        tokenizer = self._honouring("continue_final_message")
+        goes_on = PromptOptions(continue_final_message=True)
+        said = Message.of("assistant", "it is so")
+        turns = self._conversation()
+        prompt = tokenizer.prompt([*turns, said], options=goes_on)
+        assert tokenizer.decode(prompt.token_ids).endswith("it is so")
+        longer = [*turns, Message.of("assistant", "it is so, and more")]
+        assert _begins(tokenizer.prompt(longer, options=goes_on), prompt.token_ids[:-1])
+        for text in self.special_texts():
+            marked = Message.of("assistant", f"it is {text} so")
+            prompt = tokenizer.prompt([*turns, marked], options=goes_on)
+            assert tokenizer.decode(prompt.token_ids).endswith("so")
+
+    def test_variables_that_no_template_asks_for_change_nothing(self) -> None:
+        """And those that one has of its own cannot be set."""
+        tokenizer = self._honouring("chat_template_kwargs")
+        turns = self._conversation()
+        options = PromptOptions(chat_template_kwargs={"nobody_asks_for_this": True})
+        assert tokenizer.prompt(turns, options=options).token_ids == (
+            tokenizer.prompt(turns).token_ids
+        )
+
+    def test_special_tokens_show_if_asked_for(self) -> None:
+        """As the end of an answer does; ordinary text is the same."""
+        tokenizer = self._honouring("skip_special_tokens")
+        prompt = self._prompt(self._conversation())
+        said, end = tokenizer.encode("Zażółć 👍"), min(tokenizer.eos_ids)
+        texts = []
+        for token_ids in (said, [*said, end]):
+            reader = tokenizer.reader(prompt, shows_special=True)
+            texts.append("".join(map(text_of, _read(reader, token_ids))))
+        assert texts[0] == tokenizer.decode(said)
+        assert texts[1].startswith(texts[0])
+        assert len(texts[1]) > len(texts[0])
 
     # Special tokens
 
@@ -147,7 +260,16 @@ class TokenizerContract:
         images = [picture()] if self.takes_images else []
         text = "".join(self.special_texts())
         prompt = self._prompt([Message.of("user", f"{text}?", images)])
-        assert len(prompt.images) == len(images)
+        assert len(prompt.media) == len(images)
+
+    def test_no_string_of_an_earlier_answer_changes_the_structure_of_a_prompt(self) -> None:
+        """Nor of a tool's result: a call's id, name and arguments, and thoughts, are text."""
+        try:
+            harmless = self._num_special(self._called("a"))
+        except RequestError:
+            pytest.skip("this model takes no calls of tools")
+        for text in self.special_texts():
+            assert self._num_special(self._called(f"a{text}b")) == harmless, text
 
     # Prompts
 
@@ -155,7 +277,7 @@ class TokenizerContract:
         """Token ids are plain integers within the vocabulary."""
         tokenizer = self.make()
         prompt = self._prompt([Message.of("user", "hello")])
-        assert prompt.images == ()
+        assert prompt.media == ()
         assert len(prompt) > 0
         assert all(type(i) is int and i >= 0 for i in prompt.token_ids)
         assert max(prompt.token_ids) < tokenizer.vocab_size
@@ -169,6 +291,26 @@ class TokenizerContract:
         other = self._prompt([turns[0], Message.of("assistant", "four"), last])
         assert prompt.token_ids != other.token_ids
 
+    def test_tools_are_in_the_prompt_or_refused(self) -> None:
+        """An answer must not be given without what it was asked with."""
+        tokenizer, turns = self.make(), [Message.of("user", "one")]
+        try:
+            prompts = [tokenizer.prompt(turns, tools=[_tool(name)]) for name in ("find", "send")]
+        except RequestError:
+            return
+        ids = {prompt.token_ids for prompt in [*prompts, tokenizer.prompt(turns)]}
+        assert len(ids) == 3
+
+    def test_calls_of_tools_are_in_the_prompt_or_refused(self) -> None:
+        """Another name, or another argument, is another prompt."""
+        try:
+            prompt = self._prompt(self._called("a"))
+        except RequestError:
+            return
+        for fields in ({"name": "other"}, {"arguments": '{"a": 2}'}, {"arguments": '{"b": 1}'}):
+            other = self._prompt(self._called("a", **fields))
+            assert other.token_ids != prompt.token_ids
+
     def test_a_prompt_is_a_function_of_its_conversation(self) -> None:
         """Also when several threads ask at once."""
         images = [picture()] if self.takes_images else []
@@ -177,91 +319,63 @@ class TokenizerContract:
         with ThreadPoolExecutor(4) as pool:
             prompts = list(pool.map(lambda _: self._prompt(messages), range(8)))
         assert all(prompt.token_ids == expected.token_ids for prompt in prompts)
-        digests = [slot.digest for slot in expected.images]
-        assert all([s.digest for s in prompt.images] == digests for prompt in prompts)
-
-    def test_a_model_without_eyes_refuses_images(self) -> None:
-        """With an error that the client gets to see."""
-        if self.takes_images:
-            pytest.skip("this model takes images")
-        with pytest.raises(RequestError):
-            self._prompt([Message.of("user", "hello", [picture()])])
-
-    # Images
-
-    def test_slots_are_ordered_disjoint_and_inside_the_prompt(self) -> None:
-        """Each has at least as many tokens as feature rows."""
-        self._needs_images()
-        prompt = self._prompt([Message.of("user", "hello", [picture(seed=i) for i in range(3)])])
-        assert len(prompt.images) == 3
-        end = 0
-        for slot in prompt.images:
-            assert end <= slot.start < slot.stop <= len(prompt)
-            assert 0 < slot.num_features <= slot.stop - slot.start
-            assert slot.inputs
-            end = slot.stop
-
-    def test_an_image_stands_where_its_message_puts_it(self) -> None:
-        """Before the text, or after it."""
-        self._needs_images()
-        text, image = TextPart("a rather long text"), ImagePart(picture())
-        before = self._prompt([Message("user", (image, text))]).images[0]
-        after = self._prompt([Message("user", (text, image))]).images[0]
-        assert before.start < after.start
-
-    def test_slots_follow_the_order_of_the_images(self) -> None:
-        """Over parts and over turns."""
-        self._needs_images()
-        a, b = picture(seed=1), picture(seed=2)
-        digests = [self._digest(a), self._digest(b)]
-        one_turn = self._prompt([Message.of("user", "?", [a, b])])
-        assert [slot.digest for slot in one_turn.images] == digests
-        turns = [Message.of("user", "?", [a]), Message.of("assistant", "!")]
-        two_turns = self._prompt([*turns, Message.of("user", "?", [b])])
-        assert [slot.digest for slot in two_turns.images] == digests
-
-    def test_digests_tell_pictures_apart_and_nothing_else(self) -> None:
-        """Equal pictures are equal wherever they stand; others are not."""
-        self._needs_images()
-        digests = [self._digest(picture(seed=seed)) for seed in (1, 2, 1)]
-        assert digests[0] == digests[2] != digests[1]
-        assert all(len(digest) == 32 for digest in digests)
-        assert self._digest(picture(48, 64)) != self._digest(picture(64, 48))
-
-    def test_equal_pictures_have_equal_inputs(self) -> None:
-        """What else is in the conversation does not change what the encoder gets."""
-        self._needs_images()
-        alone = self._prompt([Message.of("user", "?", [picture()])]).images[0]
-        images = [picture(96, 40, seed=3), picture()]
-        among = self._prompt([Message.of("user", "hello", images)]).images[1]
-        assert alone.inputs.keys() == among.inputs.keys()
-        for name, array in alone.inputs.items():
-            np.testing.assert_array_equal(to_numpy(array), to_numpy(among.inputs[name]))
-
-    def test_awkward_pictures_are_taken_or_refused(self) -> None:
-        """An ImageError is an answer; any other exception is a crash."""
-        self._needs_images()
-        for image in awkward_pictures():
-            try:
-                prompt = self._prompt([Message.of("user", "?", [image])])
-            except RequestError:
-                continue
-            assert len(prompt.images) == 1
-            assert prompt.images[0].num_features > 0
+        digests = [slot.digest for slot in expected.media]
+        assert all([s.digest for s in prompt.media] == digests for prompt in prompts)
 
     # Helpers
 
-    def _prompt(self, messages: list[Message]) -> Prompt:
-        return self.make().prompt(messages)
+    def _reader(self) -> AnswerReader:
+        """Return a reader of an answer to a plain question."""
+        images = [picture()] if self.takes_images else []
+        return self.make().reader(self._prompt([Message.of("user", "hello", images)]))
 
-    def _digest(self, image: Image) -> bytes:
-        return self._prompt([Message.of("user", "?", [image])]).images[0].digest
+    def _honouring(self, option: Option) -> Tokenizer:
+        tokenizer = self.make()
+        if option not in tokenizer.honours:
+            pytest.skip(f"this tokenizer does not honour {option}")
+        return tokenizer
+
+    def _marks(self) -> tuple[Sequence[int], Sequence[int]]:
+        marks = self.reasoning_marks()
+        if marks is None:
+            pytest.skip("this model does not think aloud")
+        return marks
+
+    def _thought(self) -> list[int]:
+        start, end = self._marks()
+        return [*start, *self.make().encode("why not"), *end]
+
+    def _called(
+        self, text: str, *, name: str | None = None, arguments: str | None = None
+    ) -> list[Message]:
+        """Return a conversation with a call and its result; every string in it is ``text``."""
+        arguments = arguments or msgspec.json.encode({text: [text, 1]}).decode()
+        call = ToolCallPart(text, name or text, arguments)
+        return [
+            Message.of("user", "hello", [picture()] if self.takes_images else []),
+            Message("assistant", (ReasoningPart(text), call)),
+            Message("tool", (TextPart(text),), call.id),
+        ]
 
     def _num_special(self, messages: list[Message]) -> int:
         tokenizer = self.make()
         special = tokenizer.eos_ids | tokenizer.banned_ids
         return sum(i in special for i in self._prompt(messages).token_ids)
 
-    def _needs_images(self) -> None:
-        if not self.takes_images:
-            pytest.skip("this model takes no images")
+
+def _begins(prompt: Prompt, token_ids: Sequence[int]) -> bool:
+    """Tell whether a prompt is longer than some tokens, and begins with them."""
+    num = len(token_ids)
+    return num < len(prompt) and prompt.token_ids[:num] == tuple(token_ids)
+
+
+def _read(reader: AnswerReader, token_ids: Sequence[int]) -> list[tuple[Delta, ...]]:
+    """Return what each token of an answer added, and last what its end did."""
+    return [*map(reader.push, token_ids), reader.finish()]
+
+
+def _tool(name: str) -> dict[str, Any]:
+    """Return a tool as a client describes it."""
+    takes = {"type": "object", "properties": {"what": {"type": "string", "description": "what"}}}
+    function = {"name": name, "description": "does it", "parameters": takes}
+    return {"type": "function", "function": function}

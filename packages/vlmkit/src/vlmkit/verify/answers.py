@@ -1,11 +1,12 @@
-"""Whether a pipeline answers alike from an empty cache, from a full one, and in a batch."""
+"""Whether a runner answers alike from an empty cache, from a full one, and in a batch."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from vlmkit.image import Image
-from vlmkit.pipeline import Pipeline
-from vlmkit.request import Request
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
+from vlmkit.seams.runner import Runner
 
 FOLLOW_UPS = ("", " Answer in one word.", " Say it in other words, and tell me why you think so.")
 
@@ -40,22 +41,23 @@ class Agreement:
 
 
 def agreements(
-    pipeline: Pipeline, prompt: str, images: Seq[Image], *, max_tokens: int
+    runner: Runner, prompt: str, images: Seq[Image], *, max_tokens: int
 ) -> list[Agreement]:
     """Answer greedily: alone, again from the cache, and several prompts in one batch.
 
     Tenants of their own keep each way out of the caches of the others, and the answers of a batch
     out of each other's.
     """
+    params = runner.facts.defaults.replaced({"temperature": 0.0, "max_tokens": max_tokens})
     requests = [
-        pipeline.request(f"{prompt}{text}", images=images, temperature=0.0, max_tokens=max_tokens)
+        Request(messages=[Message.of("user", f"{prompt}{text}", images)], params=params)
         for text in FOLLOW_UPS
     ]
     alone = [_of_tenant(request, f"alone {i}") for i, request in enumerate(requests)]
-    wanted = [tokens for request in alone for tokens, _ in _answers(pipeline, [request])]
-    cached = _answers(pipeline, alone[:1])
-    batch = _answers(pipeline, [_of_tenant(r, f"batch {i}") for i, r in enumerate(requests)])
-    is_promised = pipeline.limits.is_batch_invariant
+    wanted = [tokens for request in alone for tokens, _ in _answers(runner, [request])]
+    cached = _answers(runner, alone[:1])
+    batch = _answers(runner, [_of_tenant(r, f"batch {i}") for i, r in enumerate(requests)])
+    is_promised = runner.facts.limits.is_batch_invariant
     return [
         _agreement("cached", cached, wanted[:1], is_promised),
         _agreement("batch", batch, wanted, is_promised),
@@ -66,9 +68,9 @@ def _of_tenant(request: Request, tenant: str) -> Request:
     return replace(request, tenant=f"vlmkit verify, {tenant}")
 
 
-def _answers(pipeline: Pipeline, requests: Seq[Request]) -> list[tuple[list[int], int]]:
+def _answers(runner: Runner, requests: Seq[Request]) -> list[tuple[list[int], int]]:
     """Answer requests together; return the tokens of each and how much of it was cached."""
-    streams = [pipeline.submit(request) for request in requests]
+    streams = [runner.submit(request) for request in requests]
     done = [stream.result() for stream in streams]
     return [(answer.choices[0].token_ids, answer.usage.cached_tokens) for answer in done]
 

@@ -1,23 +1,20 @@
-"""Every vision encoder's features of the same images, one encoder in memory at a time."""
+"""Every media encoder's features of the same images, one encoder in memory at a time."""
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
 
-from vlmkit.assembly import choose
-from vlmkit.checkpoint import Checkpoint
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
 from vlmkit.config import Config, ModelEntry
-from vlmkit.config.providers import registry_of
 from vlmkit.errors import EngineError, VlmkitError
-from vlmkit.image import Image
-from vlmkit.isolation import engine_error
-from vlmkit.message import Message
-from vlmkit.plugins import Plugins
-from vlmkit.prompt import ImageSlot
-from vlmkit.protocols import Tokenizer
-from vlmkit.registry import BuildContext
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.kinds import MEDIA_ENCODER
+from vlmkit.plugins.loader import Plugins
+from vlmkit.running.isolation import engine_error
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit.verify.features import Difference, Levels, differences, levels_of
+from vlmkit.verify.subjects import ModelParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +59,23 @@ class EncoderComparison:
     def __init__(
         self, entry: ModelEntry, config: Config, plugins: Plugins, checkpoint: Checkpoint
     ) -> None:
-        self._entry = entry
         self._plugins = plugins
         self._checkpoint = checkpoint
-        self._choice = choose(entry, config, plugins, checkpoint)
+        self._model = ModelParts(entry, config, plugins, checkpoint)
 
     @property
     def is_seeing(self) -> bool:
-        """Whether the model would be served with a vision encoder."""
-        return "vision_encoder" in self._choice
+        """Whether the model would be served with a media encoder."""
+        return self._model.is_seeing
 
     def names(self) -> list[str]:
         """Return who can encode for this model here, the one it would be served with first."""
         able = [
             name
-            for name, reason in self._plugins.vision_encoders.objections(self._checkpoint).items()
+            for name, reason in self._plugins.media_encoders.objections(self._checkpoint).items()
             if reason is None
         ]
-        chosen = self._choice["vision_encoder"][0]
+        chosen = self._model.choice["media_encoder"][0]
         return sorted(able, key=lambda name: (name != chosen, name))
 
     def run(
@@ -92,12 +88,12 @@ class EncoderComparison:
             RequestError: the tokenizer refuses the images.
         """
         for name in names:
-            self._plugins.vision_encoders.choose(name, self._checkpoint)
+            self._plugins.media_encoders.choose(name, self._checkpoint)
         slots = self._slots(images)
         found: dict[str, list[Levels]] = {}
         failures: dict[str, str] = {}
         for name in names:
-            on_stage(f"vision encoder {name}")
+            on_stage(f"media encoder {name}")
             try:
                 found[name] = self._levels(name, slots)
             except VlmkitError as error:
@@ -108,29 +104,26 @@ class EncoderComparison:
         ]
         return EncoderReport(tuple(found), tuple(pairs), failures)
 
-    def _slots(self, images: Seq[Image]) -> tuple[ImageSlot, ...]:
-        tokenizer: Tokenizer = self._built("tokenizer", *self._choice["tokenizer"])
-        return tokenizer.prompt([Message.of("user", "What is this?", images)]).images
+    def _slots(self, images: Seq[Image]) -> tuple[MediaSlot, ...]:
+        return self._model.tokenizer.prompt([Message.of("user", "What is this?", images)]).media
 
-    def _levels(self, name: str, slots: Seq[ImageSlot]) -> list[Levels]:
+    def _levels(self, name: str, slots: Seq[MediaSlot]) -> list[Levels]:
         """Load one encoder, use it and close it, so that the next one has its room."""
-        chosen, settings = self._choice["vision_encoder"]
-        encoder = self._built("vision_encoder", name, settings if name == chosen else {})
+        chosen, settings = self._model.choice["media_encoder"]
+        encoder = self._plugins.of(MEDIA_ENCODER).build(
+            name, settings if name == chosen else {}, self._model.context()
+        )
         try:
             features = encoder.encode(slots)
             levels: list[Levels] = [levels_of(one) for one in features]
         except Exception as error:
-            message = f"vision encoder {name!r} failed on these images"
+            message = f"media encoder {name!r} failed on these images"
             raise engine_error(message, error) from error
         finally:
             encoder.close()
         if len(levels) != len(slots):
             raise EngineError(
-                f"vision encoder {name!r} gave features of {len(levels)} images, "
+                f"media encoder {name!r} gave features of {len(levels)} images, "
                 f"expected {len(slots)}"
             )
         return levels
-
-    def _built(self, section: str, name: str, settings: Mapping[str, Any]) -> Any:
-        context = BuildContext(self._entry.model, self._checkpoint, revision=self._entry.revision)
-        return registry_of(self._plugins, section).build(name, settings, context)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlmkit.prompt import Array
-from vlmkit.protocols import ImageFeatures
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,7 @@ class Difference:
         return self.problem is None and self.largest_relative <= tolerance
 
 
-def levels_of(features: ImageFeatures) -> dict[str, "np.ndarray[Any, Any]"]:
+def levels_of(features: MediaFeatures) -> dict[str, "np.ndarray[Any, Any]"]:
     """Return an image's rows on the host, in a precision that loses nothing."""
     arrays = {EMBEDDINGS: features.embeddings, **features.extra}
     return {name: _host_rows(array) for name, array in arrays.items()}

@@ -11,7 +11,9 @@ import torch
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export.attention import LayerShape, Measure
 from vlmkit_onnx.export.views import Parts, attention
-from vlmkit_onnx.families import Visibility
+from vlmkit_onnx.prompts.families import Visibility
+from vlmkit_torch.capacity import layer_kinds
+from vlmkit_torch.rope import tokens_before_change
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def examine(parts: Parts, visibility: Visibility) -> Anatomy:
 
 def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
     config = parts.text_config
-    measure = Measure(_windows(config))
+    measure = Measure([kind.window or None for kind in layer_kinds(config)])
     embeddings = torch.zeros(1, 2, config.hidden_size, dtype=parts.dtype)
     positions = torch.arange(2).expand(*([3] if axes == 3 else []), 1, 2)
     try:
@@ -88,23 +90,9 @@ def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
     return tuple(measure.layers[index] for index in range(config.num_hidden_layers))
 
 
-def _windows(config: Any) -> list[int | None]:
-    """Return each layer's window by the configuration."""
-    window = getattr(config, "sliding_window", None) or None
-    count = config.num_hidden_layers
-    names = getattr(config, "layer_types", None) or ["sliding_attention" if window else ""] * count
-    return [window if name == "sliding_attention" else None for name in names]
-
-
 def max_tokens(config: Any) -> int:
     """Return the longest sequence for which the frequencies of the first tokens still hold."""
-    longest = int(config.max_position_embeddings)
-    stated = getattr(config, "rope_parameters", None) or {}
-    tables = [stated] if "rope_type" in stated else stated.values()  # one for each kind of layer
-    for table in tables:
-        if isinstance(table, dict) and table.get("rope_type") == "longrope":
-            longest = min(longest, int(table.get("original_max_position_embeddings") or longest))
-    return longest
+    return tokens_before_change(config) or int(config.max_position_embeddings)
 
 
 def _has_key(tree: Any, key: str) -> bool:

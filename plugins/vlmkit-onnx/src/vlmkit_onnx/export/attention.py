@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from vlmkit.errors import CheckpointError
+from vlmkit_torch.attention.arguments import refuse_unknown
 
-HARMLESS = frozenset({"position_ids", "cache_position"})
 OPERATOR = "com.microsoft::GroupQueryAttention"
 
 
@@ -55,10 +55,11 @@ class Measure:
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         sliding_window: int | None = None,
+        s_aux: torch.Tensor | None = None,  # noqa: ARG002 - a tensor that is known
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         """Note a layer; shapes are those of :class:`SlotAttention`."""
-        _refuse_unknown(attention_mask, others)
+        refuse_unknown(attention_mask, others)
         index = _layer_of(module, len(self.windows))
         if index in self.layers:
             raise CheckpointError("a layer of the model attends twice; it cannot be exported")
@@ -141,7 +142,7 @@ class SlotAttention:
         Returns:
             ``[rows, seq, heads, head]`` and None.
         """
-        _refuse_unknown(attention_mask, others)
+        refuse_unknown(attention_mask, others)
         if self.inputs is None:
             raise RuntimeError("attention was called outside a pass")
         index = _layer_of(module, len(self.layers))
@@ -200,12 +201,3 @@ def _layer_of(module: nn.Module, num_layers: int) -> int:
     if not isinstance(index, int) or not 0 <= index < num_layers:
         raise CheckpointError("an attention of the model is not one of its layers'; not supported")
     return index
-
-
-def _refuse_unknown(mask: torch.Tensor | None, others: dict[str, Any]) -> None:
-    if mask is not None:
-        raise CheckpointError("the model builds an attention mask of its own, not supported")
-    for name, value in others.items():
-        known = name in HARMLESS or name == "s_aux"
-        if isinstance(value, torch.Tensor) and not known:
-            raise CheckpointError(f"the model's attention needs {name!r}, not supported")

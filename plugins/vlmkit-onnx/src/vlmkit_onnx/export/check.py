@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.export.sample import Sample
-from vlmkit_onnx.manifest import Precision
-from vlmkit_onnx.session import open_session
+from vlmkit_onnx.folder.manifest import Precision
+from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings
 
 CHUNKS = (20, 7, 1, 1, 5, 1)
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 
 def check(path: Path, sample: Sample, precision: Precision, *, chooses: bool = False) -> float:
-    """Return the largest difference of any logit, as a part of the largest logit.
+    """Return the largest difference of any number, as a part of the largest of its kind.
 
     Args:
         path: the graph.
@@ -43,9 +43,8 @@ def check(path: Path, sample: Sample, precision: Precision, *, chooses: bool = F
     Raises:
         CheckpointError: it is more than rounding; or the graph does not run at all.
     """
-    largest = max(float(np.abs(sample.logits).max()), 1e-6)
     try:
-        differences = [rows / largest for rows in _differences(_Runner(path), sample)]
+        differences = _differences(_Runner(path), sample)
     except Exception as error:
         if isinstance(error, CheckpointError):
             raise
@@ -58,14 +57,17 @@ def check(path: Path, sample: Sample, precision: Precision, *, chooses: bool = F
     if not difference <= TOLERANCES.get(precision, ROUNDED_TOLERANCE):
         raise CheckpointError(
             f"the exported decoder differs from the model by {difference:.2g} of its largest "
-            "logit; this family cannot be exported",
+            "logit or hidden state; this family cannot be exported",
             hint="please report the model type",
         )
     return difference
 
 
-def _differences(runner: "_Runner", sample: Sample) -> tuple[Array, Array]:
-    """Return each row's largest difference: of one sequence in chunks, and of one batch."""
+def _differences(runner: "_Runner", sample: Sample) -> list[Array]:
+    """Return each row's largest difference: of one sequence in chunks, and of one batch.
+
+    First those of logits, then those of hidden states.
+    """
     start, slot, chunks = 0, 1, []
     for count in CHUNKS:
         chunks.append(runner.run(sample, [(slot, start)], count))
@@ -73,15 +75,17 @@ def _differences(runner: "_Runner", sample: Sample) -> tuple[Array, Array]:
     for slot, length in enumerate(PREFIXES):
         runner.run(sample, [(slot, 0)], length)
     batch = runner.run(sample, list(enumerate(PREFIXES)), 1)
-    return (
-        _distances(np.concatenate(chunks), sample.logits),
-        _distances(batch, sample.logits[list(PREFIXES)]),
-    )
+    found = zip(*chunks, strict=True), batch
+    made = []
+    for pieces, rows, wanted in zip(*found, (sample.logits, sample.states), strict=True):
+        made.append(_distances(np.concatenate(pieces), wanted))
+        made.append(_distances(rows, wanted[list(PREFIXES)]))
+    return made
 
 
 def _distances(found: Array, wanted: Array) -> Array:
-    """Return ``[rows]``; what is not finite is infinitely far."""
-    far = np.abs(found - wanted).max(axis=-1)
+    """Return ``[rows]``, as parts of the largest number; what is not finite is infinitely far."""
+    far = np.abs(found - wanted).max(axis=-1) / max(float(np.abs(wanted).max()), 1e-6)
     return np.where(np.isfinite(far), far, np.inf)
 
 
@@ -109,7 +113,8 @@ class _Runner:
     def __init__(self, path: Path) -> None:
         self.session = open_session(path, ComputeSettings())
         self.inputs = {item.name: item for item in self.session.get_inputs()}
-        self.vocab = int(self.session.get_outputs()[0].shape[1])
+        outputs = {item.name: item for item in self.session.get_outputs()}
+        self.widths = {name: int(outputs[name].shape[1]) for name in ("logits", "hidden_states")}
         random = np.random.default_rng(3)
         self.cache = {
             name: random.normal(size=(NUM_SLOTS, item.shape[1], SLOT_TOKENS, item.shape[3])).astype(
@@ -119,11 +124,11 @@ class _Runner:
             if name.startswith("past_key_values.")
         }
 
-    def run(self, sample: Sample, slots: list[tuple[int, int]], count: int) -> Array:
+    def run(self, sample: Sample, slots: list[tuple[int, int]], count: int) -> list[Array]:
         """Append ``count`` tokens to neighbouring slots, each given with its length.
 
         Returns:
-            ``[rows * count, vocab]``, the logits of all of them.
+            ``[rows * count, vocab]``, the logits of all of them, and ``[rows * count, hidden]``.
         """
         rows = _Rows(slots[0][0], [start for _, start in slots], count)
         binding = self.session.io_binding()
@@ -136,10 +141,13 @@ class _Runner:
             place = ("cpu", 0, part.dtype, part.shape, part.ctypes.data)
             binding.bind_input(name, *place)
             binding.bind_output(present, *place)
-        logits = np.empty((len(slots) * count, self.vocab), np.float32)
-        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        made = []
+        for name, width in self.widths.items():
+            array = np.empty((len(slots) * count, width), np.float32)
+            binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            made.append(array)
         self.session.run_with_iobinding(binding)
-        return logits
+        return made
 
 
 def _feeds(sample: Sample, rows: _Rows) -> dict[str, Array]:
@@ -152,6 +160,7 @@ def _feeds(sample: Sample, rows: _Rows) -> dict[str, Array]:
         "seqlens_k": starts + np.int32(rows.count - 1),
         "total_sequence_length": np.array(rows.total, np.int32),
         "logits_indices": np.arange(len(starts) * rows.count),
+        "hidden_indices": np.arange(len(starts) * rows.count),
     }
     if sample.deepstack is not None:
         feeds["deepstack"] = rows.pick(sample.deepstack, 1)

@@ -7,7 +7,7 @@ from typing import Any, Self, get_args
 
 import click
 
-from vlmkit_onnx.manifest import Precision
+from vlmkit_onnx.folder.manifest import Precision
 
 PRECISIONS = get_args(Precision)
 
@@ -27,13 +27,11 @@ def export(*, model: str, folder: Path, precision: Precision) -> None:
 
     The result is compared with the model before it gets its name. Serve it by naming DIR.
     """
-    from vlmkit.assembly import resolve
-    from vlmkit.cli.loading import read_with_plugins
-    from vlmkit_onnx.export_cache import refuse_without_exporter
+    import vlmkit
+    from vlmkit_onnx.folder.export_cache import refuse_without_exporter
 
     refuse_without_exporter()
-    layered, plugins = read_with_plugins(None, ())
-    checkpoint = resolve(model, plugins, layered.config.revision)
+    checkpoint = vlmkit.fetch(model)
     with Progress() as progress:
         progress("loading the exporter")
         from vlmkit_onnx.export.exporter import export as export_model

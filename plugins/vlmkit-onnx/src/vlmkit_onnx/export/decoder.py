@@ -26,15 +26,14 @@ from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
 from vlmkit_onnx.export.tidy import tidy
 from vlmkit_onnx.export.token_linear import write_out
 from vlmkit_onnx.export.views import Parts, attention
+from vlmkit_torch import rope
 
-# Kinds of RoPE whose frequencies change once a text is longer than the model was trained for.
-CHANGING_ROPE = frozenset({"longrope", "dynamic"})
 OPSET = 21  # the first that rounds in blocks
 ANY = torch.export.Dim.DYNAMIC
 
 
 class SlotDecoder(nn.Module):
-    """Embeddings, positions and a cache -> logits of chosen rows and the cache."""
+    """Embeddings, positions and a cache -> logits and states of chosen rows, and the cache."""
 
     def __init__(self, parts: Parts, anatomy: Anatomy) -> None:
         super().__init__()
@@ -50,13 +49,15 @@ class SlotDecoder(nn.Module):
         seqlens_k: torch.Tensor,
         total_sequence_length: torch.Tensor,
         logits_indices: torch.Tensor,
+        hidden_indices: torch.Tensor,
         past: list[torch.Tensor],
         bias: list[torch.Tensor] | None = None,
         deepstack: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return logits ``[rows, vocab]`` in float32, and keys and values of each layer in turn.
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """Return logits ``[rows, vocab]``, hidden states ``[rows, hidden]``, and the cache.
 
-        Shapes of the arguments are those of :func:`example`.
+        Both are float32 and of rows of their own; the cache is each layer's keys and values in
+        turn. Shapes of the arguments are those of :func:`example`.
         """
         dtype = past[0].dtype
         masks = None
@@ -71,10 +72,12 @@ class SlotDecoder(nn.Module):
             **levels,
         )
         hidden = out.last_hidden_state
-        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, logits_indices)
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        rows = flat.index_select(0, logits_indices)
         logits = self.head(inputs_embeds=rows[None]).logits[0].float()
+        states = flat.index_select(0, hidden_indices).float()
         present = self.board.present
-        return logits, [tensor for index in sorted(present) for tensor in present[index]]
+        return logits, states, [tensor for index in sorted(present) for tensor in present[index]]
 
 
 def export_decoder(parts: Parts, anatomy: Anatomy, path: Path) -> bool:
@@ -153,6 +156,7 @@ def example(anatomy: Anatomy, dtype: torch.dtype) -> tuple[dict[str, Any], dict[
         "seqlens_k": torch.full((rows,), seq - 1, dtype=torch.int32),
         "total_sequence_length": torch.tensor(seq, dtype=torch.int32),
         "logits_indices": torch.arange(3),
+        "hidden_indices": torch.arange(2, 6),
         "past": past,
     }
     shapes: dict[str, Any] = {
@@ -161,6 +165,7 @@ def example(anatomy: Anatomy, dtype: torch.dtype) -> tuple[dict[str, Any], dict[
         "seqlens_k": {0: ANY},
         "total_sequence_length": None,
         "logits_indices": {0: ANY},
+        "hidden_indices": {0: ANY},
         "past": [{0: ANY, 2: ANY}] * len(past),
     }
     if names := bias_names(anatomy):
@@ -175,14 +180,15 @@ def example(anatomy: Anatomy, dtype: torch.dtype) -> tuple[dict[str, Any], dict[
 def input_names(anatomy: Anatomy) -> list[str]:
     """Return the graph's inputs in the order of :meth:`SlotDecoder.forward`."""
     names = ["inputs_embeds", "position_ids", "seqlens_k", "total_sequence_length"]
-    names += ["logits_indices", *(f"past_key_values.{part}" for part in _parts_of(anatomy))]
+    names += ["logits_indices", "hidden_indices"]
+    names += [*(f"past_key_values.{part}" for part in _parts_of(anatomy))]
     names += bias_names(anatomy)
     return [*names, "deepstack"] if anatomy.num_deepstack else names
 
 
 def output_names(anatomy: Anatomy) -> list[str]:
     """Return the graph's outputs in order."""
-    return ["logits", *(f"present.{part}" for part in _parts_of(anatomy))]
+    return ["logits", "hidden_states", *(f"present.{part}" for part in _parts_of(anatomy))]
 
 
 def bias_names(anatomy: Anatomy) -> list[str]:
@@ -249,7 +255,7 @@ def _steady(rope_type: str | dict[str, str]) -> str | dict[str, str]:
     """Return a kind of RoPE, or one for each kind of layer, that computes no new frequencies."""
     if isinstance(rope_type, dict):
         return {layer_type: str(_steady(kind)) for layer_type, kind in rope_type.items()}
-    return "default" if rope_type in CHANGING_ROPE else rope_type
+    return "default" if rope.changes(rope_type) else rope_type
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import nn
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.export.views import Parts
-from vlmkit_onnx.manifest import Embeddings
+from vlmkit_onnx.folder.manifest import Embeddings
 
 DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 TOLERANCE = 1e-6

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit_onnx import manifest
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export import quantize
 from vlmkit_onnx.export.anatomy import Anatomy, examine
 from vlmkit_onnx.export.check import check
@@ -26,14 +25,23 @@ from vlmkit_onnx.export.loading import load
 from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.export.vision import export_vision
-from vlmkit_onnx.families import family_of
-from vlmkit_onnx.manifest import Manifest, Precision
+from vlmkit_onnx.folder import manifest
+from vlmkit_onnx.folder.manifest import Manifest, Precision
+from vlmkit_onnx.prompts.families import family_of
 
 OnStage = Callable[[str], None]
 log = logging.getLogger(__name__)
 
 DECODER = "decoder.onnx"
-PARTICIPANTS = ("vlmkit-onnx", "torch", "transformers", "onnxscript", "onnx-ir", "onnxruntime")
+PARTICIPANTS = (
+    "vlmkit-onnx",
+    "vlmkit-torch",
+    "torch",
+    "transformers",
+    "onnxscript",
+    "onnx-ir",
+    "onnxruntime",
+)
 COMPANIONS = (
     "config.json",
     "generation_config.json",
@@ -46,6 +54,9 @@ COMPANIONS = (
     "*.model",
     "*processor_config.json",
     "LICENSE*",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "*_Pooling/config.json",
 )
 BATCH_INVARIANT: frozenset[Precision] = frozenset({"fp32", "w8a8", "int8", "int4"})
 
@@ -76,7 +87,9 @@ def export(
         made = _write(checkpoint, place, precision, on_stage, with_tower=with_tower)
         manifest.write(place, made)
         for path in _companions(checkpoint.path):
-            shutil.copyfile(path, place / path.name)
+            copy = place / path.relative_to(checkpoint.path)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
         _publish(place, folder)
     return made
 
@@ -127,7 +140,7 @@ def _write(
     gc.collect()
     on_stage("checking")
     difference = check(place / DECODER, sample, precision, chooses=chooses)
-    log.info("decoder of %r differs by %.2g of its largest logit", checkpoint.name, difference)
+    log.info("decoder of %r differs by %.2g of its largest number", checkpoint.name, difference)
     return Manifest(
         model_type=checkpoint.model_type,
         precision=precision,
@@ -170,8 +183,8 @@ def _publish(place: Path, folder: Path) -> None:
         folder.rmdir()
     folder.mkdir()
     allowed = folder.stat().st_mode & 0o777
-    for path in place.iterdir():
-        path.chmod(allowed & 0o666)
+    for path in place.rglob("*"):
+        path.chmod(allowed if path.is_dir() else allowed & 0o666)
     place.chmod(allowed)
     folder.rmdir()  # Windows gives no folder the name of another
     place.rename(folder)

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from vlmkit_onnx.export.token_linear import DOMAIN, MIDDLE, OPERATOR, TINY
 from vlmkit_onnx.export.views import Parts
-from vlmkit_onnx.manifest import Precision
+from vlmkit_onnx.folder.manifest import Precision
 
 # Of weights with a scale and a zero of their own, by bits. Larger ones are faster, and ONNX
 # Runtime's kernels then give a lone row other bits than a row of a batch.

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vlmkit.prompt import ImageSlot, Prompt
+from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.embedding import embed, sample_ids, table_of
 from vlmkit_onnx.export.views import Parts, attention
-from vlmkit_onnx.families import Family
-from vlmkit_onnx.prompt_inputs import read_prompt, sees
+from vlmkit_onnx.prompts.families import Family
+from vlmkit_onnx.prompts.prompt_inputs import read_prompt, sees
 
 NUM_TOKENS = 35
 NUM_PROMPT = 9  # of them, never cut
@@ -37,6 +37,7 @@ class Sample:
         visible: ``[seq, seq]`` which tokens each sees in layers that see all, and in those with a
             window; None where that is not for the host to say.
         logits: ``[seq, vocab]`` by the family's own code.
+        states: ``[seq, hidden]`` what the logits are made of.
     """
 
     embeddings: NDArray[np.float32]
@@ -44,6 +45,7 @@ class Sample:
     deepstack: NDArray[np.float32] | None
     visible: Visible | None
     logits: NDArray[np.float32]
+    states: NDArray[np.float32]
 
 
 def embeddings_of(parts: Parts) -> torch.Tensor:
@@ -89,6 +91,7 @@ def make_sample(parts: Parts, anatomy: Anatomy, embeddings: torch.Tensor) -> Sam
         deepstack=None if deepstack is None else deepstack.numpy(),
         visible=visible,
         logits=logits.numpy(),
+        states=hidden[0].float().numpy(),
     )
 
 
@@ -106,7 +109,7 @@ def _visible(anatomy: Anatomy, seq: int) -> Visible:
     """Return what the engine would say of a prompt with an image and of what follows it."""
     marks = np.zeros(NUM_PROMPT, np.int64)
     marks[IMAGE] = 1
-    slot = ImageSlot(IMAGE.start, IMAGE.stop, b"", {}, IMAGE.stop - IMAGE.start)
+    slot = MediaSlot(IMAGE.start, IMAGE.stop, b"", {}, IMAGE.stop - IMAGE.start)
     prompt = Prompt(tuple(marks.tolist()), (slot,))
     return sees(read_prompt(prompt, Family(1, anatomy.visibility)), 0, seq, anatomy.window)
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 
 from vlmkit.errors import CheckpointError, VlmkitError
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.export.towers.table import tower_of
 from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
 from vlmkit_onnx.export.vision_attention import vision_attention
@@ -70,7 +70,7 @@ def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> st
 def example(tower: Tower, samples: Sequence[ImageInputs]) -> dict[str, AnyArray]:
     """Return the graph's inputs for two images of one size, as the encoder will make them."""
     first, second = (
-        tower.feeding.pictures(ImageSlot(0, 0, b"", sample, 0)) for sample in samples[:2]
+        tower.feeding.pictures(MediaSlot(0, 0, b"", sample, 0)) for sample in samples[:2]
     )
     return tower.feeding.inputs(np.concatenate([first.pixels, second.pixels]), first.group)
 

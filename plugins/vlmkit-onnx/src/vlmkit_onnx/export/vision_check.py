@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from vlmkit.errors import CheckpointError, EngineError
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.export.towers.tower import ImageInputs
-from vlmkit_onnx.layout import VisionGraph
-from vlmkit_onnx.session import open_session
+from vlmkit_onnx.folder.layout import VisionGraph
+from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
@@ -39,7 +39,7 @@ def check_vision(model: PreTrainedModel, file: Path, samples: Sequence[ImageInpu
     """
     expected = [reference(model, sample) for sample in samples]
     slots = [
-        ImageSlot(0, len(rows[FEATURES]), b"", sample, len(rows[FEATURES]))
+        MediaSlot(0, len(rows[FEATURES]), b"", sample, len(rows[FEATURES]))
         for sample, rows in zip(samples, expected, strict=True)
     ]
     try:
@@ -67,7 +67,7 @@ def reference(model: PreTrainedModel, sample: ImageInputs) -> dict[str, NDArray[
 
 def _differences(
     file: Path,
-    slots: Sequence[ImageSlot],
+    slots: Sequence[MediaSlot],
     expected: Sequence[dict[str, NDArray[np.float32]]],
 ) -> Iterator[float]:
     session = open_session(file, ComputeSettings())

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from vlmkit.errors import EngineError
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_of
 from vlmkit_onnx.vision.names import FEATURES, NEWLINE
 from vlmkit_onnx.vision.tiles import tiles_of
@@ -33,7 +33,7 @@ class AnyresFeeding(msgspec.Struct, frozen=True, tag="anyres", tag_field="kind")
     tile_rows: int
     max_tiles: int | None = None
 
-    def pictures(self, slot: ImageSlot) -> Pictures:
+    def pictures(self, slot: MediaSlot) -> Pictures:
         """Return ``[tiles, channels, height, width]``."""
         tiles = tiles_of(slot)
         return Pictures(tiles, tiles.shape[1:])
@@ -42,7 +42,7 @@ class AnyresFeeding(msgspec.Struct, frozen=True, tag="anyres", tag_field="kind")
         """Return the tiles."""
         return {"pixel_values": pixels}
 
-    def rows(self, slot: ImageSlot, outputs: Mapping[str, Floats]) -> dict[str, Floats]:
+    def rows(self, slot: MediaSlot, outputs: Mapping[str, Floats]) -> dict[str, Floats]:
         """Return the small image's rows, then those of the grid, line by line."""
         tiles, newline = outputs[FEATURES], outputs[NEWLINE][:1]
         if len(tiles) == 1:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision.feeding import Feeding, Floats, Group, Pictures, Run
 
 
@@ -25,7 +25,7 @@ class Batches:
         self._feeding = feeding
         self._max_pictures = max_pictures
 
-    def compute(self, slots: Sequence[ImageSlot], run: Run) -> list[dict[str, Floats]]:
+    def compute(self, slots: Sequence[MediaSlot], run: Run) -> list[dict[str, Floats]]:
         """Return each image's rows by name; see :class:`vlmkit_onnx.vision.feeding.Computation`."""
         images = [self._feeding.pictures(slot) for slot in slots]
         groups: defaultdict[Group, list[int]] = defaultdict(list)

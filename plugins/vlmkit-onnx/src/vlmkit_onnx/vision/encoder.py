@@ -9,14 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
-from vlmkit.checkpoint import Checkpoint
 from vlmkit.errors import EngineError, OutOfMemory
-from vlmkit.prompt import ImageSlot
-from vlmkit.protocols import ImageFeatures
-from vlmkit_onnx.layout import VisionGraph
-from vlmkit_onnx.node_types import BOOLEANS, FLOATS, INTEGERS
-from vlmkit_onnx.runtime import onnxruntime
-from vlmkit_onnx.session import giving_back, is_out_of_memory
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot
+from vlmkit_onnx.folder.layout import VisionGraph
+from vlmkit_onnx.sessions.node_types import BOOLEANS, FLOATS, INTEGERS
+from vlmkit_onnx.sessions.runtime import onnxruntime
+from vlmkit_onnx.sessions.session import giving_back, is_out_of_memory
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
@@ -37,6 +37,8 @@ class OnnxVisionEncoder:
     Raises:
         CheckpointError: the graph cannot be fed.
     """
+
+    media_kinds = frozenset({"image"})
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class OnnxVisionEncoder:
             f"onnxruntime-{onnxruntime.__version__}"
         )
 
-    def encode(self, slots: Sequence[ImageSlot]) -> list[ImageFeatures]:
+    def encode(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
         """Return the features of each image, in order.
 
         Raises:
@@ -106,7 +108,7 @@ def _computation(
     return ForeignGraph(num_axes, outputs, graph.names)
 
 
-def _features(slot: ImageSlot, rows: Mapping[str, Floats]) -> ImageFeatures:
+def _features(slot: MediaSlot, rows: Mapping[str, Floats]) -> MediaFeatures:
     """Make one image's features of its own copy of the rows."""
     counts = {len(array) for array in rows.values()}
     if counts != {slot.num_features}:
@@ -116,4 +118,4 @@ def _features(slot: ImageSlot, rows: Mapping[str, Floats]) -> ImageFeatures:
         )
     own = {name: array.copy() for name, array in rows.items()}
     num_bytes = sum(array.nbytes for array in own.values())
-    return ImageFeatures(slot.num_features, own.pop(FEATURES), own, num_bytes)
+    return MediaFeatures(slot.num_features, own.pop(FEATURES), own, num_bytes)

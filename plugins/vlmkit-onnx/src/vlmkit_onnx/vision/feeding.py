@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmkit.errors import EngineError
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 
 AnyArray: TypeAlias = NDArray[Any]
 Floats: TypeAlias = NDArray[np.float32]
@@ -27,7 +27,7 @@ Run: TypeAlias = Callable[[Mapping[str, AnyArray]], dict[str, Floats]]
 class Computation(Protocol):
     """From images to rows, with one graph."""
 
-    def compute(self, slots: Sequence[ImageSlot], run: Run) -> list[dict[str, Floats]]:
+    def compute(self, slots: Sequence[MediaSlot], run: Run) -> list[dict[str, Floats]]:
         """Return each image's rows ``[rows, hidden]``, by our own names.
 
         Raises:
@@ -52,7 +52,7 @@ class Pictures:
 class Feeding(Protocol):
     """One way in which graphs of our own exporter are fed."""
 
-    def pictures(self, slot: ImageSlot) -> Pictures:
+    def pictures(self, slot: MediaSlot) -> Pictures:
         """Take an image apart.
 
         Raises:
@@ -64,7 +64,7 @@ class Feeding(Protocol):
         """Return the graph's inputs for pictures of one group, stacked."""
         ...
 
-    def rows(self, slot: ImageSlot, outputs: Mapping[str, Floats]) -> dict[str, Floats]:
+    def rows(self, slot: MediaSlot, outputs: Mapping[str, Floats]) -> dict[str, Floats]:
         """Return an image's rows ``[rows, hidden]`` by name, from its pictures' outputs.
 
         Args:
@@ -74,7 +74,7 @@ class Feeding(Protocol):
         ...
 
 
-def array_of(slot: ImageSlot, name: str) -> AnyArray:
+def array_of(slot: MediaSlot, name: str) -> AnyArray:
     """Return one of an image's arrays as numpy's.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vlmkit.errors import CheckpointError, EngineError
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision.feeding import AnyArray, Floats, Run, array_of
 from vlmkit_onnx.vision.names import FEATURES
 
@@ -54,11 +54,11 @@ class ForeignGraph:
                 f"the vision graph must take {PIXELS!r} and give {self._features!r}"
             )
 
-    def compute(self, slots: Sequence[ImageSlot], run: Run) -> list[dict[str, Floats]]:
+    def compute(self, slots: Sequence[MediaSlot], run: Run) -> list[dict[str, Floats]]:
         """Return each image's rows; see :class:`vlmkit_onnx.vision.feeding.Computation`."""
         return [self._compute(slot, run) for slot in slots]
 
-    def _compute(self, slot: ImageSlot, run: Run) -> dict[str, Floats]:
+    def _compute(self, slot: MediaSlot, run: Run) -> dict[str, Floats]:
         inputs = {
             name: _with_axes(array_of(slot, array), self._num_axes[name], name)
             for name, array in self._arrays.items()

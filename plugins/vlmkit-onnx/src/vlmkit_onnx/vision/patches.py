@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from vlmkit.errors import EngineError
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision import grid
 from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_of
 from vlmkit_onnx.vision.names import rows_of
@@ -28,7 +28,7 @@ class GridFeeding(msgspec.Struct, frozen=True, tag="grid", tag_field="kind"):
     window_cells: int | None = None
     table_side: int | None = None
 
-    def pictures(self, slot: ImageSlot) -> Pictures:
+    def pictures(self, slot: MediaSlot) -> Pictures:
         """Return ``[frames, patches, values]``; a picture has one frame, a film several."""
         pixels = array_of(slot, "pixel_values")
         frames, height, width = (int(n) for n in array_of(slot, "image_grid_thw").reshape(-1)[:3])
@@ -56,7 +56,7 @@ class GridFeeding(msgspec.Struct, frozen=True, tag="grid", tag_field="kind"):
 
     def rows(
         self,
-        slot: ImageSlot,  # noqa: ARG002
+        slot: MediaSlot,  # noqa: ARG002
         outputs: Mapping[str, Floats],
     ) -> dict[str, Floats]:
         """Return the frames' rows in order."""
@@ -74,7 +74,7 @@ class CropFeeding(msgspec.Struct, frozen=True, tag="crop", tag_field="kind"):
     merge: int
     patch_size: int
 
-    def pictures(self, slot: ImageSlot) -> Pictures:
+    def pictures(self, slot: MediaSlot) -> Pictures:
         """Return ``[1, patches, values]``, cell by cell."""
         pixels, size = array_of(slot, "pixel_values"), self.patch_size
         height, width = (int(n) // size for n in array_of(slot, "image_sizes").reshape(-1)[:2])
@@ -96,7 +96,7 @@ class CropFeeding(msgspec.Struct, frozen=True, tag="crop", tag_field="kind"):
 
     def rows(
         self,
-        slot: ImageSlot,  # noqa: ARG002
+        slot: MediaSlot,  # noqa: ARG002
         outputs: Mapping[str, Floats],
     ) -> dict[str, Floats]:
         """Return the image's rows."""

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from vlmkit.errors import EngineError
-from vlmkit.prompt import ImageSlot
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision.feeding import AnyArray, Floats, Group, Pictures, array_of
 from vlmkit_onnx.vision.names import rows_of
 
@@ -16,7 +16,7 @@ PIXEL_MASK = "pixel_attention_mask"
 class TileFeeding(msgspec.Struct, frozen=True, tag="tiles", tag_field="kind"):
     """An image's rows are those of its tiles, one tile after the other."""
 
-    def pictures(self, slot: ImageSlot) -> Pictures:
+    def pictures(self, slot: MediaSlot) -> Pictures:
         """Return ``[tiles, channels, height, width]``."""
         tiles = tiles_of(slot)
         return Pictures(tiles, tiles.shape[1:])
@@ -27,14 +27,14 @@ class TileFeeding(msgspec.Struct, frozen=True, tag="tiles", tag_field="kind"):
 
     def rows(
         self,
-        slot: ImageSlot,  # noqa: ARG002
+        slot: MediaSlot,  # noqa: ARG002
         outputs: Mapping[str, Floats],
     ) -> dict[str, Floats]:
         """Return the tiles' rows in order."""
         return rows_of(outputs)
 
 
-def tiles_of(slot: ImageSlot) -> AnyArray:
+def tiles_of(slot: MediaSlot) -> AnyArray:
     """Return an image's tiles ``[tiles, channels, height, width]``, without empty ones.
 
     Raises:

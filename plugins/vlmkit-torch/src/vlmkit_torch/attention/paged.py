@@ -1,11 +1,13 @@
 """The attention function that transformers calls in every layer of a decoder.
 
 Writes the new keys and values into the paged cache and reads back what each token may see. One
-batched attention for decoding sequences of like length, one for each prefill chunk. Knows soft caps
-and attention sinks; refuses arguments that it does not know rather than ignore them.
+batched attention for decoding sequences of like length, one for each long one and for each prefill
+chunk. Knows soft caps and attention sinks; refuses arguments that it does not know rather than
+ignore them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,23 +15,32 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from vlmkit.errors import CheckpointError
 from vlmkit_torch import hardware
-from vlmkit_torch.attention.step import LayerKind, Reach, Step
+from vlmkit_torch.attention.arguments import refuse_unknown
+from vlmkit_torch.attention.kind import LayerKind
+from vlmkit_torch.attention.reach import Reach
+from vlmkit_torch.attention.rule import Rule, explicit
+from vlmkit_torch.attention.step import Step
 from vlmkit_torch.kv_cache import KVCache
 
 IMPLEMENTATION = "vlmkit_paged"  # not registered for masks: the models then build none
-HARMLESS = frozenset({"position_ids", "cache_position"})
 SLOT = "vlmkit_layer"
 MOST_SCORES = 2**25  # of a chunk in one layer at once; an eighth of a GiB in single precision
 
 
 @dataclass(slots=True)
 class Board:
-    """Where an engine pins what its layers need; one for each engine, so engines never mix."""
+    """Where an engine pins what its layers need; one for each engine, so engines never mix.
+
+    Attributes:
+        cache: keys and values.
+        step: the forward pass that runs.
+        kinds: of all layers that were computed so far.
+    """
 
     cache: KVCache
     step: Step | None = None
+    kinds: set[LayerKind] = field(default_factory=set)
 
 
 class Layer:
@@ -39,12 +50,14 @@ class Layer:
         self.board = board
         self.index = index
         self.kind = kind
-        self._kinds: dict[int | None, LayerKind] = {None: kind}
+        self._kinds: dict[int | None, LayerKind] = {}
 
     def kind_with(self, window: int | None) -> LayerKind:
         """Return the layer's kind; a window that the family's code passes counts."""
         if window not in self._kinds:
-            self._kinds[window] = self.kind._replace(window=window)
+            kind = self.kind if window is None else self.kind._replace(window=window)
+            self._kinds[window] = kind
+            self.board.kinds.add(kind)
         return self._kinds[window]
 
 
@@ -90,10 +103,10 @@ def attend(
     Returns:
         ``[1, tokens, heads, value_head]``, or with those axes swapped, and None.
     """
-    _refuse_unknown(attention_mask, others)
+    refuse_unknown(attention_mask, others)
     layer: Layer = getattr(module, SLOT)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rule = _Rule(layer.kind_with(sliding_window or None), scale, softcap, s_aux)
+    rule = Rule(layer.kind_with(sliding_window or None), scale, softcap, s_aux)
     if query.shape[0] == 1:
         return _attend_step(layer, query, key, value, rule)[None], None
     # One token of each sequence in a column, as recurrent layers want them.
@@ -101,22 +114,8 @@ def attend(
     return _attend_step(layer, query, key, value, rule)[:, None], None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """How scores become weights."""
-
-    kind: LayerKind
-    scale: float
-    softcap: float | None
-    sinks: torch.Tensor | None
-
-    @property
-    def is_plain(self) -> bool:
-        return self.softcap is None and self.sinks is None
-
-
 def _attend_step(
-    layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: _Rule
+    layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
 ) -> torch.Tensor:
     """Keep the new keys and values, and attend: decodes in batches, then chunk by chunk.
 
@@ -127,18 +126,18 @@ def _attend_step(
     if step is None:
         raise RuntimeError("attention was called outside a step")
     cached = layer.board.cache.write(layer.index, step.write_slots, key[0], value[0])
-    parts = []
-    for group in step.decodes:
-        rows = query[0, :, slice(*group.rows)]
-        parts.append(_decode(rows, cached, group.reach(rule.kind), rule))
-    for chunk in step.chunks:
-        start, stop = chunk.rows
+    reaches = step.reaches(rule.kind)
+    parts = [
+        _decode(query[0, :, slice(*reach.rows)], cached, reach, rule) for reach in reaches.decodes
+    ]
+    for reach in reaches.chunks:
+        start, stop = reach.rows
         rows = query[:, :, start:stop]
-        if chunk.is_plain(rule.kind) and rule.is_plain:
+        if reach.is_start and rule.is_plain:
             fresh = (key[:, :, start:stop], value[:, :, start:stop])
             parts.append(_start_of_sequence(rows, *fresh, rule.scale))
         else:
-            parts.append(_chunk(rows, cached, chunk.reach(rule.kind), rule))
+            parts.append(_chunk(rows, cached, reach, rule))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -146,21 +145,24 @@ def _decode(
     query: torch.Tensor,
     cached: tuple[torch.Tensor, torch.Tensor],
     reach: Reach,
-    rule: _Rule,
+    rule: Rule,
 ) -> torch.Tensor:
     """Attend with one query for each sequence: ``[heads, batch, head]`` -> ``[batch, ...]``.
 
     The heads that share keys stand as queries of one head, so that no key is repeated.
     """
-    batch = query.shape[1]
-    keys, values = (_read(pool, reach.slots, batch) for pool in cached)
-    kv_heads = keys.shape[1]
-    grouped = query.transpose(0, 1).reshape(batch, kv_heads, -1, query.shape[-1])
-    if rule.is_plain:
-        out = _attention(grouped, keys, values, attn_mask=reach.mask, scale=rule.scale)
+    (heads, batch, head), kv_heads = query.shape, cached[0].shape[1]
+    grouped = query.transpose(0, 1).reshape(batch, kv_heads, -1, head)
+    mask = reach.mask(query.dtype)
+    if mask is not None:
+        mask = mask[:, None, None]
+    if rule.is_plain and len(reach.parts) == 1:
+        key, value = (_read(pool, reach.parts[0], batch) for pool in cached)
+        out = _attention(grouped, key, value, attn_mask=mask, scale=rule.scale)
     else:
-        out = _explicit(grouped[:, :, :, None], keys, values, reach.mask, rule)[:, :, :, 0]
-    return out.reshape(batch, query.shape[0], -1)
+        keys, values = (_read_each(pool, reach.parts, batch) for pool in cached)
+        out = explicit(grouped[:, :, :, None], keys, values, mask, rule)[:, :, :, 0]
+    return out.reshape(batch, heads, -1)
 
 
 def _start_of_sequence(
@@ -176,21 +178,22 @@ def _chunk(
     query: torch.Tensor,
     cached: tuple[torch.Tensor, torch.Tensor],
     reach: Reach,
-    rule: _Rule,
+    rule: Rule,
 ) -> torch.Tensor:
     """Attend with several queries of one sequence: ``[1, heads, count, head]``.
 
     The queries are taken a few at a time where many would have too many scores at once.
     """
-    keys, values = (_read(pool, reach.slots, 1) for pool in cached)
+    keys, values = (_read(pool, reach.parts[0], 1) for pool in cached)
+    mask = reach.mask(query.dtype)
     count = step = query.shape[2]
     if not rule.is_plain or query.device.type != "cpu":  # the CPU's own kernel keeps no scores
         step = max(1, MOST_SCORES // (query.shape[1] * keys.shape[2]))
     parts = []
     for start in range(0, count, step):
         some = slice(start, start + step)
-        mask = None if reach.mask is None else reach.mask[some]
-        parts.append(_some_of_chunk(query[:, :, some], keys, values, mask, rule))
+        own = None if mask is None else mask[some]
+        parts.append(_some_of_chunk(query[:, :, some], keys, values, own, rule))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -199,7 +202,7 @@ def _some_of_chunk(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,
-    rule: _Rule,
+    rule: Rule,
 ) -> torch.Tensor:
     """Attend with queries ``[1, heads, count, head]``; return ``[count, heads, value_head]``."""
     heads, kv_heads = query.shape[1], keys.shape[1]
@@ -214,7 +217,8 @@ def _some_of_chunk(
         )
     else:
         grouped = query.reshape(1, kv_heads, heads // kv_heads, *query.shape[2:])
-        out = _explicit(grouped, keys, values, mask, rule).reshape(1, heads, query.shape[2], -1)
+        out = explicit(grouped, [keys], [values], mask, rule)
+        out = out.reshape(1, heads, query.shape[2], -1)
     return out[0].transpose(0, 1)
 
 
@@ -233,41 +237,9 @@ def _read(pool: torch.Tensor, slots: torch.Tensor | slice, batch: int) -> torch.
     return rows.view(batch, -1, *pool.shape[1:]).transpose(1, 2)
 
 
-def _explicit(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    rule: _Rule,
-) -> torch.Tensor:
-    """Attend step by step, for soft caps and sinks.
-
-    Args:
-        query: ``[batch, kv_heads, group, count, head]``.
-        keys: ``[batch, kv_heads, width, head]``.
-        values: ``[batch, kv_heads, width, value_head]``.
-        mask: additive, broadcast to ``[batch, kv_heads, group, count, width]``.
-        rule: cap, sinks and scale.
-    """
-    batch, kv_heads, group, count, head = query.shape
-    scores = query.reshape(batch, kv_heads, group * count, head) @ keys.transpose(-1, -2)
-    scores = scores.view(batch, kv_heads, group, count, -1).mul_(rule.scale)
-    if rule.softcap is not None:
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    if mask is not None:
-        scores = scores + (mask[:, :, None] if mask.ndim == 4 else mask)
-    width = scores.shape[-1]
-    if rule.sinks is not None:
-        sinks = rule.sinks.view(kv_heads, group, 1, 1).expand(batch, -1, -1, count, -1)
-        scores = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
-    weights = scores.softmax(-1, dtype=torch.float32)[..., :width].to(values.dtype)
-    out = weights.reshape(batch, kv_heads, group * count, width) @ values
-    return out.view(batch, kv_heads, group, count, -1)
-
-
-def _refuse_unknown(mask: torch.Tensor | None, others: dict[str, Any]) -> None:
-    if mask is not None:
-        raise CheckpointError("the model builds an attention mask of its own, not supported")
-    for name, value in others.items():
-        if isinstance(value, torch.Tensor) and name not in HARMLESS:
-            raise CheckpointError(f"the model's attention needs {name!r}, not supported")
+def _read_each(
+    pool: torch.Tensor, parts: Iterable[torch.Tensor | slice], batch: int
+) -> Iterator[torch.Tensor]:
+    """Yield the rows of each part, so that one copy at a time is in memory."""
+    for slots in parts:
+        yield _read(pool, slots, batch)

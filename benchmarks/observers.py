@@ -1,0 +1,75 @@
+"""What an observer costs: nanoseconds for each token that the loop hands out.
+
+    python benchmarks/observers.py --tokens 20000 --repeats 15
+
+Hands chunks to a channel as the loop does, with nobody and somebody looking on. ``handing`` is what
+the loop's thread takes, and ``all`` has the observers' own threads in it; each is the best round.
+"""
+
+import argparse
+import time
+
+from vlmkit.ask.completion import Chunk
+from vlmkit.ask.delta import TextDelta
+from vlmkit.ask.sample import Sample
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.running.channel import Channel
+from vlmkit.running.counters import Counters
+from vlmkit.running.observers import Observers
+from vlmkit.running.wakeups import Wakeups
+from vlmkit.seams.observer import Observer, RequestFacts
+
+
+class EveryToken(Observer):
+    """Is told of each token, and does next to nothing."""
+
+    num_chunks = 0
+
+    def tokens(self, request, chunk, at_s):  # noqa: ARG002
+        self.num_chunks += 1
+
+
+SETTINGS = {
+    "nobody": dict,
+    "counters": lambda: {"counters": Counters()},
+    "every token": lambda: {"every": EveryToken()},
+    "both": lambda: {"counters": Counters(), "every": EveryToken()},
+}
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    rounds = {name: [] for name in SETTINGS}
+    for _ in range(options.repeats):
+        for name, made in SETTINGS.items():
+            rounds[name].append(_round(made(), options.tokens))
+    for name, found in rounds.items():
+        handing, whole = (min(times) / options.tokens * 1e9 for times in zip(*found, strict=True))
+        print(f"{name:12} handing {handing:6.0f} ns  all {whole:6.0f} ns")
+
+
+def _round(observers: dict[str, Observer], num_tokens: int) -> tuple[float, float]:
+    """Return the seconds of this thread, and the processor's, that a request's tokens take."""
+    watching = Observers(observers) if observers else None
+    facts = RequestFacts("req", "mock", "", SamplingParams(), 1)
+    channel = Channel(facts, max_unread_tokens=num_tokens, observers=watching)
+    wakeups = Wakeups()
+    chunk = Chunk(0, (TextDelta("token "),), (Sample(1),))
+    last = Chunk(0, (), (Sample(2),), "length")
+    whole, own = time.process_time(), time.thread_time()
+    channel.accept(wakeups)
+    for _ in range(num_tokens - 1):
+        channel.put(chunk, wakeups)
+    channel.put(last, wakeups)
+    own = time.thread_time() - own
+    if watching is not None:
+        watching.close()
+    return own, time.process_time() - whole
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What the choice of tokens costs: array operations, reads by the host, and time, kind by kind.
+
+From the moment that logits are there to the samples, log-probabilities included. Operations and
+reads are counted on torch tensors that the sampler takes for a device's, time in host memory.
+Weights fall with a token's rank to the power of 1.5, as those of trained models roughly do.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import tables
+import torch
+from peers import spread
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.kit import heap
+from vlmkit.running import picks
+from vlmkit.running.sampler import ArraySampler
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.sampler import Row
+from vlmkit.seams.sequence import Sequence
+
+VOCAB = 152_000
+BATCHES = (1, 8, 64)
+HOT = {"temperature": 0.7}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top-k 40, top-p 0.95": {**HOT, "top_k": 40, "top_p": 0.95},
+    "top-p 0.95": {**HOT, "top_p": 0.95},
+    "no filter": {"temperature": 1.0},
+    "top-k 40 and penalties": {
+        **HOT,
+        "top_k": 40,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.1,
+    },
+    "greedy, 5 log-probabilities": {"logprobs": True, "top_logprobs": 5},
+}
+
+
+class _Operations(TorchDispatchMode):
+    """Counts what would be a kernel, or a copy."""
+
+    num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aliases = [made.alias_info for made in func._schema.returns if made.alias_info]
+        self.num += all(alias.is_write for alias in aliases)
+        return func(*args, **(kwargs or {}))
+
+
+class _Reads(TorchFunctionMode):
+    """Counts how often the host wants numbers."""
+
+    num = 0
+    readers = frozenset({torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.cpu})
+    scalars = frozenset({torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += func in self.readers or func in self.scalars
+        return func(*args, **(kwargs or {}))
+
+
+def bench(_: Any, rounds: int) -> None:
+    """Print a table for each number of rows."""
+    with heap.returning_large_blocks():
+        pass  # leaves the heap as whoever loads weights does
+    for num in BATCHES:
+        logits = _logits(num)
+        steps = {kind: _step(num, fields) for kind, fields in KINDS.items()}
+        seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        for _round in range(rounds + 1):
+            for kind, step in steps.items():
+                started = time.perf_counter()
+                step(logits)
+                seconds[kind].append(1000 * (time.perf_counter() - started))
+        rows = [
+            [kind, *map(str, _counted(step, logits)), spread(seconds[kind][1:])]
+            for kind, step in steps.items()
+        ]
+        columns = [f"{num} rows of {VOCAB}", "operations", "reads", "ms in host memory"]
+        print(tables.markdown(columns, rows), end="\n\n")
+
+
+def _logits(num: int) -> Any:
+    random = np.random.default_rng(0)
+    ranks = np.stack([random.permutation(VOCAB) for _ in range(num)])
+    return (-1.5 * np.log(ranks + 1)).astype(np.float32)
+
+
+def _step(num: int, fields: dict[str, Any]) -> Callable[[Any], Any]:
+    """Return what a step does with its logits."""
+    sampler, params = ArraySampler(), SamplingParams(**fields)
+    rows = [
+        Row(
+            Sequence(
+                id=str(seed),
+                prompt=Prompt(tuple(range(1000))),
+                params=params,
+                seed=seed,
+                max_tokens=2000,
+                output_ids=list(range(500, 1500)),
+                banned_ids=tuple(range(VOCAB - 200, VOCAB)),
+            )
+        )
+        for seed in range(num)
+    ]
+
+    def step(logits: Any) -> Any:
+        pick = sampler.prepare(rows)
+        readable = picks.readable(logits)
+        return picks.samples(readable, pick(readable), [params] * num)
+
+    return step
+
+
+def _counted(step: Callable[[Any], Any], logits: Any) -> tuple[int, int]:
+    """Return the operations and the reads of a step on a device."""
+    tensor = torch.from_numpy(logits)
+    with mock.patch.object(picks, "HOST", None), _Operations() as operations, _Reads() as reads:
+        step(tensor)
+    return operations.num, reads.num

@@ -1,0 +1,122 @@
+"""What a request gives: chunks while it runs, a completion when it is over, usage and timings.
+
+Plain values; how they travel is the channel's and the stream's business.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from vlmkit.ask.delta import Delta, text_of
+from vlmkit.ask.sample import Sample
+from vlmkit.ask.tool_call import ToolCallPart
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A piece of one choice; made for nearly every token, in half of a dataclass's time.
+
+    Attributes:
+        index: which choice.
+        deltas: what is new; empty while something is held back.
+        samples: the tokens that were chosen, or scored, since the last chunk.
+        finish_reason: why the choice ended; None while it goes on.
+        embedding: ``[hidden]`` float32, with the last chunk of a text that is embedded.
+        stop_string: with the last chunk of a choice that a stop string ended: which.
+    """
+
+    index: int
+    deltas: tuple[Delta, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    finish_reason: FinishReason | None = None
+    embedding: "ndarray[Any, Any] | None" = None
+    stop_string: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What is new of the text."""
+        return text_of(self.deltas)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request took.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt, images included.
+        completion_tokens: tokens chosen or scored, over all choices.
+        cached_tokens: prompt tokens that were found in the cache, for the first choice.
+        image_tokens: placeholder tokens of each image, in order.
+        reasoning_tokens: how many of the completion's tokens are reasoning, marks included.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    image_tokens: tuple[int, ...] = ()
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of a request went, in seconds.
+
+    Attributes:
+        prompt_s: template, image preprocessing and tokenising.
+        queue_s: from submission to the first step that computed any of it.
+        first_token_s: from that step to the first token.
+        decode_s: from the first token to the end.
+    """
+
+    prompt_s: float = 0.0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Choice:
+    """One finished answer.
+
+    Attributes:
+        text: what the model says.
+        reasoning: what it thought before; empty where it does not think aloud.
+        tool_calls: tools that it calls; its arguments may be anything.
+        finish_reason: why it ended. An answer of full length may have ended inside its reasoning.
+        samples: all of its tokens.
+        embedding: ``[hidden]`` float32 of a text that was embedded.
+        stop_string: the one that ended it, if one did.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallPart] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    samples: list[Sample] = field(default_factory=list)
+    embedding: "ndarray[Any, Any] | None" = None
+    stop_string: str | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that were chosen or scored, the ending one included."""
+        return [sample.token_id for sample in self.samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Everything that a request gave, and the tokens of its prompt, images expanded."""
+
+    choices: list[Choice]
+    usage: Usage
+    timings: Timings
+    prompt_token_ids: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text

@@ -1,0 +1,226 @@
+"""A picture that was checked, and is decoded when it is wanted.
+
+Everything hostile about picture files ends here: size and scans are read from the file before a
+pixel is decoded, only listed formats are opened, and no text of the decoder's errors leaves it.
+Resizing and normalising for a model is the tokenizer's business; fetching by URL is the server's.
+"""
+
+import binascii
+import hashlib
+import io
+import weakref
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from vlmkit.ask import jpeg
+from vlmkit.ask.pixels import FORMATS, SUBJECT, Pixels, decoded, meant, upright
+from vlmkit.errors import ImageError, OutOfMemory
+from vlmkit.settings.images import ImageLimits
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+STRIP_ROWS = 256  # hashed at once, so that a large picture is not copied whole
+BASE64_PIECE_CHARS = 2**20  # a multiple of 4, so that pieces decode alone
+ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image or an array
+
+
+class Image:
+    """A picture that was checked, and whose pixels are decoded when they are first wanted.
+
+    Make one with :meth:`open`. The object never changes, and can be pickled. It keeps the file that
+    it came from, and what it learnt of the pixels: size and digest. Pixels themselves stay only as
+    long as somebody holds what :meth:`to_pil` gave, and are decoded again after that.
+
+    Args:
+        source_size: width and height in pixels, before turning upright.
+        content: the file; empty for a picture that was none.
+        pixels: what such a picture was; they stay.
+    """
+
+    def __init__(
+        self, source_size: tuple[int, int], content: bytes = b"", pixels: Pixels | None = None
+    ) -> None:
+        self.source_size = source_size
+        self._content = content
+        self._pixels = pixels
+        self._size: tuple[int, int] | None = None
+        self._is_turned: bool | None = None
+        self._seen: weakref.ref[PIL.Image.Image] | None = None
+
+    def __repr__(self) -> str:
+        return f"Image({self.source_size[0]}x{self.source_size[1]})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Image, (self.source_size, self._content, self._pixels)
+
+    @property
+    def width(self) -> int:
+        """Width in pixels, after turning upright."""
+        return (self._size or self.to_pil().size)[0]
+
+    @property
+    def height(self) -> int:
+        """Height in pixels, after turning upright."""
+        return (self._size or self.to_pil().size)[1]
+
+    @property
+    def turned(self) -> bool:
+        """Whether an orientation tag turned it."""
+        return self._decoded().turned if self._is_turned is None else self._is_turned
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Sha256 of the size and every pixel: equal pictures have equal digests."""
+        picture = self.to_pil()
+        width, height = picture.size
+        digest = hashlib.sha256(f"RGB {width}x{height}\0".encode())
+        for top in range(0, height, STRIP_ROWS):
+            strip = (0, top, width, min(top + STRIP_ROWS, height))
+            digest.update(picture.crop(strip).tobytes())
+        return digest.digest()
+
+    def to_pil(self) -> "PIL.Image.Image":
+        """Return the picture as a PIL image in mode RGB; do not modify it.
+
+        Raises:
+            ImageError: its pixels cannot be decoded.
+            OutOfMemory: this machine has no room for them now.
+        """
+        seen = None if self._seen is None else self._seen()
+        return self._decoded().picture if seen is None else seen
+
+    def _decoded(self) -> Pixels:
+        pixels = self._pixels or decoded(self._content)
+        self._size, self._is_turned = pixels.picture.size, pixels.turned
+        self._seen = weakref.ref(pixels.picture)
+        return pixels
+
+    @classmethod
+    def open(cls, source: ImageSource, limits: ImageLimits | None = None) -> "Image":
+        """Check a picture: what it is, and how large. A file is decoded later.
+
+        Animations give their first frame; transparency is laid on white; 16-bit, palette, grey
+        and CMYK pictures become 8-bit RGB.
+
+        Args:
+            source: a path, the bytes of a file, a ``data:`` URL, a PIL image, a uint8 array
+                ``[height, width, 3]``, or an Image, which is returned as it is.
+            limits: what to refuse; the defaults of :class:`ImageLimits` when None.
+
+        Raises:
+            ImageError: the source is not a picture that may be decoded. What only the decoder finds
+                is raised by whoever wants the pixels first: the model that is shown the picture.
+            OutOfMemory: this machine has no room for it now.
+        """
+        if isinstance(source, Image):
+            return source
+        try:
+            return cls._open(source, limits or ImageLimits())
+        except MemoryError as error:
+            raise OutOfMemory(SUBJECT) from error
+
+    @classmethod
+    def _open(cls, source: ImageSource, limits: ImageLimits) -> "Image":
+        if isinstance(source, str) and source.startswith("data:"):
+            return cls._of_file(_data_url_bytes(source, limits), limits)
+        if isinstance(source, bytes | bytearray | memoryview):
+            return cls._of_file(bytes(source), limits)
+        if isinstance(source, str | PathLike):
+            return cls._of_file(_file_bytes(Path(source), limits), limits)
+        return cls._of_object(source, limits)
+
+    @classmethod
+    def _of_file(cls, content: bytes, limits: ImageLimits) -> "Image":
+        import PIL.Image
+
+        if len(content) > limits.max_bytes:
+            raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
+        if content.startswith(jpeg.BEGIN):
+            jpeg.check(content, limits.max_scans)
+        try:
+            picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
+        except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+            raise ImageError(
+                f"image is over {limits.max_pixels} pixels", code="image_too_large"
+            ) from error
+        except Exception as error:
+            raise meant(error, f"image is not a readable {_listed(FORMATS)} file") from error
+        _check_size(picture.size, limits)
+        return cls(picture.size, content)
+
+    @classmethod
+    def _of_object(cls, source: Any, limits: ImageLimits) -> "Image":
+        import PIL.Image
+
+        if isinstance(source, PIL.Image.Image):
+            _check_size(source.size, limits)
+            return cls(source.size, pixels=upright(source))
+        shape: tuple[int, ...] = getattr(source, "shape", ())
+        dtype = str(getattr(source, "dtype", ""))
+        if len(shape) != 3 or shape[2] != 3 or dtype != "uint8":
+            raise ImageError(
+                "an image must be a path, bytes, a data: URL, a PIL image or a uint8 array "
+                "[height, width, 3]"
+            )
+        size = (shape[1], shape[0])
+        _check_size(size, limits)
+        return cls(size, pixels=upright(PIL.Image.fromarray(source)))
+
+
+def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
+    width, height = size
+    if width * height > limits.max_pixels:
+        raise ImageError(
+            f"image of {width}x{height} is over {limits.max_pixels} pixels",
+            code="image_too_large",
+        )
+    if min(size) < limits.min_side_pixels:
+        raise ImageError(
+            f"image of {width}x{height} has a side under {limits.min_side_pixels} pixels",
+            code="image_too_small",
+        )
+    if max(size) > limits.max_aspect_ratio * min(size):
+        raise ImageError(
+            f"image of {width}x{height} is more than {limits.max_aspect_ratio:g} times as long "
+            "as it is wide"
+        )
+
+
+def _data_url_bytes(url: str, limits: ImageLimits) -> bytes:
+    start = url.find(",") + 1
+    if not url[:start].endswith(";base64,"):
+        raise ImageError("a data: URL must read data:image/...;base64,...")
+    if (len(url) - start) * 3 // 4 > limits.max_bytes + 2:
+        raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
+    try:
+        return _from_base64(url, start)
+    except ValueError as error:  # binascii.Error is one
+        raise ImageError("the data: URL's content is not valid base64") from error
+
+
+def _from_base64(text: str, start: int) -> bytes:
+    """Decode the end of a text in pieces: the decoder lets no other thread run meanwhile."""
+    if 0 <= text.find("=", start) < len(text) - 2:
+        raise ValueError("padding stands before the end")
+    places = range(start, len(text), BASE64_PIECE_CHARS)
+    pieces = (text[place : place + BASE64_PIECE_CHARS] for place in places)
+    return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
+
+
+def _file_bytes(path: Path, limits: ImageLimits) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(limits.max_bytes + 1)
+    except OSError as error:
+        raise ImageError(
+            f"image {str(path)!r} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
+    except ValueError as error:  # a zero byte in the path
+        raise ImageError(f"image {str(path)!r} is not a path", hint="check the path") from error
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"

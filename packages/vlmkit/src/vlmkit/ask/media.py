@@ -1,0 +1,96 @@
+"""What a message may hold besides text and images: media of other kinds, and files not yet opened.
+
+A medium is a value of whoever knows its kind: who makes it, who lays it out in a prompt and who
+encodes it agree on what it is. The core asks only what tells it apart and how large it is.
+"""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Protocol
+
+from vlmkit.errors import MediaError, RequestError
+
+OWN_KINDS = frozenset({"text", "image"})
+"""Kinds that have parts of their own."""
+
+
+class Media(Protocol):
+    """A sound, say, ready for a model's processor; never changes."""
+
+    @property
+    def digest(self) -> bytes:
+        """Sha256 of all that it holds: equal media have equal digests, and no others."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A medium of another kind than text or image at this place of the message.
+
+    Attributes:
+        kind: what it is, such as ``audio``; a model takes it if its encoder names the kind.
+        media: the medium.
+    """
+
+    kind: str
+    media: Media
+
+    def __post_init__(self) -> None:
+        if not self.kind.isidentifier() or self.kind in OWN_KINDS:
+            raise RequestError(
+                "a medium's kind must be a word, and neither text nor image",
+                param="media",
+                hint="texts and images have parts of their own: TextPart, ImagePart",
+            )
+        if not isinstance(getattr(self.media, "num_bytes", None), int):
+            raise RequestError(
+                "a medium must say its digest and its num_bytes", param="media", hint="see Media"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file at this place of the message; a media loader makes parts of it in a worker.
+
+    Attributes:
+        data: what the file holds.
+    """
+
+    data: bytes
+
+
+MediaSource = MediaPart | bytes | str | PathLike[str]
+
+
+def media_part(source: MediaSource, max_bytes: int) -> MediaPart | FilePart:
+    """Return the part of what somebody passed to Python: a part, a file's path or its content.
+
+    Raises:
+        MediaError: the file cannot be read, or has more than ``max_bytes``.
+        RequestError: it is none of these.
+    """
+    if isinstance(source, MediaPart):
+        return source
+    if isinstance(source, bytes | bytearray | memoryview):
+        return FilePart(bytes(source))
+    if not isinstance(source, str | PathLike):
+        raise RequestError("a medium must be a MediaPart, a path or bytes", param="media")
+    try:
+        with Path(source).open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:  # a zero byte in the path is a ValueError
+        reason = getattr(error, "strerror", None) or "it is not a path"
+        raise MediaError(
+            f"file {str(source)!r} cannot be read: {reason}", param="media", hint="check the path"
+        ) from error
+    if len(data) > max_bytes:
+        raise MediaError(
+            f"file {str(source)!r} is over {max_bytes} bytes", param="media", code="media_too_large"
+        )
+    return FilePart(data)

@@ -1,0 +1,134 @@
+"""What is said in a conversation: messages, and the parts a message is made of.
+
+Holds structure only. How a conversation becomes tokens is the tokenizer's business.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.media import FilePart, MediaPart
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.errors import RequestError
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A run of plain text. No string in it is ever a control token or an image slot."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image at this place of the message."""
+
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """What the assistant thought before it said anything; a template may leave it out."""
+
+    text: str
+
+
+Part = TextPart | ImagePart | MediaPart | FilePart | ReasoningPart | ToolCallPart
+OF_THE_ASSISTANT = ReasoningPart | ToolCallPart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn.
+
+    Attributes:
+        role: who speaks.
+        parts: what is said, in order. Reasoning and calls of tools are the assistant's alone.
+        call_id: of a tool's turn: the call whose result it is.
+    """
+
+    role: Role
+    parts: tuple[Part, ...]
+    call_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in get_args(Role):
+            raise RequestError(
+                f"a message's role must be one of {', '.join(get_args(Role))}", param="role"
+            )
+        if self.role != "assistant" and any(isinstance(p, OF_THE_ASSISTANT) for p in self.parts):
+            raise RequestError(
+                "reasoning and calls of tools belong to messages of the assistant", param="parts"
+            )
+        if self.role != "tool" and self.call_id is not None:
+            raise RequestError("a call's id belongs to messages of a tool", param="call_id")
+
+    @classmethod
+    def of(
+        cls,
+        role: Role,
+        text: str,
+        images: Sequence[Image] = (),
+        media: Sequence[MediaPart | FilePart] = (),
+    ) -> "Message":
+        """Make a message that shows ``images`` and other ``media`` first and then says ``text``."""
+        return cls(role, (*(ImagePart(image) for image in images), *media, TextPart(text)))
+
+    @property
+    def text(self) -> str:
+        """The text of all text parts, joined."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+def parts_of(messages: Sequence[Message]) -> Iterator[Part]:
+    """Yield every part of a conversation, in the order in which they appear."""
+    for message in messages:
+        yield from message.parts
+
+
+def images_of(messages: Sequence[Message]) -> Iterator[Image]:
+    """Yield every image of a conversation, in the order in which they appear."""
+    return (part.image for part in parts_of(messages) if isinstance(part, ImagePart))
+
+
+def refuse_other_media(
+    messages: Sequence[Message], taken: Container[str], who: str = "this model"
+) -> None:
+    """Refuse a conversation that holds what somebody does not take; for tokenizers, too.
+
+    Args:
+        messages: the conversation.
+        taken: the kinds of media that are taken, such as ``image``.
+        who: who takes them, for the error.
+
+    Raises:
+        RequestError: names the first kind of media that is not taken.
+    """
+    for part in parts_of(messages):
+        if isinstance(part, MediaPart) and part.kind not in taken:
+            problem = f"{who} takes no media of kind {part.kind!r}"
+        elif isinstance(part, ImagePart) and "image" not in taken:
+            problem = f"{who} takes no images"
+        elif isinstance(part, FilePart):
+            problem = "a file was opened by no media loader"
+        else:
+            continue
+        raise RequestError(problem, param="messages", code="media_not_supported")
+
+
+def turns(prompt: Any) -> Sequence[Message]:
+    """Return a conversation that somebody passed to Python, if it is one.
+
+    Raises:
+        RequestError: it is something else, such as a list of dictionaries.
+    """
+    if isinstance(prompt, Sequence) and all(isinstance(turn, Message) for turn in prompt):
+        return prompt
+    raise RequestError(
+        "a prompt must be a text or a list of vlmkit.Message",
+        param="messages",
+        hint='for example [Message.of("user", "Hello")]',
+    )

@@ -1,0 +1,104 @@
+"""Pixels as every model wants them: upright, RGB, 8 bits a colour. How a checked file becomes that.
+
+No text of the decoder's errors leaves this module. What may be decoded at all is the image's
+business.
+"""
+
+import io
+from typing import TYPE_CHECKING, NamedTuple
+
+from vlmkit.errors import ImageError, OutOfMemory
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+ORIENTATION_TAG = 0x0112
+NO_MEMORY = "out of memory"  # how words of Pillow's decoders begin that are no MemoryError
+SUBJECT = "this image"  # what there was no memory for
+
+
+class Pixels(NamedTuple):
+    """An upright RGB picture, and whether an orientation tag turned it."""
+
+    picture: "PIL.Image.Image"
+    turned: bool
+
+
+def decoded(content: bytes) -> Pixels:
+    """Return the pixels of a file whose header was checked.
+
+    Raises:
+        ImageError: they cannot be decoded.
+        OutOfMemory: this machine has no room for them now.
+    """
+    import PIL.Image
+
+    try:
+        return _upright(PIL.Image.open(io.BytesIO(content), formats=FORMATS))
+    except Exception as error:
+        raise _broken(error) from error
+
+
+def upright(picture: "PIL.Image.Image") -> Pixels:
+    """Return a copy of the pixels of what Pillow opened; errors as for :func:`decoded`."""
+    try:
+        return _upright(picture)
+    except Exception as error:
+        raise _broken(error) from error
+
+
+def meant(error: Exception, message: str) -> ImageError | OutOfMemory:
+    """Return what an error of the decoder means; want of memory is no fault of the picture."""
+    if isinstance(error, MemoryError) or str(error).startswith(NO_MEMORY):
+        return OutOfMemory(SUBJECT)
+    return ImageError(message)
+
+
+def _broken(error: Exception) -> ImageError | OutOfMemory:
+    return meant(error, "image is broken: its pixels cannot be decoded")
+
+
+def _upright(picture: "PIL.Image.Image") -> Pixels:
+    picture.load()
+    turn = _turn(picture)
+    pixels = _to_rgb(picture if turn is None else picture.transpose(turn))
+    pixels.info.clear()  # they are a copy, whose tags nobody must follow a second time
+    return Pixels(pixels, turn is not None)
+
+
+def _turn(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
+    """Return what the orientation tag asks for; None where it is absent, wrong or unreadable."""
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    try:
+        return turns.get(picture.getexif().get(ORIENTATION_TAG, 1))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - the pixels are good, whatever is wrong with the tags
+        return None
+
+
+def _to_rgb(picture: "PIL.Image.Image") -> "PIL.Image.Image":
+    import PIL.Image
+
+    if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
+        # Pillow clips wide greys to 255 where people expect the whole range to be scaled.
+        _, high = picture.getextrema()
+        scale = 255.0 / 65535.0 if picture.mode.startswith("I") else 255.0 / max(float(high), 1e-9)  # type: ignore[arg-type]
+        picture = picture.convert("F").point(lambda value: value * scale).convert("L")
+        picture.info.pop("transparency", None)  # a 16-bit grey, which would hide others here
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        paper = PIL.Image.new("RGBA", layer.size, "white")
+        picture = PIL.Image.alpha_composite(paper, layer)
+    return picture.convert("RGB")

@@ -1,0 +1,59 @@
+"""What someone asks of a runner: a conversation and how to answer it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vlmkit.ask.constraint import Constraint, check_constraint
+from vlmkit.ask.message import Message
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.ask.tool_choice import NamedTool, ToolChoice, check_tool_choice
+from vlmkit.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request.
+
+    Attributes:
+        messages: the conversation so far.
+        text: a plain text in place of messages, to be read as it is, without a chat template.
+        token_ids: the tokens of such a text, in its place.
+        adds_special: whether a plain text gets the tokens that the tokenizer puts around any.
+        task: what is wanted: an answer, a vector, or how likely given continuations are.
+        continuations: what is scored, texts or tokens, each by itself, as what follows the prompt.
+        params: how to choose tokens; None takes the model's own defaults.
+        constraint: what the answer must keep to; None leaves it free.
+        tools: definitions of what the answer may call, in OpenAI's form.
+        tool_choice: whether it may, must or must not call, or the one that it must call.
+        parallel_tool_calls: whether it may call more than once.
+        options: how the template writes the conversation.
+        tenant: whose request it is; caches are never shared between tenants.
+        cache_salt: keeps a tenant's own requests apart in all caches, but for those of equal salt.
+        priority: smaller runs first.
+        id: how logs and answers call it; made up when empty.
+    """
+
+    messages: Sequence[Message] = ()
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    adds_special: bool = True
+    task: Literal["generate", "embed", "score"] = "generate"
+    continuations: Sequence[str | Sequence[int]] = ()
+    params: SamplingParams | None = None
+    constraint: Constraint | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: ToolChoice | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    options: PromptOptions = field(default_factory=PromptOptions)
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    id: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.priority, int):  # it would break the order of everybody's queue
+            raise RequestError("priority must be a whole number", param="priority")
+        check_constraint(self.constraint)
+        check_tool_choice(self.tool_choice, self.tools)

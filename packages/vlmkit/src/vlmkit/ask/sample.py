@@ -1,0 +1,22 @@
+"""A chosen token, and what its request wants to know of it. Plain values."""
+
+from typing import NamedTuple
+
+
+class Logprob(NamedTuple):
+    """A token and its log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+class Sample(NamedTuple):
+    """One chosen token.
+
+    ``logprob`` and ``top`` describe the model's own distribution (before penalties, temperature
+    and filters), and are filled only where the request asks for log-probabilities.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[Logprob, ...] = ()

@@ -1,0 +1,109 @@
+"""How one request wants its tokens chosen. Says what; the sampler says how."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.errors import RequestError
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKENS = 128
+MAX_TOP_LOGPROBS = 20
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request's choices, within bounds. The defaults choose the likeliest token each time.
+
+    Attributes:
+        max_tokens: most tokens to generate; None is what the context holds.
+        min_tokens: tokens before which no end-of-sequence token, stop token or stop string may end
+            the answer.
+        temperature: divides the logits; 0, and less than 1e-5, takes the likeliest token.
+        top_p: keep the likeliest tokens whose probabilities reach this sum, and those that are
+            exactly as likely as the last of them.
+        top_k: keep this many likeliest tokens, and those as likely as the last; 1 takes the
+            likeliest; 0 keeps all.
+        min_p: drop tokens less likely than this fraction of the likeliest token's probability.
+        repetition_penalty: divides positive and multiplies negative logits of every token that the
+            prompt or the answer holds (Keskar et al., 2019, arXiv:1909.05858).
+        presence_penalty: subtracted once from logits of tokens that the answer holds.
+        frequency_penalty: subtracted once for each time that the answer holds the token.
+        logit_bias: added to the logits of these token ids.
+        seed: makes the choices repeatable; None draws a fresh one.
+        stop: strings that end the answer; they are not part of it.
+        stop_token_ids: tokens that end the answer, whatever ``ignore_eos`` says; neither are they.
+        include_stop_str_in_output: show the string or token that ended the answer all the same.
+        skip_special_tokens: show no special tokens, such as one for the end, in the text.
+        ignore_eos: go on after an end-of-sequence token, for measuring.
+        logprobs: report the log-probability of each chosen token.
+        top_logprobs: and of this many likeliest tokens at each position.
+        n: how many answers to the same prompt.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10.0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: Annotated[
+        dict[
+            Annotated[int, Meta(ge=0)],
+            Annotated[float, Meta(ge=-100.0, le=100.0)],
+        ],
+        Meta(max_length=1024),
+    ] = {}
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...],
+        Meta(max_length=MAX_STOP_STRINGS),
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=MAX_STOP_TOKENS)
+    ] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+
+    def replaced(self, values: dict[str, Any]) -> "SamplingParams":
+        """Return these parameters with some values replaced, after checking every bound.
+
+        Raises:
+            RequestError: a name is unknown or a value out of range.
+        """
+        return sampling_params(msgspec.to_builtins(self) | values).checked()
+
+    def checked(self) -> "SamplingParams":
+        """Return these parameters after checking every bound.
+
+        Raises:
+            RequestError: a value is out of range or two values contradict each other.
+        """
+        checked = sampling_params(msgspec.to_builtins(self))
+        if checked.top_logprobs and not checked.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+        if checked.max_tokens is not None and checked.min_tokens > checked.max_tokens:
+            raise RequestError("min_tokens is over max_tokens", param="min_tokens")
+        return checked
+
+
+def sampling_params(values: dict[str, Any]) -> SamplingParams:
+    """Make sampling parameters from plain values, checking names, types and bounds.
+
+    Raises:
+        RequestError: names the first field that is wrong.
+    """
+    try:
+        return msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at ")
+        param = path.rpartition("$.")[2].rstrip("`").split("[")[0] or None
+        raise RequestError(f"{param or 'sampling parameters'}: {text}", param=param) from error

@@ -1,0 +1,201 @@
+"""Which cache block belongs to whom, and which full blocks can be shared.
+
+A torch-free leaf that paged engines use inside; the core's scheduler never sees a block. Prefixes
+are shared by chained hashes as in vLLM's automatic prefix caching (Kwon et al., 2023,
+arXiv:2309.06180): a block's key is the sha256 of its parent's key, its own tokens, the digests of
+the images that overlap it and the content of the atomic spans that begin in it, for a token of a
+span depends on all of it; the first parent is the scope, so that clients never share. Blocks that
+nobody uses keep their content until they are needed, oldest first, tail before head.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from vlmkit.kit.prefix import whole
+from vlmkit.seams.engine import Admission
+from vlmkit.seams.prompt import Span
+from vlmkit.seams.view import SequenceView
+
+
+@dataclass(slots=True)
+class _Table:
+    """One admitted sequence's blocks, in order, and the keys of its full ones."""
+
+    blocks: list[int]
+    keys: list[bytes] = field(default_factory=list)
+    num_committed: int = 0
+
+
+class BlockPool:
+    """Hands out ``num_blocks`` blocks of ``block_tokens`` tokens each.
+
+    Args:
+        num_blocks: blocks in all.
+        block_tokens: tokens a block holds.
+        shares_prefixes: whether full blocks are found again by later sequences.
+    """
+
+    def __init__(self, num_blocks: int, block_tokens: int, *, shares_prefixes: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.shares_prefixes = shares_prefixes
+        self._num_users = [0] * num_blocks
+        self._key_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._tables: dict[SequenceView, _Table] = {}
+        self._refused: tuple[SequenceView, list[bytes]] | None = None  # it asks again in every step
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no admitted sequence uses."""
+        return len(self._free)
+
+    @property
+    def num_sequences(self) -> int:
+        """SequenceViews that are admitted."""
+        return len(self._tables)
+
+    def blocks(self, sequence: SequenceView) -> list[int]:
+        """Return an admitted sequence's blocks in order; do not modify the list."""
+        return self._tables[sequence].blocks
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        """Make room for all present tokens and one more; see ``vlmkit.seams.engine.Cache``."""
+        if sequence in self._tables:
+            raise ValueError(f"sequence {sequence.id!r} is admitted already")
+        table = _Table([])
+        if self._refused is not None and self._refused[0] is sequence:
+            table.keys = self._refused[1]
+        shared = self._find_prefix(sequence, table)
+        num_new = self._num_blocks_for(len(sequence) + 1) - len(shared)
+        if num_new > len(self._free) - sum(block in self._free for block in shared):
+            self._refused = sequence, table.keys
+            return None
+        self._refused = None
+        for block in shared:
+            self._use(block)
+        table.blocks = [*shared, *(self._take() for _ in range(num_new))]
+        table.num_committed = len(shared)
+        self._tables[sequence] = table
+        return Admission(len(shared) * self.block_tokens)
+
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+        """Make room for the first ``num_tokens``; False, and nothing changed, if full."""
+        blocks = self._tables[sequence].blocks
+        num_new = self._num_blocks_for(num_tokens) - len(blocks)
+        if num_new > len(self._free):
+            return False
+        blocks.extend(self._take() for _ in range(num_new))
+        return True
+
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Let full blocks of the first ``num_tokens``, which are computed, be shared."""
+        if not self.shares_prefixes:
+            return
+        table = self._tables[sequence]
+        num_full = num_tokens // self.block_tokens
+        for index in range(table.num_committed, num_full):
+            key = self._key(sequence, table, index)
+            block = table.blocks[index]
+            if key not in self._block_of:  # else a twin holds the same content
+                self._key_of[block] = key
+                self._block_of[key] = block
+        table.num_committed = max(table.num_committed, num_full)
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Forget tokens from ``num_tokens`` on, and give up the blocks that only they need.
+
+        Raises:
+            ValueError: one of them was committed.
+        """
+        table = self._tables[sequence]
+        if num_tokens // self.block_tokens < table.num_committed:
+            raise ValueError(f"sequence {sequence.id!r} has more committed than {num_tokens}")
+        num_kept = self._num_blocks_for(num_tokens)
+        for block in reversed(table.blocks[num_kept:]):
+            self._drop(block)
+        del table.blocks[num_kept:]
+
+    def release(self, sequence: SequenceView) -> None:
+        """Give up all blocks of an admitted sequence; full ones stay findable until reused."""
+        self._refused = None
+        for block in reversed(self._tables.pop(sequence).blocks):
+            self._drop(block)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every block is free or used, and counted right."""
+        users = [0] * self.num_blocks
+        for table in self._tables.values():
+            for block in table.blocks:
+                users[block] += 1
+        assert users == self._num_users, "user counts differ from the tables"
+        assert {b for b, n in enumerate(users) if n == 0} == set(self._free), "free list is wrong"
+        assert {b: k for k, b in self._block_of.items()} == self._key_of, "keys are not mutual"
+
+    def _num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_tokens)
+
+    def _find_prefix(self, sequence: SequenceView, table: _Table) -> list[int]:
+        """Return the blocks that hold the longest usable prefix of the sequence."""
+        found: list[int] = []
+        if not self.shares_prefixes:
+            return found
+        # What a cache holds of a token is no row: those that are wanted are always computed.
+        for index in range(sequence.first_row // self.block_tokens):
+            block = self._block_of.get(self._key(sequence, table, index))
+            if block is None:
+                break
+            found.append(block)
+        num_tokens = whole(sequence, len(found) * self.block_tokens, self.block_tokens)
+        return found[: num_tokens // self.block_tokens]
+
+    def _key(self, sequence: SequenceView, table: _Table, index: int) -> bytes:
+        """Return the chained key of full block ``index``, computing the chain up to it."""
+        while len(table.keys) <= index:
+            number = len(table.keys)
+            start = number * self.block_tokens
+            stop = start + self.block_tokens
+            parent = table.keys[-1] if number else hashlib.sha256(sequence.scope).digest()
+            digest = hashlib.sha256(parent)
+            digest.update(array("i", sequence.tokens(start, stop)).tobytes())
+            for slot in sequence.prompt.media:
+                if slot.start < stop and slot.stop > start:
+                    digest.update(
+                        slot.digest + (slot.start - start).to_bytes(8, "big", signed=True)
+                    )
+            for span in sequence.plan.spans:
+                if start <= span.start < stop:  # later blocks have it by their parent's key
+                    digest.update(_content(sequence, span))
+            table.keys.append(digest.digest())
+        return table.keys[index]
+
+    def _use(self, block: int) -> None:
+        self._num_users[block] += 1
+        self._free.pop(block, None)
+
+    def _take(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        if (key := self._key_of.pop(block, None)) is not None:
+            del self._block_of[key]
+        self._num_users[block] = 1
+        return block
+
+    def _drop(self, block: int) -> None:
+        self._num_users[block] -= 1
+        if self._num_users[block] == 0:
+            self._free[block] = None
+            if block not in self._key_of:
+                self._free.move_to_end(block, last=False)  # holds nothing worth keeping
+
+
+def _content(sequence: SequenceView, span: Span) -> bytes:
+    """Return a digest of all that a span holds, and of where it stands."""
+    digest = hashlib.sha256(b"".join(end.to_bytes(8, "big") for end in span))
+    digest.update(array("i", sequence.tokens(*span)).tobytes())
+    for slot in sequence.prompt.media:
+        if slot.start < span.stop and slot.stop > span.start:
+            digest.update(slot.digest + slot.start.to_bytes(8, "big"))
+    return digest.digest()

@@ -1,0 +1,150 @@
+"""How a checkpoint makes one vector of a text's hidden states, and the vector in the making.
+
+Reads the small files in which embedding models say so, in the layout of sentence-transformers:
+``modules.json``, the folder of its pooling module, ``config_sentence_transformers.json``. Computes
+on rows in host memory, as they come, and keeps no more than one.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.seams.prompt import Span
+
+Mode = Literal["last", "mean", "cls"]
+Vector = NDArray[np.float32]
+
+MODES: dict[str, Mode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+}
+HINT = "such vectors would not be those of the model's authors; generating is not affected"
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """One vector for a text; the default is that of models that were made to answer.
+
+    Attributes:
+        mode: which rows count: the last token's, all, or the first one's.
+        normalises: whether the vector is scaled to length one.
+        prefix: text that is put before each plain text.
+    """
+
+    mode: Mode = "last"
+    normalises: bool = True
+    prefix: str = ""
+
+    def rows(self, num_tokens: int) -> Span:
+        """Return the positions of a text whose hidden states are wanted."""
+        return Span(
+            num_tokens - 1 if self.mode == "last" else 0, 1 if self.mode == "cls" else num_tokens
+        )
+
+
+@dataclass(slots=True)
+class Pooled:
+    """A text's vector in the making.
+
+    Attributes:
+        pooling: the rule.
+    """
+
+    pooling: Pooling
+    _sum: NDArray[np.float64] | None = field(default=None, init=False)
+    _num_rows: int = field(default=0, init=False)
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Count hidden states ``[rows, hidden]`` in: those that are wanted, in their order.
+
+        A chunk that could not be cut may bring more after them.
+        """
+        if self.pooling.mode == "cls":
+            rows = rows[: 1 - self._num_rows]
+        total = rows.sum(axis=0, dtype=np.float64)
+        self._sum = total if self._sum is None else self._sum + total
+        self._num_rows += len(rows)
+
+    def vector(self) -> Vector:
+        """Return the vector ``[hidden]``."""
+        if self._sum is None:
+            raise ValueError("no row was added")
+        mean = self._sum / self._num_rows
+        if self.pooling.normalises:
+            mean /= max(float(np.linalg.norm(mean)), 1e-12)
+        vector: Vector = mean.astype(np.float32)
+        return vector
+
+
+def read_pooling(checkpoint: Checkpoint) -> Pooling:
+    """Return how a checkpoint wants its hidden states pooled.
+
+    Without ``modules.json``, a ``1_Pooling`` folder counts; without either, it is the last token's
+    hidden state, scaled to length one.
+
+    Raises:
+        CheckpointError: the files ask for something that is not supported.
+    """
+    folders = {"Pooling": "1_Pooling"}
+    normalises = True
+    if modules := checkpoint.read_json_list("modules.json"):
+        folders = {_kind(module): str(_entry(module).get("path", "")) for module in modules}
+        normalises = "Normalize" in folders
+        unknown = sorted(folders.keys() - {"Transformer", "Pooling", "Normalize"})
+        if unknown or "Pooling" not in folders:
+            problem = f"the module {unknown[0]!r}" if unknown else "no Pooling module"
+            raise CheckpointError(
+                f"modules.json of model {checkpoint.name!r} has {problem}", hint=HINT
+            )
+    file = f"{folders['Pooling']}/config.json"
+    stated = checkpoint.read_json(file)
+    if modules and not stated:
+        raise CheckpointError(f"model {checkpoint.name!r} says nothing in {file!r}", hint=HINT)
+    mode = _mode(checkpoint.name, stated) if stated else "last"
+    return Pooling(mode, normalises, _prefix(checkpoint, stated))
+
+
+def _mode(name: str, stated: dict[str, Any]) -> Mode:
+    """Return the one way of pooling that is switched on."""
+    named = stated.get("pooling_mode")
+    chosen = [
+        key for key, value in stated.items() if key.startswith("pooling_mode_") and value is True
+    ]
+    if isinstance(named, str | list):
+        chosen = [named] if isinstance(named, str) else [str(each) for each in named]
+    if len(chosen) != 1 or chosen[0] not in MODES:
+        raise CheckpointError(
+            f"model {name!r} pools by {', '.join(chosen) or 'nothing'!r}, expected one of cls, "
+            "mean and the last token",
+            hint=HINT,
+        )
+    return MODES[chosen[0]]
+
+
+def _prefix(checkpoint: Checkpoint, stated: dict[str, Any]) -> str:
+    """Return the prompt that the checkpoint puts before a text of which nothing else is known."""
+    own = checkpoint.read_json("config_sentence_transformers.json")
+    prompts, default = own.get("prompts"), own.get("default_prompt_name")
+    prefix = prompts.get(default) if isinstance(prompts, dict) else None
+    if prefix and stated.get("include_prompt") is False:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} leaves its prompt {default!r} out of the pooling", hint=HINT
+        )
+    return str(prefix or "")
+
+
+def _entry(module: Any) -> dict[str, Any]:
+    return module if isinstance(module, dict) else {}
+
+
+def _kind(module: Any) -> str:
+    """Return the last part of a module's type, such as ``Pooling``."""
+    return str(_entry(module).get("type", "")).rpartition(".")[-1]

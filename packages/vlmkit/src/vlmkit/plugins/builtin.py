@@ -1,0 +1,115 @@
+"""What comes with the core: its components, by the same hooks as everyone else's."""
+
+from typing import Any
+
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.seams.media_loader import MediaLoader
+from vlmkit.seams.observer import Observer
+from vlmkit.seams.proposer import Proposer
+from vlmkit.seams.sampler import Sampler
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.settings.ngram import NgramSettings
+from vlmkit.settings.request_log import RequestLogSettings
+from vlmkit.settings.scheduler import SchedulerSettings
+
+VLMKIT_API = (1, 0)
+PRIORITY = 10
+"""More than the 0 of a plugin that states none: installing one must not change any answer."""
+
+
+def _build_scheduler(context: BuildContext) -> Scheduler:
+    from vlmkit.running.scheduler import ContinuousScheduler
+
+    return ContinuousScheduler(context.settings)
+
+
+def _build_sampler(_: BuildContext) -> Sampler:
+    from vlmkit.running.sampler import ArraySampler
+
+    return ArraySampler()
+
+
+def _build_ngram(context: BuildContext) -> Proposer:
+    from vlmkit.running.ngram import NgramProposer
+
+    return NgramProposer(context.settings)
+
+
+def _build_log(context: BuildContext) -> Observer:
+    from vlmkit.running.request_log import RequestLog
+
+    return RequestLog(context.settings)
+
+
+def _build_counters(_: BuildContext) -> Observer:
+    from vlmkit.running.counters import Counters
+
+    return Counters()
+
+
+def _build_image_loader(_: BuildContext) -> MediaLoader:
+    from vlmkit.running.image_loader import ImageLoader
+
+    return ImageLoader()
+
+
+@hookimpl
+def vlmkit_register_schedulers(registry: Registry[Any]) -> None:
+    """Offer ``scheduler.use = "continuous"``."""
+    registry.add(
+        "continuous",
+        _build_scheduler,
+        settings=SchedulerSettings,
+        priority=PRIORITY,
+        description="continuous batching, decode first, chunked prefill, priorities",
+    )
+
+
+@hookimpl
+def vlmkit_register_samplers(registry: Registry[Any]) -> None:
+    """Offer ``sampler.use = "array"``."""
+    registry.add(
+        "array",
+        _build_sampler,
+        priority=PRIORITY,
+        description="every OpenAI sampling parameter, on NumPy or torch arrays",
+    )
+
+
+@hookimpl
+def vlmkit_register_proposers(registry: Registry[Any]) -> None:
+    """Offer ``proposer.use = "ngram"``."""
+    registry.add(
+        "ngram",
+        _build_ngram,
+        settings=NgramSettings,
+        description="what followed the same few tokens before, in the prompt or the answer",
+    )
+
+
+@hookimpl
+def vlmkit_register_media_loaders(registry: Registry[Any]) -> None:
+    """Offer ``media_loaders.use = ["image"]``."""
+    registry.add(
+        "image",
+        _build_image_loader,
+        priority=PRIORITY,
+        description="PNG, JPEG, WEBP, GIF and BMP",
+    )
+
+
+@hookimpl
+def vlmkit_register_observers(registry: Registry[Any]) -> None:
+    """Offer ``observers.use = ["log", "counters"]``."""
+    registry.add(
+        "log",
+        _build_log,
+        settings=RequestLogSettings,
+        description="a line of JSON when a request is accepted, begins to be answered and ends",
+    )
+    registry.add(
+        "counters",
+        _build_counters,
+        description="sums of requests, tokens and seconds, for the statistics",
+    )

@@ -1,0 +1,116 @@
+"""Facts about this machine that decide what can run on it, found without heavy imports."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+
+from vlmkit._version import __version__
+from vlmkit.kit.cores import num_cores
+from vlmkit.plugins.loader import Plugins
+
+LIBRARIES = (
+    "numpy",
+    "pillow",
+    "msgspec",
+    "litestar",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "onnxruntime",
+)
+CPU_FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "i8mm",
+    "bf16",
+    "sve",
+)
+
+
+def facts(plugins: Plugins) -> dict[str, str]:
+    """Return what there is, by name; what cannot be found out reads ``unknown``."""
+    libraries = {name: _version(name) for name in LIBRARIES}
+    return {
+        "vlmkit": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu cores": str(num_cores()),
+        "cpu features": ", ".join(_cpu_features()) or "unknown",
+        "memory": _memory(),
+        "devices": ", ".join(_devices()) or "cpu only",
+        "support": _support(),
+        **{name: version or "not installed" for name, version in libraries.items()},
+        **{p.source: p.version for p in plugins.found if p.version and not p.error},
+        **dict.fromkeys(plugins.broken, "could not be loaded"),
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_features() -> list[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
+    flags = set(lines[0].partition(":")[2].split()) if lines else set()
+    return [feature for feature in CPU_FEATURES if feature in flags]
+
+
+def _memory() -> str:
+    if (num_bytes := _memory_bytes()) is None:
+        return "unknown"
+    limit = _read(Path("/sys/fs/cgroup/memory.max"))
+    if limit.isdigit() and int(limit) < num_bytes:
+        return f"{int(limit) / 2**30:.1f} GiB (a limit; the machine has {num_bytes / 2**30:.1f})"
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def _memory_bytes() -> int | None:
+    if sys.platform != "win32":
+        with contextlib.suppress(ValueError, OSError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def _devices() -> list[str]:
+    """Return accelerators whose drivers are there, as the system shows them."""
+    found = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        models = [line for line in _read(file).splitlines() if line.startswith("Model:")]
+        found.append(models[0].partition(":")[2].strip() if models else "an NVIDIA GPU")
+    if not found and Path("/dev/nvidia0").exists():
+        found.append("an NVIDIA GPU")
+    if Path("/dev/kfd").exists():
+        found.append("an AMD GPU")
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        found.append("Apple GPU (MPS)")
+    return found
+
+
+def _support() -> str:
+    """Say what of this project was ever run on such a machine; the README has the whole of it."""
+    is_run = sys.platform == "linux" and platform.machine() == "x86_64"
+    said = "tested on such systems" if is_run else "written for such systems, and never run on one"
+    return f"{said}; never run on a real GPU" if _devices() else said
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

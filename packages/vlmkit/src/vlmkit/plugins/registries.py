@@ -1,0 +1,68 @@
+"""One registry for each kind of thing that plugins offer."""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from vlmkit.errors import PluginError
+from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.plugins.registry import Registry
+
+T = TypeVar("T")
+
+
+class Registries:
+    """The registries of some kinds; ``registries.engines`` is that of the kind ``engine``.
+
+    Args:
+        owner: who fills them.
+        kinds: which kinds there are.
+    """
+
+    def __init__(self, owner: str = "vlmkit", kinds: Iterable[Kind[Any]] = KINDS) -> None:
+        self.owner = owner
+        self.kinds = tuple(kinds)
+        self.by_kind: dict[str, Registry[Any]] = {}
+        for kind in self.kinds:
+            self.by_kind[kind.plural] = Registry(
+                kind.words, owner, makes=kind.makes, reserved=kind.reserved
+            )
+
+    def __getattr__(self, name: str) -> Registry[Any]:
+        registries: dict[str, Registry[Any]] = self.__dict__.get("by_kind", {})
+        if name not in registries:
+            raise AttributeError(f"there is no kind {name!r}; known: {', '.join(registries)}")
+        return registries[name]
+
+    def of(self, kind: Kind[T]) -> Registry[T]:
+        """Return the registry of a kind."""
+        return self.by_kind[kind.plural]
+
+    def own(self, kinds: Iterable[object]) -> None:
+        """Take the kinds that a plugin owns; all or none.
+
+        Raises:
+            PluginError: one is no kind, or has the name of another.
+        """
+        new = Registries(kinds=())
+        for kind in kinds:
+            if not isinstance(kind, Kind) or not kind.name.isidentifier():
+                raise PluginError(
+                    f"VLMKIT_KINDS holds {kind!r}",
+                    hint='put in kinds, such as Kind("weight_format", WeightFormat, "one", ...)',
+                )
+            if kind.plural in self.by_kind or kind.plural in new.by_kind:
+                raise PluginError(
+                    f"there is a kind {kind.name!r} already", hint="give it another name"
+                )
+            new = Registries(kinds=(*new.kinds, kind))
+        self.kinds = (*self.kinds, *new.kinds)
+        self.by_kind |= new.by_kind
+
+    def merge(self, other: "Registries") -> None:
+        """Take everything that ``other`` offers, or nothing."""
+        trial = Registries(kinds=self.kinds)
+        for source in (self, other):
+            for plural, registry in source.by_kind.items():
+                trial.by_kind[plural].merge(registry)
+        for plural, registry in other.by_kind.items():
+            self.by_kind[plural].merge(registry)

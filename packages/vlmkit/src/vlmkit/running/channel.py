@@ -1,0 +1,209 @@
+"""Where an answer's chunks wait between the loop's thread and the one who asked.
+
+The loop holds this end, the reader holds a stream. A channel is bounded in what it tells: a
+sequence whose reader is behind is held by the loop until the reader has caught up.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from vlmkit.ask.completion import Chunk, FinishReason, Timings, Usage
+from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.running.observers import Observers
+from vlmkit.running.text import AnswerText
+from vlmkit.running.wakeups import Wakeups
+from vlmkit.seams.observer import RequestEnd, RequestFacts
+
+
+class Clock:
+    """Notes the moments of one request's life; each only once."""
+
+    def __init__(self, prompt_s: float = 0.0) -> None:
+        self._prompt_s = prompt_s
+        self._submitted = time.perf_counter()
+        self._started = self._first_token = self._ended = 0.0
+
+    def start(self) -> None:
+        """Note that the first step runs."""
+        self._started = self._started or time.perf_counter()
+
+    def token(self) -> None:
+        """Note that a token was chosen."""
+        self._first_token = self._first_token or time.perf_counter()
+
+    def end(self) -> None:
+        """Note the end."""
+        self._ended = self._ended or time.perf_counter()
+
+    def timings(self) -> Timings:
+        """Return the spans between what was noted."""
+
+        def span(start: float, stop: float) -> float:
+            return max(0.0, stop - start) if start and stop else 0.0
+
+        return Timings(
+            self._prompt_s,
+            span(self._submitted, self._started),
+            span(self._started, self._first_token),
+            span(self._first_token, self._ended),
+        )
+
+
+class Channel:
+    """Where the chunks of one request wait for its reader; the loop holds this end.
+
+    Args:
+        facts: what is known of the request.
+        max_unread_tokens: unread chunks for each choice at which the sequences are held.
+        prompt_s: how long making the prompt took.
+        observers: who is told how the request fares; None where nobody listens.
+    """
+
+    def __init__(
+        self,
+        facts: RequestFacts,
+        *,
+        max_unread_tokens: int,
+        prompt_s: float = 0.0,
+        observers: Observers | None = None,
+    ) -> None:
+        self.facts = facts
+        self.num_choices = num_choices = facts.params.n
+        self.clock = Clock(prompt_s)
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.answers: list[AnswerText] = []  # which know how many of their tokens are reasoning
+        self._max_unread = max_unread_tokens * num_choices
+        self._condition = threading.Condition()
+        self._future: asyncio.Future[None] | None = None
+        self._chunks: deque[Chunk] = deque()
+        self._num_open = num_choices
+        self._reasons: list[FinishReason] = []
+        self._observers = observers
+        self._is_accepted = False
+        self._is_behind = False
+        self._error: VlmkitError | None = None
+
+    # The loop's side: called in the loop's thread.
+
+    def accept(self, wakeups: Wakeups) -> None:
+        """Note that the scheduler took the request."""
+        with self._condition:
+            if self._observers is not None and not self._is_accepted:
+                self._observers.tell("accepted", self.facts)
+            self._is_accepted = True
+            self._wake(wakeups)
+
+    def put(self, chunk: Chunk, wakeups: Wakeups) -> None:
+        """Hand one chunk over."""
+        with self._condition:
+            self.completion_tokens += len(chunk.samples)
+            self._chunks.append(chunk)
+            if chunk.finish_reason is not None:
+                self._num_open -= 1
+                self._reasons.append(chunk.finish_reason)
+                if not self._num_open:
+                    self.clock.end()
+            if self._observers is not None:
+                self._tell(self._observers, chunk)
+            self._is_behind = len(self._chunks) > self._max_unread
+            self._wake(wakeups)
+
+    def fail(self, error: VlmkitError, wakeups: Wakeups) -> None:
+        """End the whole request with an error, after the chunks that are there."""
+        with self._condition:
+            self.clock.end()
+            if self._observers is not None and not self.is_done:
+                self._observers.tell("failed", self.facts, error)
+            self._error = self._error or error
+            self._wake(wakeups)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the reader has too much unread."""
+        return self._is_behind
+
+    def _tell(self, observers: Observers, chunk: Chunk) -> None:
+        if chunk.samples and self.completion_tokens == len(chunk.samples):
+            observers.tell("first_token", self.facts)
+        observers.tell("tokens", self.facts, chunk)
+        if not self._num_open:
+            end = RequestEnd(tuple(self._reasons), self.usage, self.clock.timings())
+            observers.tell("finished", self.facts, end)
+
+    def _wake(self, wakeups: Wakeups) -> None:
+        self._condition.notify_all()
+        if self._future is not None:
+            wakeups.add(self._future)
+            self._future = None
+
+    # The reader's side.
+
+    @property
+    def usage(self) -> Usage:
+        """What the request took so far."""
+        return Usage(
+            self.facts.prompt_tokens,
+            self.completion_tokens,
+            self.cached_tokens,
+            self.facts.image_tokens,
+            sum(answer.num_reasoning_tokens for answer in self.answers),
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come."""
+        return self._error is not None or not self._num_open
+
+    def take(self, resume: Callable[[], None]) -> list[Chunk] | None:
+        """Return all unread chunks, an empty list at the end, or None when more will come.
+
+        Raises:
+            VlmkitError: the request failed, and its chunks were taken before.
+        """
+        with self._condition:
+            chunks = list(self._chunks)
+            self._chunks.clear()
+            was_behind, self._is_behind = self._is_behind, False
+        if was_behind:
+            resume()
+        if chunks:
+            return chunks
+        if self._error is not None:
+            raise self._error
+        return None if self._num_open else []
+
+    def wait(self) -> None:
+        """Wait until :meth:`take` has something to say."""
+        with self._condition:
+            self._condition.wait_for(self._has_news)
+
+    async def wait_async(self) -> None:
+        """Wait until :meth:`take` has something to say; one reader at a time."""
+        await self._changed(self._has_news)
+
+    async def accepted(self) -> None:
+        """Wait until the scheduler took the request.
+
+        Raises:
+            VlmkitError: it was refused.
+        """
+        await self._changed(lambda: self._is_accepted or self.is_done)
+        if self._error is not None and not self._chunks:
+            raise self._error
+
+    def _has_news(self) -> bool:
+        return bool(self._chunks) or self.is_done
+
+    async def _changed(self, is_ready: Callable[[], bool]) -> None:
+        while True:
+            with self._condition:
+                if is_ready():
+                    return
+                if self._future is not None and not self._future.done():
+                    raise EngineError("a stream can be read by one reader at a time")
+                self._future = future = asyncio.get_running_loop().create_future()
+            await future

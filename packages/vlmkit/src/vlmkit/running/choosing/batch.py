@@ -1,0 +1,181 @@
+"""The rows of a step in numbers: how each is chosen, and the same as arrays.
+
+Makes NumPy arrays, and sends them to a device; chooses nothing.
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vlmkit.running.choosing.edits import Changes, edits_of, has_penalty
+from vlmkit.running.choosing.noise import WORD, keys
+from vlmkit.seams.sampler import Row
+
+MIN_TEMPERATURE = 1e-5  # below, the likeliest is taken
+FROZEN = 2.0**-400  # divides float32 so that no noise counts, exactly
+
+
+class Choice(NamedTuple):
+    """How one row's token is chosen.
+
+    Attributes:
+        is_drawn: whether chance has a part.
+        is_scaled: whether a penalty multiplies logits.
+        is_plain: nothing but bans stands between the row and its likeliest token.
+        temperature: of rows that are drawn; else one so low that nothing else counts.
+        top_k: 0 for all tokens.
+        top_p: 1 for all tokens.
+        depth: how far below the largest logit a token may be: what min-p means; at most 0.
+        keys: of the row's noise.
+        banned: tokens that must not be chosen.
+        changes: what to do to single logits.
+    """
+
+    is_drawn: bool
+    is_scaled: bool
+    is_plain: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    depth: float
+    keys: tuple[int, int]
+    banned: frozenset[int]
+    changes: Changes
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens are left out by their rank."""
+        return self.is_drawn and (self.top_k > 0 or self.top_p < 1.0)
+
+
+def choice(row: Row) -> Choice:
+    """Return how a row's token is chosen."""
+    params, edits = row.sequence.params, edits_of(row.sequence)
+    is_drawn = params.temperature >= MIN_TEMPERATURE and params.top_k != 1
+    is_waiting = row.num_output < params.min_tokens
+    temperature = params.temperature if is_drawn else FROZEN
+    depth = temperature * math.log(params.min_p) if is_drawn and params.min_p else -math.inf
+    return Choice(
+        is_drawn=is_drawn,
+        is_scaled=params.repetition_penalty != 1.0,
+        is_plain=not (is_drawn or is_waiting or params.logit_bias or has_penalty(params)),
+        temperature=temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        depth=depth,
+        keys=keys(row.sequence.seed, row.num_output) if is_drawn else (0, 0),
+        banned=edits.banned,
+        changes=edits.at(row),
+    )
+
+
+class Columns(NamedTuple):
+    """Some rows' choices: arrays ``[rows, 1]``; see :class:`Choice`.
+
+    Attributes:
+        order: 0, 1, 2...
+        places: where in the step the rows are.
+        temperatures: float64: divide the logits.
+        top_p: float64, between 0 and 1.
+        depths: float64, at most 0.
+        last: place of the last token that top-k keeps.
+        first: first words of the rows' keys.
+        second: second words.
+        masks: which bits of the noise count: all, or none in rows that are not drawn.
+        half: float64: 0.5.
+        lowest: float64: minus infinity.
+        floors: float32: minus infinity, to be raised.
+    """
+
+    order: Any
+    places: Any
+    temperatures: Any
+    top_p: Any
+    depths: Any
+    last: Any
+    first: Any
+    second: Any
+    masks: Any
+    half: Any
+    lowest: Any
+    floors: Any
+
+
+class Changed(NamedTuple):
+    """What changes in a batch: arrays ``[changes]``; see :class:`Changes`.
+
+    Attributes:
+        rows: where in the batch.
+        token_ids: no pair of row and token comes twice.
+        factors: float32: multiply logits that are not positive.
+        inverses: float32: multiply positive logits.
+        shifts: float32: added afterwards.
+    """
+
+    rows: Any
+    token_ids: Any
+    factors: Any
+    inverses: Any
+    shifts: Any
+
+
+def columns(choices: Seq[Choice], places: Seq[int], vocab_size: int) -> Columns:
+    """Return the columns of those choices that are at some places."""
+    some = [choices[place] for place in places]
+    return Columns(
+        order=_column(range(len(some)), np.int64),
+        places=_column(places, np.int64),
+        temperatures=_column([c.temperature for c in some], np.float64),
+        top_p=_column([c.top_p for c in some], np.float64),
+        depths=_column([c.depth for c in some], np.float64),
+        last=_column([min(c.top_k or vocab_size, vocab_size) - 1 for c in some], np.int64),
+        first=_column([c.keys[0] for c in some], np.int64),
+        second=_column([c.keys[1] for c in some], np.int64),
+        masks=_column([WORD if c.is_drawn else 0 for c in some], np.int64),
+        half=np.full((len(some), 1), 0.5),
+        lowest=np.full((len(some), 1), -math.inf),
+        floors=np.full((len(some), 1), -math.inf, np.float32),
+    )
+
+
+def changed(choices: Seq[Choice]) -> Changed:
+    """Return what changes in a batch of these choices."""
+    changes = [c.changes for c in choices]
+    factors = np.concatenate([own.factors for own in changes])
+    return Changed(
+        rows=np.repeat(np.arange(len(choices)), [len(own.token_ids) for own in changes]),
+        token_ids=np.concatenate([own.token_ids for own in changes]),
+        factors=factors,
+        inverses=1 / factors,
+        shifts=np.concatenate([own.shifts for own in changes]),
+    )
+
+
+def apply(xp: Any, logits: Any, changes: Changed, *, scales: bool) -> None:
+    """Change logits ``[rows, vocab]`` float32, in place; ``scales`` says if a factor is not 1."""
+    where = changes.rows, changes.token_ids
+    values = logits[where]
+    if scales:
+        values = values * xp.where(values > 0, changes.inverses, changes.factors)
+    logits[where] = values + changes.shifts
+
+
+def send(xp: Any, device: Any, *groups: Any) -> list[Any]:
+    """Return the same tuples of NumPy arrays on a device; all go there in one copy."""
+    arrays = [array for group in groups for array in group]
+    padded = [np.pad(array.reshape(-1).view(np.uint8), (0, -array.nbytes % 8)) for array in arrays]
+    sent = xp.asarray(np.concatenate(padded).view(np.int64), device=device)
+    moved, start = [], 0
+    for array in arrays:
+        stop = start + (array.nbytes + 7) // 8
+        part = sent[start:stop].view(getattr(xp, array.dtype.name))
+        moved.append(part[: array.size].reshape(array.shape))
+        start = stop
+    rest = iter(moved)
+    return [type(group)(*(next(rest) for _ in group)) for group in groups]
+
+
+def _column(values: Seq[float], dtype: Any) -> Any:
+    return np.array(values, dtype=dtype)[:, None]

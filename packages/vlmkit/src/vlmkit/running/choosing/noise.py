@@ -1,0 +1,67 @@
+"""Random numbers that are looked up, not generated: a function of seed, position and token id.
+
+Gumbel noise is added to the logits, and the largest sum is drawn: that follows their softmax
+(Maddison et al., 2014, arXiv:1411.0030). Noise is a hash (a counter-based generator: Salmon et al.,
+2011), so no generator state exists: neither the rest of a batch nor a preemption changes a choice.
+
+Computes on arrays of any library, where they are, without reading them.
+"""
+
+import hashlib
+import math
+from typing import Any
+
+WORD = 2**32 - 1
+MULTIPLIERS = (0x21F0AAAD, 0x7FEB352D)  # of finalisers that C. Wellons searched for; under 2**31
+LOG_RANGE = 32 * math.log(2)
+
+
+def keys(seed: int, position: int) -> tuple[int, int]:
+    """Return two words of 32 bits that tell the noise of an answer's position from all other."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def bits(token_ids: Any, first: Any, second: Any, mask: Any = WORD) -> Any:
+    """Return 32 random bits for each token: the high ones of two rounds of multiplication.
+
+    Args:
+        token_ids: int64; or uint32, whose products wrap by themselves.
+        first: the first words of the keys, of the same type; broadcast against the ids.
+        second: the second words.
+        mask: bits to keep of int64; 0 gives all tokens the same noise.
+    """
+    is_wide = token_ids.dtype.itemsize > 4
+    mixed = token_ids ^ first
+    mixed *= MULTIPLIERS[0]
+    if is_wide:  # a word times less than 2**31 does not leave int64
+        mixed &= WORD
+    mixed ^= mixed >> 16
+    mixed ^= second
+    mixed *= MULTIPLIERS[1]
+    if is_wide:
+        mixed &= mask
+    return mixed
+
+
+def exponentials(xp: Any, random_bits: Any, half: Any = 0.5) -> Any:
+    """Return exponentially distributed numbers, float64, from 1.1e-10 to 22.9.
+
+    Args:
+        xp: the arrays' namespace.
+        random_bits: of 32 bits; uniform numbers are ``(random_bits + 0.5) / 2**32``.
+        half: 0.5, as a float64 array where the library would make float32 of an integer.
+    """
+    return LOG_RANGE - xp.log(random_bits + half)
+
+
+def noisy(xp: Any, logits: Any, temperatures: Any, exponential: Any) -> Any:
+    """Return logits over temperature plus Gumbel noise, float64.
+
+    Args:
+        xp: the arrays' namespace.
+        logits: float32.
+        temperatures: float64, broadcast against the logits.
+        exponential: less their logarithm is the noise.
+    """
+    return logits / temperatures - xp.log(exponential)

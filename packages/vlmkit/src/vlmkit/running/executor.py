@@ -1,0 +1,172 @@
+"""Runs a step's tokens through engine, constraints and sampler, and finds who fails.
+
+Drafts stand as far as the sampler chooses the same tokens. What constraints allow is found while
+the engine's device computes, and all else is gone before the sampler sees a logit. When a batch
+raises, its members run alone and without drafts, so that neither a bad request nor a bad guess
+harms anyone. Knows nothing of queues, texts and readers.
+"""
+
+from collections.abc import Iterator, Sequence as Seq
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from vlmkit.ask.sample import Sample
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import EngineError, RequestError, VlmkitError
+from vlmkit.running.isolation import engine_error, isolated
+from vlmkit.running.masks import Masks
+from vlmkit.running.picks import picked, readable, samples
+from vlmkit.running.states import read_states
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.prompt import Array, Prompt
+from vlmkit.seams.sampler import Row, Sampler
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.step import WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one item.
+
+    Attributes:
+        item: as it ran.
+        samples: the tokens that were chosen, in order: those of drafts that stand, then one more;
+            or the given tokens of the item's rows, with their log-probabilities.
+        states: ``[rows, hidden]`` float32 in host memory: the item's hidden states, if it wants
+            some.
+    """
+
+    item: WorkItem
+    samples: tuple[Sample, ...] = ()
+    states: Any = None
+
+    @property
+    def standing(self) -> WorkItem:
+        """The item without the drafts that were wrong."""
+        item = self.item
+        if not item.drafts:
+            return item
+        num_wrong = len(item.drafts) - (len(self.samples) - 1)
+        return replace(item, num_tokens=item.num_tokens - num_wrong, num_rows=1, drafts=())
+
+
+class Executor:
+    """Computes steps.
+
+    Args:
+        engine: computes tokens.
+        sampler: chooses tokens.
+    """
+
+    def __init__(self, engine: Engine, sampler: Sampler) -> None:
+        self._engine = engine
+        self._sampler = sampler
+
+    def compute(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
+        """Run items; return for each what came of it, or what went wrong.
+
+        Raises:
+            EngineError: every item failed, and the engine can compute nothing else either.
+        """
+        results = self._guarded(items)
+        if all(_is_suspect(result) for result in results):
+            self._check_engine(next(r for r in results if isinstance(r, Exception)))
+        message = "the engine failed on this request"
+        return [engine_error(message, r) if isinstance(r, Exception) else r for r in results]
+
+    def _guarded(self, items: Seq[WorkItem]) -> list[Outcome | Exception]:
+        """Run items together; if that fails and a guess may be why, without guesses."""
+        if any(item.drafts for item in items):
+            try:
+                return list(self._compute_batch(items))
+            except Exception:  # noqa: BLE001 - a component may raise anything
+                items = [without_drafts(item) for item in items]
+        return isolated(self._compute_batch, items)
+
+    def _compute_batch(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
+        """Run the engine and the sampler on some items; errors are those of constraints."""
+        asked = [item for item in items if item.output == "logits"]
+        rows = [Row(item.sequence, item.drafts[:n]) for item in asked for n in range(item.num_rows)]
+        given = [token_id for item in asked for token_id in _given(item)]
+        free = [row for row, token_id in zip(rows, given, strict=True) if token_id is None]
+        pick = self._sampler.prepare(free) if free else None
+        output = self._engine.forward(items)
+        _check_rows(output.logits, len(rows))
+        _check_rows(output.hidden, sum(item.num_rows for item in items) - len(rows))
+        is_free = all(item.sequence.guide is None for item in asked)
+        masks = None if is_free else Masks(asked)
+        made: Iterator[Sample] = iter(())
+        if rows and output.logits is not None:
+            read = readable(output.logits)
+            token_ids = picked(read if masks is None else masks.applied(read), pick, given)
+            made = iter(samples(read, token_ids, [row.sequence.params for row in rows]))
+        states = None if output.hidden is None else read_states(output.hidden)
+        outcomes: list[Outcome | VlmkitError] = []
+        start = 0
+        for item in items:
+            if states is not None and item.output == "hidden":
+                outcomes.append(Outcome(item, states=states[start : start + item.num_rows]))
+                start += item.num_rows
+            else:
+                outcomes.append(_outcome(item, list(islice(made, item.num_rows)), masks))
+        return outcomes
+
+    def _check_engine(self, cause: Exception) -> None:
+        """Compute one token of a sequence of our own: is it the engine that fails, or requests?"""
+        prompt = Prompt((0,))
+        probe = Sequence("probe", prompt, SamplingParams(), seed=0, max_tokens=1, scope=b"probe")
+        try:
+            probe.plan = self._engine.read(prompt)
+            if self._engine.admit(probe) is None:  # too full to tell
+                return
+            try:
+                self._compute_batch([WorkItem(probe, 0, 1, num_rows=1)])
+            finally:
+                self._engine.release(probe)
+        except Exception:  # noqa: BLE001 - an engine may raise anything
+            raise EngineError("the engine can compute nothing any more") from cause
+
+
+def _check_rows(array: Array | None, num_wanted: int) -> None:
+    num_rows = 0 if array is None else array.shape[0]
+    if num_rows != num_wanted:
+        raise EngineError(f"the engine returned {num_rows} rows for {num_wanted}")
+
+
+def _given(item: WorkItem) -> Seq[int | None]:
+    """Return the token that is given for each row of an item; None where one is to be chosen."""
+    sequence = item.sequence
+    if not sequence.given:
+        return [None] * item.num_rows
+    first = item.stop - item.num_rows + 1 - sequence.num_prompt_tokens
+    return sequence.given[first : first + item.num_rows]
+
+
+def _outcome(item: WorkItem, chosen: list[Sample], masks: Masks | None) -> Outcome | VlmkitError:
+    """Take what was chosen as long as the drafts before it were, and within its constraint."""
+    if item.drafts:
+        num_right = 0
+        for sample, draft in zip(chosen, item.drafts, strict=False):
+            if sample.token_id != draft:
+                break
+            num_right += 1
+        chosen = chosen[: num_right + 1]
+    if masks is not None:
+        try:
+            chosen = masks.kept(item.sequence, chosen)
+        except VlmkitError as error:
+            return error
+    return Outcome(item, tuple(chosen))
+
+
+def _is_suspect(result: Outcome | Exception) -> bool:
+    """Tell whether a result may be the engine's fault, and not only the request's."""
+    return isinstance(result, Exception) and not isinstance(result, RequestError)
+
+
+def without_drafts(item: WorkItem) -> WorkItem:
+    """Return an item that computes only what is the sequence's own."""
+    if not item.drafts:
+        return item
+    return replace(item, num_tokens=item.num_tokens - len(item.drafts), num_rows=1, drafts=())

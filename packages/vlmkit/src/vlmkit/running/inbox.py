@@ -1,0 +1,155 @@
+"""What other threads ask of the loop, and the bell that wakes it. Decides nothing."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
+
+from vlmkit.errors import EngineError
+from vlmkit.running.channel import Channel
+from vlmkit.running.job import Job
+
+M = TypeVar("M")
+
+
+class Mail(NamedTuple):
+    """What lay in the inbox.
+
+    Attributes:
+        new: sequences to run.
+        aborted: channels whose requests are to end.
+    """
+
+    new: list[Job]
+    aborted: set[Channel]
+
+
+class Inbox:
+    """Takes requests, cancellations and other news; the loop empties it between steps."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[list[Job]] = deque()
+        self._aborted: deque[Channel] = deque()
+        self._is_closing = False
+        self._is_draining = False
+        self._has_news = False
+        self._failure: BaseException | None = None
+        self._watchers: list[Callable[[BaseException], None]] = []
+        self.bell = threading.Condition()
+
+    @property
+    def num_jobs(self) -> int:
+        """Sequences that the loop has not seen yet."""
+        return sum(map(len, list(self._jobs)))
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the loop ended, if it failed."""
+        return self._failure
+
+    def put(self, jobs: list[Job], refuse: Callable[[int], None]) -> None:
+        """Leave the sequences of one request.
+
+        Args:
+            jobs: them.
+            refuse: raises if there is no place for so many more; called under the lock.
+
+        Raises:
+            EngineError: the loop is closed or has failed.
+        """
+        with self.bell:
+            if self._failure is not None:
+                raise failed(self._failure)
+            if self._is_closing or self._is_draining:
+                raise closing()
+            refuse(len(jobs))
+            self._jobs.append(jobs)
+            self._ring()
+
+    def abort(self, channel: Channel) -> None:
+        """Ask for the end of a request."""
+        with self.bell:
+            self._aborted.append(channel)
+            self._ring()
+
+    def wake(self) -> None:
+        """Let the loop look again."""
+        with self.bell:
+            self._ring()
+
+    def close(self) -> None:
+        """Ask for the end of everything."""
+        with self.bell:
+            self._is_closing = True
+            self._ring()
+
+    def drain(self, is_idle: Callable[[], bool], timeout_s: float) -> bool:
+        """Take nothing more, and wait until the loop has nothing left; tell if that was in time."""
+        with self.bell:
+            self._is_draining = True
+            self._ring()
+            return self.bell.wait_for(lambda: is_idle() and not self._jobs, timeout_s)
+
+    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+        """Call a function with the reason when the loop fails; at once if it has."""
+        with self.bell:
+            if self._failure is None:
+                self._watchers.append(tell)
+                return
+        tell(self._failure)
+
+    # The loop's side.
+
+    def wait(self, can_run: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait for news, or until the loop can run by itself; False if the time is over."""
+        with self.bell:
+            self.bell.notify_all()  # who waits for a drained loop looks again
+            return self.bell.wait_for(lambda: self._has_news or can_run(), timeout_s)
+
+    def take(self, know: Callable[[Job], None]) -> Mail | None:
+        """Return what lay here, each sequence made known under the lock; None to end."""
+        with self.bell:
+            self._has_news = False
+            if self._is_closing:
+                return None
+            new = [job for jobs in _drained(self._jobs) for job in jobs]
+            for job in new:
+                know(job)
+            return Mail(new, set(_drained(self._aborted)))
+
+    def fail(self, failure: BaseException) -> list[Callable[[BaseException], None]]:
+        """Take nothing more, for that reason; return who wants to know it."""
+        with self.bell:
+            self._failure = failure
+            return self._watchers
+
+    def end(self, know: Callable[[Job], None]) -> None:
+        """Hand out what nobody will run any more."""
+        with self.bell:
+            for jobs in _drained(self._jobs):
+                for job in jobs:
+                    know(job)
+
+    def _ring(self) -> None:
+        self._has_news = True
+        self.bell.notify_all()
+
+
+def closing() -> EngineError:
+    """Return the error of requests that come too late."""
+    return EngineError("the pipeline is closing", hint="ask another server")
+
+
+def failed(cause: BaseException) -> EngineError:
+    """Return the error of requests that an engine can serve no more; a fresh one for each.
+
+    One that is raised again and again would collect every raiser's frames.
+    """
+    error = EngineError("the engine failed", hint="see the server's log")
+    error.__cause__ = cause
+    return error
+
+
+def _drained(queue: deque[M]) -> Iterator[M]:
+    while queue:
+        yield queue.popleft()

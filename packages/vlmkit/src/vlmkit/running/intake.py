@@ -1,0 +1,269 @@
+"""From a request to sequences: parameters checked, a prompt made and read, a sequence a choice.
+
+Runs in the thread of whoever asks, or in a worker; nobody's answer waits for it. Knows no queue and
+no stream.
+"""
+
+import hashlib
+import itertools
+import secrets
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from vlmkit.ask.constraint import Constraint
+from vlmkit.ask.message import images_of
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import ConstraintError, OutOfMemory, PromptTooLong, RequestError, VlmkitError
+from vlmkit.kit.pooling import Pooled, Pooling
+from vlmkit.running.calling import Answering, answering
+from vlmkit.running.channel import Channel
+from vlmkit.running.constraints import Constraints, MakeCompiler
+from vlmkit.running.guide import Guide
+from vlmkit.running.isolation import engine_error
+from vlmkit.running.job import AnswerJob, Job, ReadingJob
+from vlmkit.running.media import MediaIntake
+from vlmkit.running.params import check_ids, check_options, checked_params
+from vlmkit.running.pictures import Pictures
+from vlmkit.running.reading import check_task, to_embed, to_score
+from vlmkit.running.text import AnswerText
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.prompt import Prompt, PromptPlan
+from vlmkit.seams.runner import RunnerFacts
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.tokenizer import Tokenizer
+
+
+class Asked(NamedTuple):
+    """What a request comes to.
+
+    Attributes:
+        params: its own, or the model's.
+        prompt: what every choice starts from.
+        sequences: one for each choice.
+    """
+
+    params: SamplingParams
+    prompt: Prompt
+    sequences: list[Sequence]
+
+
+class Intake:
+    """Makes sequences of requests for one model.
+
+    Args:
+        tokenizer: makes prompts.
+        engine: reads them.
+        encoder: None for a model of texts.
+        media: opens and checks what a conversation shows.
+        facts: the model's name, defaults and bounds.
+        pictures: decodes images.
+        pooling: returns how hidden states become a vector.
+        constraint: makes what compiles constraints; None where nothing can.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        encoder: MediaEncoder | None,
+        media: MediaIntake,
+        facts: RunnerFacts,
+        pictures: Pictures,
+        pooling: Callable[[], Pooling],
+        constraint: MakeCompiler | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._facts = facts
+        self._limits = facts.limits
+        self._encoder = encoder
+        self._media = media
+        self._pictures = pictures
+        self._pooling = pooling
+        # Some checkpoints name tokens that the model's output has no column for.
+        self._banned_ids = tuple(sorted(filter(self._is_in_vocabulary, tokenizer.banned_ids)))
+        self._eos_ids = frozenset(filter(self._is_in_vocabulary, tokenizer.eos_ids))
+        self._constraints: Constraints | None = None
+        if constraint is not None:
+            self._constraints = Constraints(
+                constraint,
+                tokenizer,
+                vocab_size=self._limits.vocab_size,
+                eos_ids=self._eos_ids,
+                banned_ids=self._banned_ids,
+            )
+        self._ids = itertools.count()
+
+    def read(self, request: Request) -> Asked:
+        """Return what a request comes to.
+
+        Raises:
+            RequestError: it is wrong or too long.
+            OutOfMemory: this machine has no room for its prompt now.
+        """
+        check_task(request, self._limits)
+        params = checked_params(request, self._facts, self._tokenizer)
+        prompt = self.prompt(request)
+        asked = answering(request, prompt, holds=self._constraints is not None)
+        return Asked(params, asked.prompt, self._sequences(request, asked, params))
+
+    def _is_in_vocabulary(self, token_id: int) -> bool:
+        return 0 <= token_id < self._limits.vocab_size
+
+    def prompt(self, request: Request) -> Prompt:
+        """Return a request's prompt, which may be too long to be answered.
+
+        Raises:
+            RequestError: it is wrong.
+            OutOfMemory: this machine has no room for it now.
+        """
+        is_plain = request.text is not None or request.token_ids is not None
+        if bool(request.messages) == is_plain or None not in (request.text, request.token_ids):
+            problem = (
+                "messages, text and token_ids exclude each other"
+                if is_plain
+                else "messages is empty"
+            )
+            raise RequestError(problem, param="messages")
+        check_options(request, self._tokenizer)
+        try:
+            if is_plain:
+                prompt = Prompt(self._plain(request), is_plain=True)
+            else:
+                messages = self._media.read(request.messages)
+                with self._pictures.decoded(images_of(messages)):
+                    prompt = self._tokenizer.prompt(
+                        messages, tools=request.tools, options=request.options
+                    )
+                if request.options.continue_final_message:
+                    prompt = replace(prompt, is_plain=True)
+        except MemoryError as error:
+            raise OutOfMemory("this prompt") from error
+        if not prompt.token_ids:
+            raise RequestError("the prompt has no tokens", param="messages")
+        return prompt
+
+    def _plain(self, request: Request) -> tuple[int, ...]:
+        """Return the tokens of a text that is no conversation."""
+        if request.token_ids is not None:
+            check_ids(request.token_ids, self._limits, "token_ids")
+            return tuple(request.token_ids)
+        prefix = self._pooling().prefix if request.task == "embed" else ""
+        text = prefix + (request.text or "")
+        return tuple(self._tokenizer.encode(text, adds_special=request.adds_special))
+
+    def _sequences(
+        self, request: Request, asked: Answering, params: SamplingParams
+    ) -> list[Sequence]:
+        prompt = asked.prompt
+        choices = self._choices(request, asked, params)
+        banned_ids = tuple(sorted(asked.banned_ids.union(self._banned_ids)))
+        plan = self._read(prompt)
+        scope = self._scope(request)
+        eos_ids = self._eos_ids.union(params.stop_token_ids)
+        return [
+            Sequence(
+                id=f"{next(self._ids)}",
+                prompt=prompt,
+                params=params,
+                eos_ids=eos_ids,
+                banned_ids=banned_ids,
+                scope=scope,
+                priority=request.priority,
+                plan=plan,
+                **own,
+            )
+            for own in choices
+        ]
+
+    def _choices(
+        self, request: Request, asked: Answering, params: SamplingParams
+    ) -> list[dict[str, Any]]:
+        """Return what sets each sequence of a request apart."""
+        prompt = asked.prompt
+        if request.task == "embed":
+            return [to_embed(prompt, self._pooling(), self._limits)]
+        if request.task == "score":
+            return to_score(request, prompt, self._tokenizer, self._limits)
+        max_tokens = self._max_tokens(prompt, params)
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        guides = self._guides(asked.constraint, params)
+        return [
+            {"max_tokens": max_tokens, "seed": seed + index, "guide": guide}
+            for index, guide in enumerate(guides)
+        ]
+
+    def _guides(self, constraint: Constraint | None, params: SamplingParams) -> Seq[Guide | None]:
+        """Return what keeps each choice within a constraint."""
+        if constraint is None:
+            return [None] * params.n
+        if self._constraints is None:
+            raise ConstraintError(
+                "no plugin is in use here that keeps an answer within a constraint",
+                hint="pip install vlmkit-guidance, and leave constraint.use as it is",
+            )
+        if params.ignore_eos:
+            raise ConstraintError("ignore_eos and a constraint exclude each other")
+        return self._constraints.guides(constraint, params.n)
+
+    def job(self, sequence: Sequence, channel: Channel, index: int) -> Job:
+        """Return the loop's handle of a sequence, which is one choice of a request."""
+        params = sequence.params
+        if sequence.task == "generate":
+            reader = self._tokenizer.reader(
+                sequence.prompt, shows_special=not params.skip_special_tokens
+            )
+            text = AnswerText(
+                reader,
+                params.stop,
+                params.min_tokens,
+                shows_stop=params.include_stop_str_in_output,
+            )
+            channel.answers.append(text)
+            return AnswerJob(sequence, channel, index, text)
+        pooled = Pooled(self._pooling()) if sequence.task == "embed" else None
+        return ReadingJob(sequence, channel, index, pooled)
+
+    def _read(self, prompt: Prompt) -> PromptPlan:
+        """Let the engine look at a prompt here, where nobody's answer waits for it."""
+        try:
+            return self._engine.read(prompt)
+        except VlmkitError:
+            raise
+        except Exception as error:  # an engine may raise anything
+            raise engine_error("the engine refused the prompt", error) from error
+
+    def _scope(self, request: Request) -> bytes:
+        """Return what keeps a client's part of all caches apart, and one encoder's features."""
+        identity = "" if self._encoder is None else self._encoder.identity
+        names = (request.tenant, identity, request.cache_salt)
+        parts = (name.encode(errors="surrogatepass") for name in names)
+        return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+    def _max_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
+        """Return how many tokens may be generated; never silently fewer than were asked for.
+
+        An answer that ends before the length that was asked for could not be told from a whole one
+        that the client's own limit ended.
+        """
+        most, num_prompt = self._limits.max_sequence_tokens, len(prompt)
+        room, bound = most - num_prompt, self._facts.bounds.max_output_tokens
+        asked = params.max_tokens
+        if asked is not None and bound is not None and asked > bound:
+            raise RequestError(f"max_tokens is over the limit of {bound}", param="max_tokens")
+        if room < 1:
+            raise PromptTooLong(most, f"your messages resulted in {num_prompt} tokens")
+        if asked is None:
+            return room if bound is None else min(room, bound)
+        if asked > room:
+            raise PromptTooLong(
+                most,
+                f"you requested {num_prompt + asked} tokens ({num_prompt} in the messages, {asked} "
+                "in the completion)",
+                param="max_tokens",
+            )
+        return asked

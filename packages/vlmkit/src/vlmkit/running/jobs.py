@@ -1,0 +1,166 @@
+"""Who is in the loop's hands, and how each ends: finished, aborted or failed, exactly once.
+
+Whatever the way, room, features, drafts and place are gone afterwards. Everything here happens in
+the loop's thread.
+"""
+
+from collections.abc import Callable
+
+from vlmkit.ask.completion import Chunk
+from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.running.channel import Channel
+from vlmkit.running.drafting import Drafting
+from vlmkit.running.encodings import Encodings
+from vlmkit.running.executor import Outcome
+from vlmkit.running.isolation import engine_error
+from vlmkit.running.job import Job
+from vlmkit.running.loop_stats import LoopStats
+from vlmkit.running.wakeups import Wakeups
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.sequence import Sequence
+
+
+class Jobs:
+    """The sequences that run or wait, by sequence.
+
+    Args:
+        engine: whose room they take.
+        scheduler: who knows their places.
+        encodings: of their images.
+        drafting: of their guesses.
+        stats: counts their ends.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        encodings: Encodings,
+        drafting: Drafting,
+        stats: LoopStats,
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._encodings = encodings
+        self._drafting = drafting
+        self._stats = stats
+        self._jobs: dict[Sequence, Job] = {}
+        self._held: set[Sequence] = set()
+        self.wakeups = Wakeups()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._jobs
+
+    def __getitem__(self, sequence: Sequence) -> Job:
+        return self._jobs[sequence]
+
+    def get(self, sequence: Sequence) -> Job | None:
+        """Return the job of a sequence; None if it has ended."""
+        return self._jobs.get(sequence)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether one is not held."""
+        return len(self._jobs) > len(self._held)
+
+    def know(self, job: Job) -> None:
+        """Take a sequence into hand."""
+        self._jobs[job.sequence] = job
+
+    def accept(self, job: Job) -> None:
+        """Hand a sequence to the scheduler, which may refuse it."""
+        if job.sequence not in self._jobs:  # a sibling was refused, and this one with it
+            return
+        try:
+            self._scheduler.add(job.sequence)
+        except VlmkitError as error:
+            self.fail(job.channel, error)
+        else:
+            job.channel.accept(self.wakeups)
+
+    def let_go(self) -> None:
+        """Let those run again whose readers have caught up."""
+        for sequence in [s for s in self._held if not self._jobs[s].channel.is_behind]:
+            sequence.is_held = False
+            self._held.discard(sequence)
+
+    def take(self, job: Job, outcome: Outcome) -> None:
+        """Give a request what came of its item, and hand on what there is to tell."""
+        try:
+            chunks = job.take(outcome)
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
+            self.fail(job.channel, engine_error("the tokenizer failed on this answer", error))
+            return
+        for chunk in chunks:
+            self._hand_on(job, chunk)
+
+    def _hand_on(self, job: Job, chunk: Chunk) -> None:
+        """Tell the reader, and end the sequence if that is all."""
+        if job.sequence.task == "generate":
+            self._stats.num_tokens_sampled += len(chunk.samples)
+        job.channel.clock.token()
+        if chunk.finish_reason is not None:
+            self._remove(job)
+            self._stats.num_finished += 1
+        job.channel.put(chunk, self.wakeups)
+        if chunk.finish_reason is None and job.channel.is_behind:
+            job.sequence.is_held = True
+            self._held.add(job.sequence)
+
+    def abort(self, channels: set[Channel]) -> None:
+        """End requests; all in one pass, since thousands may go at once."""
+        jobs = [job for job in self._jobs.values() if job.channel in channels]
+        for job in jobs:
+            self._remove(job)
+            job.channel.put(Chunk(job.index, finish_reason="abort"), self.wakeups)
+        self._stats.num_aborted += len(jobs)
+
+    def fail(self, channel: Channel, error: VlmkitError) -> None:
+        """End a request, with all its choices."""
+        jobs = [job for job in self._jobs.values() if job.channel is channel]
+        for job in jobs:
+            self._remove(job)
+        self._stats.num_failed += len(jobs)
+        channel.fail(error, self.wakeups)
+
+    def fail_sequence(self, sequence: Sequence, error: VlmkitError) -> None:
+        """Fail a sequence's request, unless a sibling's failure has done so already."""
+        if (job := self._jobs.get(sequence)) is not None:
+            self.fail(job.channel, error)
+
+    def fail_one_that_never_fits(self) -> bool:
+        """Fail a request that finds no room although nobody else has any; tell if it did."""
+        job = next((j for s, j in self._jobs.items() if s not in self._held), None)
+        if self._scheduler.num_running or job is None:
+            return False
+        self.fail(job.channel, EngineError("the request does not fit the engine's cache"))
+        return True
+
+    def abort_all(self) -> None:
+        """End every request: the pipeline closes."""
+        self.abort(self._channels())
+        self.wakeups.flush()
+
+    def fail_all(self, make: Callable[[], VlmkitError]) -> None:
+        """End every request with an error of its own; what failed is not asked to clean up."""
+        for channel in self._channels():
+            channel.fail(make(), self.wakeups)
+        self._stats.num_failed += len(self._jobs)
+        self._jobs.clear()
+        self.wakeups.flush()
+
+    def _channels(self) -> set[Channel]:
+        return {job.channel for job in self._jobs.values()}
+
+    def _remove(self, job: Job) -> None:
+        """Free everything that a sequence has."""
+        self._scheduler.remove(job.sequence, self._engine)
+        self._encodings.forget(job.sequence)
+        self._drafting.forget(job.sequence)
+        job.sequence.features.clear()
+        self._held.discard(job.sequence)
+        del self._jobs[job.sequence]

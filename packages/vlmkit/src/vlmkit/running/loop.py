@@ -1,0 +1,296 @@
+"""The engine loop: plan, encode, forward, sample, commit, in a thread of its own.
+
+Everything that touches the scheduler, the engine or the sampler happens here, so none of them needs
+a lock; media are encoded beside it, and who needs one sits out until it is there. Every request
+ends in exactly one of finished, aborted and failed; whatever the way, its room, its features and
+its place are gone afterwards.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from vlmkit.errors import QueueFull, RequestError, VlmkitError
+from vlmkit.kit import heap
+from vlmkit.running.channel import Channel
+from vlmkit.running.drafting import Drafting
+from vlmkit.running.encodings import Encodings, waits
+from vlmkit.running.executor import Executor, Outcome
+from vlmkit.running.feature_cache import FeatureCache
+from vlmkit.running.inbox import Inbox, failed
+from vlmkit.running.job import Job
+from vlmkit.running.jobs import Jobs
+from vlmkit.running.loop_stats import LoopStats
+from vlmkit.running.observers import Observers
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.observer import StepFacts
+from vlmkit.seams.proposer import Proposer
+from vlmkit.seams.sampler import Sampler
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.step import Step, WorkItem
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 1.0  # without work, until freed memory is given back
+
+
+class Loop:
+    """Runs jobs until it is closed.
+
+    Args:
+        engine: computes.
+        encoder: encodes media; None for a text model.
+        scheduler: decides.
+        sampler: chooses tokens.
+        features: of media that were there before.
+        proposer: guesses what follows; None never does.
+        observers: who is told of its steps; None where nobody listens.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        encoder: MediaEncoder | None,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        features: FeatureCache,
+        proposer: Proposer | None = None,
+        observers: Observers | None = None,
+    ) -> None:
+        self._engine = engine
+        self._observers = observers
+        self._executor = Executor(engine, sampler)
+        self._encodings = Encodings(encoder, features, self.wake)
+        self._drafting = Drafting(proposer, engine.limits)
+        self._scheduler = scheduler
+        self.stats = LoopStats()
+        self._jobs = Jobs(engine, scheduler, self._encodings, self._drafting, self.stats)
+        self._inbox = Inbox()
+        self._is_stuck = False  # nothing can run until a reader or a newcomer changes something
+        self._has_passed = False  # all of the last step waits for images
+        self._thread = threading.Thread(target=self._run, name="vlmkit-loop", daemon=True)
+        self._thread.start()
+
+    # Called from any thread.
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop can still serve requests."""
+        return self._inbox.failure is None and self._thread.is_alive()
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place."""
+        return self._inbox.num_jobs + self._scheduler.num_waiting
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue takes no more sequences."""
+        return self.num_waiting >= self._scheduler.max_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a place."""
+        return self._scheduler.num_running
+
+    @property
+    def num_jobs(self) -> int:
+        """Sequences that the loop knows of; zero when every request is over."""
+        return len(self._jobs)
+
+    def on_failure(self, tell: Callable[[BaseException], None]) -> None:
+        """Call a function with the reason when the loop fails, in its thread; here if it has."""
+        self._inbox.on_failure(tell)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Hand over the sequences of one request.
+
+        Raises:
+            QueueFull: too many wait already.
+            RequestError: there are more of them than may ever wait.
+            EngineError: the loop is closed or has failed.
+        """
+        self._inbox.put(jobs, self._refuse_too_many)
+
+    def _refuse_too_many(self, num_new: int) -> None:
+        most = self._scheduler.max_waiting
+        if num_new > most:
+            raise RequestError(f"n is over the {most} places of the queue", param="n")
+        if self.num_waiting + num_new > most:
+            raise QueueFull(f"{most} requests are waiting already", hint="try again later")
+
+    def abort(self, channel: Channel) -> None:
+        """End a request; its room is free after the step that runs now."""
+        self._inbox.abort(channel)
+
+    def wake(self) -> None:
+        """Look again: a slow reader has caught up, or an image was encoded."""
+        self._inbox.wake()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new requests and wait for the present ones; tell whether all ended in time."""
+        return self._inbox.drain(lambda: not self._jobs, timeout_s)
+
+    def close(self) -> None:
+        """End every request as aborted and stop the thread."""
+        self._inbox.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._encodings.join()
+
+    # The loop's own thread.
+
+    def _run(self) -> None:
+        watchers: list[Callable[[BaseException], None]] = []
+        failure: BaseException | None = None
+        try:
+            while self._serve_inbox():
+                self._step()
+            self._inbox.end(self._jobs.know)
+            self._jobs.abort_all()
+        except BaseException as error:  # a panic of a Rust library is no Exception
+            log.critical("the engine loop failed; no more requests are served", exc_info=error)
+            failure, watchers = error, self._inbox.fail(error)
+            self._inbox.end(self._jobs.know)
+            self._jobs.fail_all(partial(failed, error))
+        finally:
+            self._encodings.stop()
+            self._inbox.wake()  # for who waits until nothing runs
+        for tell in watchers:  # last, since a watcher may close what this loop is part of
+            _tell(tell, failure)
+
+    def _step(self) -> None:  # a frame of its own, so that an idle loop holds nobody's images
+        started, num_sampled = time.perf_counter(), self.stats.num_tokens_sampled
+        step = self._scheduler.plan(self._engine)
+        items = self._encode(step)
+        began = time.perf_counter()
+        done = self._forward(items)
+        self._commit(step, done, time.perf_counter() - began)
+        if self._observers is not None and self._observers.hears("step") and done:
+            facts = StepFacts(
+                num_sequences=len(done),
+                num_tokens=sum(outcome.item.num_tokens for outcome in done),
+                num_sampled=self.stats.num_tokens_sampled - num_sampled,
+                num_preempted=len(step.preempted),
+                num_running=self.num_running,
+                num_waiting=self.num_waiting,
+                step_s=time.perf_counter() - started,
+            )
+            self._observers.tell("step", facts)
+
+    def _serve_inbox(self) -> bool:
+        """Do what other threads asked for; wait while there is nothing to run."""
+        self._jobs.wakeups.flush()
+        self._wait()
+        self._is_stuck = False
+        mail = self._inbox.take(self._jobs.know)
+        if mail is None:
+            return False
+        for job in mail.new:
+            self._jobs.accept(job)
+        if mail.aborted:
+            self._jobs.abort(mail.aborted)
+        self._jobs.let_go()
+        self._take_features()
+        self._jobs.wakeups.flush()  # who was taken or refused must not wait for the step
+        return True
+
+    def _wait(self) -> None:
+        """Wait for something to do; after a moment, give back what the last requests took."""
+        if not self._inbox.wait(self._can_run, IDLE_S):
+            heap.trim()
+            self._inbox.wait(self._can_run)
+
+    def _can_run(self) -> bool:
+        return not self._is_stuck and self._jobs.can_run
+
+    def _take_features(self) -> None:
+        """Hand out what the encoder has finished."""
+        for sequence, error in self._encodings.take().items():
+            self._jobs.fail_sequence(sequence, error)
+        self.stats.num_media_encoded = self._encodings.num_encoded
+
+    def _encode(self, step: Step) -> tuple[WorkItem, ...]:
+        """Have the step's images encoded; return the items that need not wait for one."""
+        self.stats.num_preemptions += len(step.preempted)
+        has_news = self._encodings.start(step.encodes)
+        for sequence in step.preempted:
+            self._encodings.forget(sequence)
+        items = tuple(item for item in step.items if not waits(item))
+        if items or has_news or step.preempted:
+            self._has_passed = False
+        elif step.items and not self._has_passed:
+            self._has_passed = True  # who takes turns may have others to run in the next step
+        else:
+            self._is_stuck = self._encodings.is_busy or not self._jobs.fail_one_that_never_fits()
+        return items
+
+    def _forward(self, items: tuple[WorkItem, ...]) -> list[Outcome]:
+        """Compute the items; return what came of those that went well."""
+        if not items:
+            return []
+        for item in items:
+            self._jobs[item.sequence].channel.clock.start()
+        done: list[Outcome] = []
+        for item, result in zip(items, self._executor.compute(items), strict=True):
+            if isinstance(result, VlmkitError):
+                self._jobs.fail_sequence(item.sequence, result)
+            else:
+                done.append(result)
+        return [outcome for outcome in done if outcome.item.sequence in self._jobs]
+
+    def _commit(self, step: Step, done: list[Outcome], duration_s: float) -> None:
+        """Note what was computed, and hand every new token on."""
+        if not done:
+            return
+        standing = tuple(outcome.standing for outcome in done)
+        self._scheduler.commit(Step(step.encodes, standing, step.preempted), duration_s)
+        self.stats.num_steps += 1
+        self.stats.num_tokens_computed += sum(outcome.item.num_tokens for outcome in done)
+        for outcome in done:
+            if (job := self._jobs.get(outcome.item.sequence)) is None:  # a sibling's text broke
+                continue
+            _note_cached(job)
+            self._keep(outcome)
+            _drop_used_features(outcome.item)
+            self._jobs.take(job, outcome)
+            if outcome.samples and job.sequence in self._jobs:
+                self._drafting.propose(job.sequence)
+
+    def _keep(self, outcome: Outcome) -> None:
+        """Let the engine share what is the sequence's own, and forget drafts that are wrong."""
+        item, stop = outcome.item, outcome.standing.stop
+        if stop < item.stop:
+            self._engine.truncate(item.sequence, stop)
+        self._engine.commit(item.sequence, min(stop, len(item.sequence)))
+        if item.drafts:
+            num_accepted = len(outcome.samples) - 1
+            self._drafting.note(item.sequence, len(item.drafts), num_accepted)
+            self.stats.num_tokens_drafted += len(item.drafts)
+            self.stats.num_drafts_accepted += num_accepted
+
+
+def _tell(watcher: Callable[[BaseException], None], failure: BaseException | None) -> None:
+    try:
+        if failure is not None:
+            watcher(failure)
+    except Exception:
+        log.exception("a watcher of the engine loop failed")
+
+
+def _note_cached(job: Job) -> None:
+    """Let a request know how much of its prompt was there."""
+    if job.index == 0 and job.sequence.num_cached_tokens is not None:
+        cached = min(job.sequence.num_cached_tokens, job.sequence.num_prompt_tokens)
+        job.channel.cached_tokens = cached
+
+
+def _drop_used_features(item: WorkItem) -> None:
+    """Forget features whose slot is in the cache as a whole."""
+    media = item.sequence.prompt.media
+    for index in [i for i in item.sequence.features if media[i].stop <= item.stop]:
+        del item.sequence.features[index]

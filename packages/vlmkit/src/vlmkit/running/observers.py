@@ -1,0 +1,131 @@
+"""Tells observers what happens, so that none of them can harm a request.
+
+Who tells only leaves a note: each observer reads its notes in a thread of its own. One that raises
+is switched off and told of in the log, once; one that has too many notes unread loses new ones,
+which are counted. Nothing is noted that no observer listens to.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vlmkit.seams.observer import Observer
+
+log = logging.getLogger(__name__)
+
+MAX_UNREAD = 50_000  # notes of one observer; a second or two of a busy server's tokens
+GATHER_S = 0.02  # notes are read together: a wake-up for each would take the loop's time
+CLOSE_S = 5.0  # for the last notes, until a slow observer is left behind
+
+Event = Literal["accepted", "first_token", "tokens", "finished", "failed", "step"]
+EVENTS: tuple[Event, ...] = ("accepted", "first_token", "tokens", "finished", "failed", "step")
+
+
+class Observers:
+    """All observers of one pipeline. Told in one thread at a time.
+
+    Args:
+        observers: each by its name.
+    """
+
+    def __init__(self, observers: Mapping[str, Observer]) -> None:
+        self._listeners = {name: _Listener(name, o) for name, o in observers.items()}
+        self._by_event = {
+            event: [listener for listener in self._listeners.values() if listener.hears(event)]
+            for event in EVENTS
+        }
+
+    def hears(self, event: Event) -> bool:
+        """Tell whether anybody listens to an event."""
+        return bool(self._by_event[event])
+
+    def tell(self, event: Event, *facts: object) -> None:
+        """Note an event for everybody who listens to it; the facts must not change any more."""
+        for listener in self._by_event[event]:
+            listener.note(event, facts)
+
+    def stats(self) -> dict[str, dict[str, float]]:
+        """Return the numbers of each observer, by its name."""
+        return {name: listener.stats() for name, listener in self._listeners.items()}
+
+    def close(self) -> None:
+        """Let every observer read its last notes and close it; nothing may be told any more."""
+        for listener in self._listeners.values():
+            listener.stop()
+        deadline = time.monotonic() + CLOSE_S
+        for listener in self._listeners.values():
+            listener.join(deadline)
+
+
+class _Listener:
+    """One observer, its notes and its thread."""
+
+    def __init__(self, name: str, observer: Observer) -> None:
+        self._name = name
+        self._observer = observer
+        self._notes: deque[tuple[Event, tuple[object, ...], float]] = deque()
+        self._num_lost = 0
+        self._is_off = False
+        self._bell = threading.Event()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"vlmkit-{name}", daemon=True)
+        self._thread.start()
+
+    def hears(self, event: Event) -> bool:
+        """Tell whether the observer wrote a method for an event."""
+        return getattr(type(self._observer), event, None) is not getattr(Observer, event)
+
+    def note(self, event: Event, facts: tuple[object, ...]) -> None:
+        if self._is_off:
+            return
+        if len(self._notes) >= MAX_UNREAD:
+            if not self._num_lost:
+                log.warning("observer %r is too slow, and loses events", self._name)
+            self._num_lost += 1
+            return
+        self._notes.append((event, facts, time.time()))
+        if not self._bell.is_set():
+            self._bell.set()
+
+    def stats(self) -> dict[str, float]:
+        numbers: Mapping[str, float] = {}
+        try:
+            numbers = self._observer.stats()
+        except Exception:
+            log.exception("observer %r cannot say its numbers", self._name)
+        return {**numbers, "num_events_lost": self._num_lost}
+
+    def stop(self) -> None:
+        self._end.set()
+        self._bell.set()
+
+    def join(self, deadline: float) -> None:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            log.warning("observer %r is left behind with %d events", self._name, len(self._notes))
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                self._bell.wait()
+                self._end.wait(GATHER_S)
+                self._bell.clear()
+                self._read()
+            self._read()
+        except BaseException:  # a panic of a Rust library is no Exception
+            self._is_off = True
+            self._notes.clear()
+            log.exception("observer %r failed and is switched off", self._name)
+        try:
+            self._observer.close()
+        except Exception:
+            log.exception("observer %r could not be closed", self._name)
+
+    def _read(self) -> None:
+        while self._notes:
+            event, facts, at_s = self._notes.popleft()
+            method: Any = getattr(self._observer, event)
+            method(*facts, at_s)

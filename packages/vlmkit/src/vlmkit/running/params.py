@@ -1,0 +1,79 @@
+"""A request's parameters, and whether the model that it asks can honour them."""
+
+from collections.abc import Iterable
+
+from vlmkit.ask.message import TextPart
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import RequestError
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.runner import RunnerFacts
+from vlmkit.seams.tokenizer import Option, Tokenizer
+
+
+def checked_params(request: Request, facts: RunnerFacts, tokenizer: Tokenizer) -> SamplingParams:
+    """Return how tokens are chosen for a request.
+
+    Raises:
+        RequestError: a value is out of range, or something that this model cannot honour.
+    """
+    if request.task != "generate":
+        is_score = request.task == "score"
+        return SamplingParams(
+            logprobs=is_score,
+            top_logprobs=request.params.top_logprobs if is_score and request.params else 0,
+            n=max(1, len(request.continuations)),
+        ).checked()
+    params = (request.params or facts.defaults).checked()
+    check_ids(params.logit_bias, facts.limits, "logit_bias")
+    check_ids(params.stop_token_ids, facts.limits, "stop_token_ids")
+    if not params.skip_special_tokens:
+        check_honoured("skip_special_tokens", tokenizer)
+    return params
+
+
+def check_ids(token_ids: Iterable[int], limits: EngineLimits, param: str) -> None:
+    """Refuse tokens that the model does not have.
+
+    Raises:
+        RequestError: there is one.
+    """
+    wrong = next((i for i in token_ids if not 0 <= i < limits.vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"token id {wrong} is not in the vocabulary of {limits.vocab_size}", param=param
+        )
+
+
+def check_options(request: Request, tokenizer: Tokenizer) -> None:
+    """Refuse options of a prompt that have no meaning for a request, or that nobody honours.
+
+    Raises:
+        RequestError: there is one.
+    """
+    for option in request.options.asked:
+        if not request.messages:
+            raise RequestError(f"{option} is for messages, not for a text", param=option)
+        check_honoured(option, tokenizer)
+    if request.options.continue_final_message:
+        last = request.messages[-1]
+        is_text = bool(last.parts) and isinstance(last.parts[-1], TextPart)
+        if last.role != "assistant" or not is_text or not last.text.strip():
+            raise RequestError(
+                "a message that goes on must be the assistant's, and end with text",
+                param="continue_final_message",
+            )
+
+
+def check_honoured(option: Option, tokenizer: Tokenizer) -> None:
+    """Refuse an option that the model's tokenizer does not know.
+
+    Raises:
+        RequestError: it does not.
+    """
+    if option not in tokenizer.honours:
+        raise RequestError(
+            f"{option} is not supported by this model's tokenizer",
+            param=option,
+            code="unsupported_parameter",
+        )

@@ -1,0 +1,145 @@
+"""What was picked in a step: the tokens, and the log-probabilities that clients asked for.
+
+These are the model's own, of the logits as the engine gave them. Everything is read from the
+device at once. Knows nothing of how tokens are chosen.
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from vlmkit.ask.sample import Logprob, Sample
+from vlmkit.ask.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from vlmkit.errors import EngineError
+from vlmkit.seams.prompt import Array
+from vlmkit.seams.sampler import Pick
+
+HOST, METAL = 1, 8  # DLPack's numbers of the CPU and of Apple's GPU
+
+
+def readable(logits: Array) -> Any:
+    """Return logits as float32, and as a NumPy array if they are in host memory.
+
+    From Apple's GPU, which has no float64, they are brought there.
+    """
+    xp: Any = array_api_compat.array_namespace(logits)
+    floats = xp.astype(logits, xp.float32, copy=False)
+    place = floats.__dlpack_device__()[0]
+    if place == METAL:
+        floats = array_api_compat.to_device(floats, "cpu")
+    return np.from_dlpack(floats) if place in (HOST, METAL) else floats
+
+
+def picked(logits: Any, pick: Pick | None, given: Seq[int | None]) -> Any:
+    """Return token ids ``[rows]``: the given ones, and what is picked for all other rows.
+
+    Args:
+        logits: ``[rows, vocab]``, readable.
+        pick: of the rows without a given token; None if there are none.
+        given: ``[rows]``.
+
+    Raises:
+        EngineError: the sampler returned another number of tokens.
+    """
+    if pick is not None and all(token_id is None for token_id in given):
+        return pick(logits)
+    xp: Any = array_api_compat.array_namespace(logits)
+    device = array_api_compat.device(logits)
+    token_ids = xp.asarray([i or 0 for i in given], dtype=xp.int64, device=device)
+    if pick is not None:
+        free = [place for place, token_id in enumerate(given) if token_id is None]
+        places = xp.asarray(free, device=device)
+        found = _checked(logits, pick(logits[places, :]), len(free))
+        token_ids[places] = xp.astype(found, xp.int64)
+    return token_ids
+
+
+def samples(logits: Any, token_ids: Any, params: Seq[SamplingParams]) -> list[Sample]:
+    """Return what was picked, with what each request wants to know of it.
+
+    Args:
+        logits: ``[rows, vocab]``, readable.
+        token_ids: ``[rows]`` integers, on the same device.
+        params: ``[rows]``.
+
+    Raises:
+        EngineError: there are not that many token ids, or one has no logit, or none that is finite.
+    """
+    xp: Any = array_api_compat.array_namespace(logits)
+    vocab_size = logits.shape[-1]
+    token_ids = _checked(logits, token_ids, len(params))
+    inside = token_ids % vocab_size  # one that is outside is refused once it was read
+    device = array_api_compat.device(logits)
+    parts = [token_ids, logits[xp.arange(len(params), device=device), inside]]
+    wanted = [place for place, own in enumerate(params) if own.logprobs]
+    if wanted:
+        parts += _reports(xp, logits, wanted, any(own.top_logprobs for own in params))
+    picked, values, *reports = _read(xp, parts)
+    made = [_sample(*pair, vocab_size) for pair in zip(picked, values, strict=True)]
+    for place, log_sum, *top in zip(wanted, *reports, strict=True):
+        pairs = zip(*(numbers[: params[place].top_logprobs] for numbers in top), strict=True)
+        likeliest = tuple(Logprob(int(token_id), value - log_sum) for token_id, value in pairs)
+        made[place] = Sample(made[place].token_id, values[place] - log_sum, likeliest)
+    return made
+
+
+def _checked(logits: Any, token_ids: Any, num_rows: int) -> Any:
+    """Return a sampler's token ids, as an array of the logits' kind."""
+    if getattr(token_ids, "shape", None) != (num_rows,):
+        raise EngineError(f"the sampler returned something other than {num_rows} token ids")
+    return np.from_dlpack(token_ids) if array_api_compat.is_numpy_array(logits) else token_ids
+
+
+def _sample(token_id: float, logit: float, vocab_size: int) -> Sample:
+    if not 0 <= token_id < vocab_size:
+        raise EngineError(f"the sampler returned the token id {token_id:.0f} of {vocab_size}")
+    if not math.isfinite(logit):
+        raise EngineError("the engine returned logits without a finite value at the chosen token")
+    return Sample(int(token_id))
+
+
+def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any]:
+    """Return for some rows what turns logits into log-probabilities, and the likeliest tokens.
+
+    These are always as many, so that no neighbour's wish changes which of equals come first.
+    """
+    rows = logits
+    if len(wanted) < logits.shape[0]:
+        rows = logits[xp.asarray(wanted, device=array_api_compat.device(logits)), :]
+    largest = xp.max(rows, axis=-1, keepdims=True)
+    sums = xp.sum(xp.exp(rows - largest), axis=-1)
+    log_sums = largest[:, 0] + xp.log(sums)
+    if not has_top:
+        return [log_sums]
+    token_ids = _likeliest(xp, rows, min(MAX_TOP_LOGPROBS, rows.shape[-1]))
+    return [log_sums, token_ids, xp.take_along_axis(rows, token_ids, axis=-1)]
+
+
+def _likeliest(xp: Any, rows: Any, num: int) -> Any:
+    """Return the ids of each row's likeliest tokens, likeliest first."""
+    if not array_api_compat.is_numpy_array(rows):
+        return xp.argsort(rows, axis=-1, descending=True, stable=True)[:, :num]
+    num_others = rows.shape[-1] - num
+    token_ids = np.argpartition(rows, num_others, axis=-1)[:, num_others:]
+    values = np.take_along_axis(rows, token_ids, axis=-1)
+    return np.take_along_axis(token_ids, np.lexsort((token_ids, -values), axis=-1), axis=-1)
+
+
+def _read(xp: Any, parts: list[Any]) -> list[Any]:
+    """Return arrays as lists; all come from the device in one copy."""
+    if array_api_compat.is_numpy_array(parts[0]):
+        return [part.tolist() for part in parts]
+    flat = xp.concat([xp.astype(xp.reshape(part, (-1,)), xp.float64) for part in parts]).tolist()
+    read, start = [], 0
+    for part in parts:
+        width = math.prod(part.shape[1:])
+        stop = start + part.shape[0] * width
+        rows = flat[start:stop]
+        if part.ndim > 1:
+            rows = [rows[i : i + width] for i in range(0, len(rows), width)]
+        read.append(rows)
+        start = stop
+    return read

@@ -1,0 +1,78 @@
+"""Sequences that are read for their rows: what sets them apart from answers in the making.
+
+A vector needs hidden states of the prompt. A score needs a row for each token of an answer that is
+given: it is a sequence whose answer is there already, as after a preemption.
+"""
+
+from typing import Any
+
+from vlmkit.ask.request import Request
+from vlmkit.errors import PromptTooLong, RequestError
+from vlmkit.kit.pooling import Pooling
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.prompt import Prompt, Span
+from vlmkit.seams.tokenizer import Tokenizer
+
+
+def check_task(request: Request, limits: EngineLimits) -> None:
+    """Refuse a request whose parts do not belong together, or that the engine cannot serve.
+
+    Raises:
+        RequestError: it is one.
+    """
+    if (request.task == "score") != bool(request.continuations):
+        raise RequestError(
+            "continuations are what a request for scores has, and no other", param="continuations"
+        )
+    if request.task != "generate" and request.constraint is not None:
+        raise RequestError("only an answer keeps to a constraint", param="constraint")
+    if request.task == "embed" and not limits.hidden_size:
+        raise RequestError(
+            "this model gives no embeddings: its engine hands out no hidden states",
+            hint='choose another engine, such as engine.use = "torch"',
+        )
+
+
+def to_embed(prompt: Prompt, pooling: Pooling, limits: EngineLimits) -> dict[str, Any]:
+    """Return the fields of a sequence whose hidden states are pooled.
+
+    Raises:
+        PromptTooLong: the text does not fit.
+    """
+    if len(prompt) >= limits.max_sequence_tokens:
+        raise PromptTooLong(
+            limits.max_sequence_tokens, f"your text resulted in {len(prompt)} tokens", param="text"
+        )
+    return {"task": "embed", "wanted": pooling.rows(len(prompt))}
+
+
+def to_score(
+    request: Request, prompt: Prompt, tokenizer: Tokenizer, limits: EngineLimits
+) -> list[dict[str, Any]]:
+    """Return the fields of a sequence for each continuation.
+
+    Raises:
+        RequestError: one is empty, does not fit or has a token that the model does not know.
+    """
+    made = []
+    for index, said in enumerate(request.continuations):
+        where = f"continuations[{index}]"
+        given = tuple(tokenizer.encode(said) if isinstance(said, str) else said)
+        if not given:
+            raise RequestError(f"{where} has no tokens", param=where)
+        if not (min(given) >= 0 and max(given) < limits.vocab_size):
+            raise RequestError(f"{where} has a token that the model does not know", param=where)
+        num_tokens = len(prompt) + len(given)
+        if num_tokens > limits.max_sequence_tokens:
+            problem = f"prompt and continuation resulted in {num_tokens} tokens"
+            raise PromptTooLong(limits.max_sequence_tokens, problem, param=where)
+        last = len(prompt) - 1
+        made.append(
+            {
+                "task": "score",
+                "wanted": Span(last, last + len(given)),
+                "given": given,
+                "output_ids": list(given[:-1]),
+            }
+        )
+    return made

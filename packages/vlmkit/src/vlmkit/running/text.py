@@ -1,0 +1,100 @@
+"""One answer as it grows: what its reader tells, with the text cut at stop strings.
+
+Text that could still become a stop string is held back, so nothing shown is ever taken back. What
+is thought is no text: no stop string is looked for in it.
+"""
+
+from vlmkit.ask.delta import Delta, TextDelta
+from vlmkit.seams.reader import AnswerReader
+
+
+class AnswerText:
+    """Feeds tokens to a reader and releases what is safe to show.
+
+    Args:
+        reader: a fresh one.
+        stop: strings that end the answer.
+        min_tokens: tokens before which a stop string does not count.
+        shows_stop: whether the string that ends the answer is part of its text.
+
+    Attributes:
+        stop_string: the one that ended the answer, if one did.
+    """
+
+    def __init__(
+        self,
+        reader: AnswerReader,
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
+        *,
+        shows_stop: bool = False,
+    ) -> None:
+        self._reader = reader
+        self._stop = stop
+        self._longest = max(map(len, stop), default=0)
+        self._min_tokens = min_tokens
+        self._shows_stop = shows_stop
+        self._num_tokens = 0
+        self._held = ""
+        self.stop_string: str | None = None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many tokens so far are of reasoning; read from any thread."""
+        return self._reader.num_reasoning_tokens
+
+    def push(self, token_id: int) -> tuple[Delta, ...]:
+        """Take one token; return what is now safe to show."""
+        deltas = self._reader.push(token_id)
+        if not self._stop:
+            return deltas
+        self._num_tokens += 1
+        return self._cut(deltas)
+
+    def finish(self) -> tuple[Delta, ...]:
+        """Return what was held back: the answer ended, so it cannot become a stop string."""
+        if self.stop_string is not None:
+            return ()
+        deltas = self._reader.finish()
+        if not self._stop:
+            return deltas
+        shown = self._cut(deltas)
+        held, self._held = self._held, ""
+        return (*shown, TextDelta(held)) if held else shown
+
+    def _cut(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
+        """Return what is safe to show, up to where a stop string begins."""
+        shown: list[Delta] = []
+        for delta in deltas:
+            if not isinstance(delta, TextDelta):
+                shown.append(delta)
+            elif text := self._release(delta.text):
+                shown.append(TextDelta(text))
+            if self.stop_string is not None:
+                break
+        return tuple(shown)
+
+    def _release(self, new: str) -> str:
+        text = self._held + new
+        if self._num_tokens >= self._min_tokens and (cut := self._find_stop(text)) is not None:
+            self._held = ""
+            return text[:cut]
+        num_held = self._num_held(text)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def _find_stop(self, text: str) -> int | None:
+        """Return where a text ends with the first stop string in it, and note which that is."""
+        found = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
+        if not found:
+            return None
+        place, stop = min(found)
+        self.stop_string = stop
+        return place + len(stop) if self._shows_stop else place
+
+    def _num_held(self, text: str) -> int:
+        """Return the length of the longest end of ``text`` that begins a stop string."""
+        for num in range(min(len(text), self._longest - 1), 0, -1):
+            if any(stop.startswith(text[-num:]) for stop in self._stop):
+                return num
+        return 0

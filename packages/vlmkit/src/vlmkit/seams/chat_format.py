@@ -1,0 +1,112 @@
+"""How a model writes calls of tools in its answers: data, and no behaviour.
+
+From the same data comes what reads an answer and the grammar that holds one to it: see
+:mod:`vlmkit.kit.call_reader` and :mod:`vlmkit.kit.call_grammar`. White space at the ends of a
+text here is how a call is usually written; a reader minds none.
+"""
+
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Mark(NamedTuple):
+    """What begins or ends reasoning, or calls.
+
+    Attributes:
+        text: how it is written.
+        token_id: the token that it is; its spelling by other tokens is then no mark.
+    """
+
+    text: str
+    token_id: int | None = None
+
+
+NO_MARK = Mark("")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """A call is a JSON object.
+
+    Attributes:
+        name: the key of the tool's name.
+        arguments: the key of its arguments.
+    """
+
+    name: str = "name"
+    arguments: str = "arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """A call is a tool's name, and its arguments as a JSON object.
+
+    Attributes:
+        between: stands between them.
+    """
+
+    between: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCall:
+    """A call is a tool's name, and each argument between tags: strings as they are, else JSON.
+
+    Attributes:
+        before_name: stands before the tool's name.
+        after_name: stands behind it.
+        before_key: stands before an argument's name.
+        after_key: stands behind it.
+        before_value: stands before its value.
+        after_value: stands behind the value.
+        end: stands behind the last one.
+    """
+
+    before_name: str
+    after_name: str
+    before_key: str
+    after_key: str
+    before_value: str
+    after_value: str
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How calls are written: ``open before call after close``, once more for each.
+
+    Attributes:
+        call: one call.
+        open: begins a call. Without a text, an answer that begins with a call calls.
+        close: ends it; without a text, its own end does.
+        before: stands between ``open`` and the call.
+        after: stands between the call and ``close``.
+        between: stands between two calls.
+        is_list: whether calls are items of one JSON list between ``open`` and ``close``.
+        inner: other tokens that stand in calls, each with its text.
+    """
+
+    call: JsonCall | NamedCall | TaggedCall
+    open: Mark
+    close: Mark = NO_MARK
+    before: str = ""
+    after: str = ""
+    between: str = ""
+    is_list: bool = False
+    inner: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """What an answer may call, and how.
+
+    Attributes:
+        format: how calls are written.
+        tools: their definitions, in OpenAI's form.
+        reasoning: the marks of what is thought before; None for a model that does not think aloud.
+    """
+
+    format: CallFormat
+    tools: Seq[Mapping[str, Any]]
+    reasoning: tuple[Mark, Mark] | None = None

@@ -1,0 +1,33 @@
+"""What a media encoder must do: preprocessed media to embeddings. No implementation."""
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot
+
+
+class MediaEncoder(Protocol):
+    """Turns preprocessed media into embeddings."""
+
+    @property
+    def identity(self) -> str:
+        """Says what computes the features: weights, precision, code; for caches that outlive it."""
+        ...
+
+    @property
+    def media_kinds(self) -> frozenset[str]:
+        """The kinds of media that it encodes, such as ``image``; constant."""
+        ...
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        """Return the features of each medium, in order; batched where that is faster.
+
+        ``encode`` runs in a thread of its own, at the same time as the engine's methods, and never
+        twice at once. What it shares with the engine, such as weights, must stand that.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free all memory; no call follows."""
+        ...

@@ -1,0 +1,118 @@
+"""What a tokenizer makes of a conversation: token ids, and the media that stand among them.
+
+Token ranges are half-open, written ``[start, stop)``, and count from the start of the prompt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from vlmkit.seams.chat_format import Calling
+
+
+class Array(Protocol):
+    """Any array that can cross a library's border without a copy (DLPack)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, outermost axis first."""
+        ...
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+class Span(NamedTuple):
+    """A half-open range of token positions."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """What happened to one image on its way into the model, so that answers can be mapped back.
+
+    Attributes:
+        source_size: ``(height, width)`` of the file, before it was turned upright.
+        turned: whether an orientation tag turned the picture.
+        upright_size: ``(height, width)`` after turning; boxes are reported in these pixels.
+        used_size: ``(height, width)`` of the resized picture that the model looked at.
+        scale: ``(vertical, horizontal)``: used pixels per upright pixel.
+        crop: ``(top, left, bottom, right)`` of the used picture that was kept; None is all of it.
+        pad: ``(top, left, bottom, right)`` pixels that were added around the used picture.
+        num_tiles: how many pictures of the model's own size the image was cut into.
+    """
+
+    source_size: tuple[int, int]
+    turned: bool
+    upright_size: tuple[int, int]
+    used_size: tuple[int, int]
+    scale: tuple[float, float]
+    crop: tuple[int, int, int, int] | None = None
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    num_tiles: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSlot:
+    """The place in a prompt of one image, sound or other medium, and what its encoder needs.
+
+    Attributes:
+        start: first token that belongs to the medium.
+        stop: one past the last. Families put row or tile markers inside, so the range may hold
+            more tokens than the medium has feature rows.
+        digest: sha256 over content, options and processor: equal digests mean that the encoder
+            would compute the same features.
+        inputs: the processor's arrays for this one medium, by the processor's own names.
+        num_features: how many tokens of the range are replaced by a feature row each.
+        kind: what it is, such as ``image``; chosen by who makes and who encodes it.
+        transform: what was done to a picture; None where the processor does not say.
+    """
+
+    start: int
+    stop: int
+    digest: bytes
+    inputs: Mapping[str, Array]
+    num_features: int
+    kind: str = "image"
+    transform: Transform | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """What an engine made of a prompt before its turn came.
+
+    Attributes:
+        spans: token ranges that must be computed in one work item; ordered, disjoint.
+        state: whatever the engine wants to keep for the sequence's life; opaque, never changed.
+    """
+
+    spans: tuple[Span, ...] = ()
+    state: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation, ready for an engine.
+
+    Attributes:
+        token_ids: ``[seq]`` with every medium expanded to its placeholder tokens.
+        media: the slots of media, in order, never overlapping.
+        opens_reasoning: whether the template began the answer's reasoning, so that the answer goes
+            on inside it.
+        is_plain: whether it ends inside a text (it is no conversation, or its last message goes
+            on), so that what follows is more of it and text alone.
+        calling: how the answer may call the tools that the conversation offers; None where there
+            are none, or it is not known.
+    """
+
+    token_ids: tuple[int, ...]
+    media: tuple[MediaSlot, ...] = field(default=())
+    opens_reasoning: bool = False
+    is_plain: bool = False
+    calling: Calling | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)

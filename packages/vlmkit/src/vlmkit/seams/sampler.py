@@ -1,0 +1,58 @@
+"""What a sampler must do: choose the next tokens of a step. No implementation.
+
+Its methods run in the loop's thread.
+"""
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from vlmkit.seams.prompt import Array
+from vlmkit.seams.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of logits: whose token is to be chosen, and after what.
+
+    Attributes:
+        sequence: its tokens, parameters and seed say how to choose.
+        ahead: tokens that come after the sequence's own and are not in it: drafts. The choice is
+            the one that the sequence would have if they were.
+    """
+
+    sequence: Sequence
+    ahead: tuple[int, ...] = ()
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the answer that come before the one to choose."""
+        return len(self.sequence.output_ids) + len(self.ahead)
+
+
+Pick = Callable[[Array], Array]
+"""Maps logits ``[rows, vocab]`` to token ids ``[rows]``, an integer array on the same device."""
+
+
+class Sampler(Protocol):
+    """Chooses the next tokens of a step.
+
+    A simple one prepares nothing: ``return lambda logits: logits.argmax(-1)``.
+    """
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        """Do what can be done before the logits are there, and return what then picks the tokens.
+
+        The choice is a function of the logits, the sequence's tokens, those that are ahead, its
+        parameters and its seed: what else is in the batch never changes it. What is ahead leaves no
+        trace: other tokens may take its place.
+
+        The pick is called once, with float32 logits, which it leaves as they are: a NumPy array, or
+        an array on the engine's device. There it starts work and waits for none: an array that the
+        host reads makes everybody wait. A row without a finite value gets any token: the pipeline
+        fails its request.
+
+        Args:
+            rows: at least one; the logits come in their order.
+        """
+        ...

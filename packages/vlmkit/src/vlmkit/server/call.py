@@ -1,0 +1,120 @@
+"""What every request with a body has in common: a place in the server, a body, and who is told.
+
+How a body is answered is each route's own business.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from secrets import token_hex
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from vlmkit.seams.runner import Runner
+from vlmkit.server.answer import AnswerHead
+from vlmkit.server.body import BodyReader
+from vlmkit.server.convert import Converter
+from vlmkit.server.errors import BodyTooSlow, WrongMediaType
+from vlmkit.server.ignored import HEADER, STRICT_HEADER, counter_names, header_value, unknown
+from vlmkit.server.models import fingerprint
+from vlmkit.server.service import Service
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class Call(ABC, Generic[B]):
+    """One call, as the ASGI application that makes its response.
+
+    All of it runs here and not in the handler, so that one scope holds the request's place in the
+    server until the last byte is sent.
+
+    Args:
+        request: what was sent.
+        service: the models, and whether work is taken.
+        reader: reads the body.
+    """
+
+    def __init__(
+        self, request: Request[Any, Any, Any], service: Service, reader: BodyReader[B]
+    ) -> None:
+        self.service = service
+        self.headers: dict[str, str] = {}
+        self._request = request
+        self._reader = reader
+
+    @abstractmethod
+    async def start(self, body: B) -> ASGIApp:
+        """Start to answer a body, and return the response; nothing was sent yet.
+
+        Is cancelled when the client goes away. An error has its own status.
+        """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, start the request, and answer."""
+        with self.service.admitted():
+            with self.service.reserved(self._announced_bytes()):
+                body, ignored = self._reader.read(await self._body())
+                self._note(ignored)
+                response = await self.service.attend(self.start(body), receive)
+                del body  # what was sent need not wait for the answer: it can be large
+            await response(scope, receive, send)
+
+    def _note(self, ignored: frozenset[str]) -> None:
+        """Tell the client and the operator which keys of the body are ignored.
+
+        Raises:
+            RequestError: there are some, and one of the two wants none ignored.
+        """
+        if not ignored:
+            return
+        policy = self.service.settings.unknown_fields
+        if policy == "refuse" or self._request.headers.get(STRICT_HEADER) == "1":
+            raise unknown(ignored)
+        if policy == "report":
+            self.headers[HEADER] = header_value(ignored)
+        self.service.num_ignored.update(counter_names(ignored))
+
+    def _announced_bytes(self) -> int:
+        """Return how large the body may be: what its header says, or else all that is allowed."""
+        most = self.service.settings.max_body_bytes
+        announced = self._request.headers.get("content-length", "")
+        return min(int(announced), most) if announced.isdecimal() else most
+
+    async def _body(self) -> bytes:
+        """Read the body; a page in a browser cannot announce JSON without asking first."""
+        if self._request.content_type[0] != "application/json":
+            raise WrongMediaType("the body must be announced as application/json")
+        try:
+            async with asyncio.timeout(self.service.settings.body_timeout_s):
+                return b"".join([part async for part in self._request.stream()])  # and keep none
+        except TimeoutError:
+            raise BodyTooSlow("the body did not arrive in time") from None
+
+
+class MessagesCall(Call[B]):
+    """A call whose body may hold messages.
+
+    Args:
+        request: what was sent.
+        service: the models, and whether work is taken.
+        reader: reads the body.
+        converter: makes what a runner takes of messages.
+    """
+
+    def __init__(
+        self,
+        request: Request[Any, Any, Any],
+        service: Service,
+        reader: BodyReader[B],
+        converter: Converter,
+    ) -> None:
+        super().__init__(request, service, reader)
+        self.converter = converter
+
+
+def answer_head(kind: str, model: str, runner: Runner) -> AnswerHead:
+    """Return what every object of a new answer says about it; its id begins with its kind."""
+    return AnswerHead(f"{kind}-{token_hex(12)}", int(time.time()), model, fingerprint(runner.facts))

@@ -1,0 +1,121 @@
+"""``GET /v1/capabilities``: what each model that is loaded here can be asked, and how much of it.
+
+All of it is read off what runs: routes, the fields of their bodies, and the runners' facts.
+"""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+from litestar import Controller, route
+from litestar.di import NamedDependency
+
+from vlmkit._version import __version__
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.runner import CONSTRAINT, RunnerFacts
+from vlmkit.seams.tokenizer import Option
+from vlmkit.server.body import BodyReader
+from vlmkit.server.forms import Formed
+from vlmkit.server.methods import READ
+from vlmkit.server.service import ServedModel, Service, State
+from vlmkit.server.wire import CHAT
+from vlmkit.server.wire_completions import COMPLETIONS
+from vlmkit.server.wire_embeddings import EMBEDDINGS
+from vlmkit.server.wire_messages import COUNT, MESSAGES
+from vlmkit.server.wire_tokens import DETOKENIZE, TOKENIZE
+from vlmkit.settings.images import ImageLimits
+
+_BODIES: Mapping[str, BodyReader[Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": COUNT,
+    "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
+}
+
+
+class Endpoint(msgspec.Struct):
+    """What a body may hold, and what is refused by name."""
+
+    parameters: list[str]
+    refused: list[str]
+
+
+class Limits(msgspec.Struct):
+    """How much one request may have; null where the context alone bounds it."""
+
+    max_model_len: int
+    max_output_tokens: int | None
+    max_concurrent_sequences: int
+    max_images: int
+    images: ImageLimits
+
+
+class ModelCapabilities(msgspec.Struct):
+    """One model; all but its name and state is null until it is loaded.
+
+    ``precision`` is null, too, where the engine does not say it, and ``embedding_size`` where there
+    are no embeddings.
+    """
+
+    id: str
+    state: State
+    modalities: tuple[str, ...] | None = None
+    precision: str | None = None
+    embedding_size: int | None = None
+    limits: Limits | None = None
+    defaults: SamplingParams | None = None
+    endpoints: dict[str, Endpoint] | None = None
+
+
+class Capabilities(msgspec.Struct):
+    """Every model that is served."""
+
+    version: str
+    models: list[ModelCapabilities]
+
+
+class CapabilitiesController(Controller):
+    """For clients that ask before they send."""
+
+    @route("/v1/capabilities", http_method=READ)
+    async def tell(self, service: NamedDependency[Service]) -> Capabilities:
+        """Tell what can be asked."""
+        return Capabilities(__version__, [_model(each) for each in service.models.values()])
+
+
+def _model(model: ServedModel) -> ModelCapabilities:
+    if model.runner is None:
+        return ModelCapabilities(model.name, model.state)
+    facts = model.runner.facts
+    return ModelCapabilities(
+        model.name,
+        model.state,
+        facts.modalities,
+        facts.limits.precision or None,
+        facts.limits.hidden_size or None,
+        Limits(
+            facts.limits.max_sequence_tokens,
+            facts.bounds.max_output_tokens,
+            facts.limits.max_sequences,
+            facts.bounds.max_images if facts.takes_images else 0,
+            facts.bounds.images,
+        ),
+        facts.defaults,
+        _endpoints(facts),
+    )
+
+
+def _endpoints(facts: RunnerFacts) -> dict[str, Endpoint]:
+    """Return what can be posted, but for what this model would refuse."""
+    absent = set(get_args(Option)) - facts.options
+    if CONSTRAINT not in facts.options:
+        absent |= set(Formed.__struct_fields__)
+    endpoints = {}
+    for path, reader in _BODIES.items():
+        if path != "/v1/embeddings" or facts.limits.hidden_size:
+            refused = reader.refused | (absent & reader.fields)
+            endpoints[path] = Endpoint(sorted(reader.fields - refused), sorted(refused))
+    return endpoints

@@ -1,0 +1,194 @@
+"""``POST /v1/completions``: plain texts go on, whole or streamed, with their prompts if wished."""
+
+import asyncio
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+from typing import Any
+
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp
+
+from vlmkit.ask.request import Request as Asked
+from vlmkit.ask.sample import Sample
+from vlmkit.ask.sampling import MAX_CHOICES, SamplingParams
+from vlmkit.errors import RequestError
+from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
+from vlmkit.server.call import Call, answer_head
+from vlmkit.server.errors import Unavailable
+from vlmkit.server.forms import asked_form
+from vlmkit.server.joined import JoinedStream
+from vlmkit.server.plain import Plain, blame, check_plain_size, plain_fields, plain_texts
+from vlmkit.server.sampling import sampling_values
+from vlmkit.server.service import Service
+from vlmkit.server.silence import Silence
+from vlmkit.server.streaming import EventStream
+from vlmkit.server.text_answer import Echo, TextAnswers, TextWishes
+from vlmkit.server.together import together
+from vlmkit.server.whole import WholeAnswer
+from vlmkit.server.wire_completions import COMPLETIONS, CompletionRequest
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionsController(Controller):
+    """The completions API."""
+
+    path = "/v1/completions"
+
+    @post(status_code=200)
+    async def create(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> ASGIApp:
+        """Go on with texts."""
+        return _CompletionCall(request, service, COMPLETIONS)
+
+
+class _CompletionCall(Call[CompletionRequest]):
+    """Goes on with the texts of one body."""
+
+    async def start(self, body: CompletionRequest) -> ASGIApp:
+        """Submit a request for each text; their answers are streamed or waited for as one."""
+        runner = self.service.runner(body.model)
+        params = _params(body, runner.facts)
+        prompts = _Prompts(body, runner, params, self._texts(body, params, runner.facts))
+        head = answer_head("cmpl", body.model, runner)
+        echoes = await prompts.echoes() if body.echo else []
+        stream: AnswerStream | JoinedStream | Silence
+        if body.echo and body.max_tokens == 0:
+            stream = Silence(len(echoes) * params.n, sum(len(each.token_ids) for each in echoes))
+            ids: list[Seq[int]] = [each.token_ids for each in echoes]
+        else:
+            streams = await prompts.begun()
+            stream = streams[0] if len(streams) == 1 else JoinedStream(streams)
+            ids = [each.prompt_token_ids for each in streams]
+        wishes = TextWishes(
+            ends=_ends(params, runner.facts),
+            echoes=echoes,
+            num_each=params.n,
+            prompts=ids if body.return_token_ids else None,
+            num_top=body.logprobs,
+        )
+        options = body.stream_options
+        has_usage = bool(options and options.include_usage)
+        answers = TextAnswers(head, runner, len(ids) * params.n, wishes, has_usage=has_usage)
+        if body.stream:
+            # In a thread: a long prompt with likeliest tokens takes seconds.
+            await asyncio.to_thread(answers.open)
+            return EventStream(stream, answers, self.service, self.headers)
+        return WholeAnswer(stream, answers.whole, self.service, self.headers)
+
+    def _texts(
+        self, body: CompletionRequest, params: SamplingParams, facts: RunnerFacts
+    ) -> list[Plain]:
+        """Return the prompts, of which there are few: each is answered at once."""
+        texts = plain_texts(body.prompt, "prompt")
+        if len(texts) * params.n > MAX_CHOICES:
+            raise RequestError(
+                f"prompt and n ask for over {MAX_CHOICES} answers together", param="prompt"
+            )
+        try:
+            check_plain_size(texts, self.service.settings.max_text_chars, facts)
+        except RequestError as error:
+            blame(error, "prompt")
+            raise
+        return texts
+
+
+class _Prompts:
+    """The texts of one body, and what is asked of each."""
+
+    def __init__(
+        self, body: CompletionRequest, runner: Runner, params: SamplingParams, texts: Seq[Plain]
+    ) -> None:
+        self._body = body
+        self._runner = runner
+        self._params = params
+        self._form = asked_form(body)
+        names = [f"prompt[{n}]" for n in range(len(texts))] if len(texts) > 1 else ["prompt"]
+        self._named = list(zip(names, texts, strict=True))
+
+    async def begun(self) -> list[AnswerStream]:
+        """Submit a request for each; those that began end where another is refused."""
+        streams: list[AnswerStream] = []
+        constraint = self._form.constraint if self._form else None
+        try:
+            for name, text in self._named:
+                with self._blaming(name):
+                    asked = self._plain(text) | {"params": self._params}
+                    request = self._request(constraint=constraint, **asked)
+                    streams.append(await self._runner.asubmit(request))
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        return streams
+
+    async def echoes(self) -> list[Echo]:
+        """Return what stands before each answer, side by side as far as the engine has room."""
+        return await together(self._echo, self._named, self._runner.facts.limits.max_sequences)
+
+    async def _echo(self, named: tuple[str, Plain]) -> Echo:
+        name, text = named
+        with self._blaming(name):
+            read = await self._runner.atokenize(self._request(**self._plain(text)))
+            scored = await self._scored(read.token_ids)
+        if not isinstance(text, str):
+            text = await asyncio.to_thread(self._runner.detokenize, read.token_ids)
+        return Echo(text, read.token_ids, scored)
+
+    async def _scored(self, ids: tuple[int, ...]) -> tuple[Sample, ...]:
+        """Return a prompt's tokens with their log-probabilities; nothing is before the first."""
+        first = (Sample(ids[0]),)
+        if self._body.logprobs is None or len(ids) == 1:
+            return first
+        request = self._request(
+            task="score",
+            token_ids=ids[:1],
+            continuations=(ids[1:],),
+            params=SamplingParams(logprobs=True, top_logprobs=self._body.logprobs),
+        )
+        (choice,) = (await (await self._runner.asubmit(request)).aresult()).choices
+        if choice.finish_reason == "abort":
+            raise Unavailable("the answer was cut off", code="aborted")
+        return first + tuple(choice.samples)
+
+    @contextmanager
+    def _blaming(self, name: str) -> Iterator[None]:
+        """Let errors that the runner raises name the field of the body."""
+        try:
+            yield
+        except RequestError as error:
+            blame(error, name)
+            if error.param == "constraint" and self._form is not None:
+                error.param = self._form.field
+            raise
+
+    def _plain(self, text: Plain) -> dict[str, Any]:
+        return plain_fields(text) | {"adds_special": self._body.add_special_tokens is not False}
+
+    def _request(self, **fields: Any) -> Asked:
+        body = self._body
+        return Asked(cache_salt=body.cache_salt or "", priority=body.priority or 0, **fields)
+
+
+def _params(body: CompletionRequest, facts: RunnerFacts) -> SamplingParams:
+    """Return a body's sampling parameters on top of the model's own defaults."""
+    values = {"max_tokens": DEFAULT_MAX_TOKENS} | sampling_values(body)
+    if body.logprobs is not None:
+        values |= {"logprobs": True, "top_logprobs": body.logprobs}
+    if body.echo and body.max_tokens == 0:
+        values["max_tokens"] = 1  # none is made
+    params = facts.defaults.replaced(values)
+    if body.best_of not in (None, params.n):
+        raise RequestError(
+            "best_of is not supported with this value by this server",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    return params
+
+
+def _ends(params: SamplingParams, facts: RunnerFacts) -> frozenset[int]:
+    """Return the tokens that end an answer and are no part of it."""
+    return facts.eos_ids.union(() if params.include_stop_str_in_output else params.stop_token_ids)

@@ -1,0 +1,31 @@
+"""Bodies of ``/v1/completions``: shapes and bounds, no behaviour."""
+
+from typing import Annotated
+
+from msgspec import Meta
+from msgspec.structs import fields
+
+from vlmkit.ask.sampling import MAX_TOP_LOGPROBS
+from vlmkit.server.body import BodyReader
+from vlmkit.server.plain import PlainInput
+from vlmkit.server.wire import NotSupported
+from vlmkit.server.wire_sampling import SamplingFields
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """The body of ``POST /v1/completions``."""
+
+    prompt: PlainInput
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+
+    # Refused: the API has no such thing here, or chats alone have it.
+    suffix: Annotated[str, Meta(max_length=0)] | None = None
+    max_completion_tokens: NotSupported = None
+    top_logprobs: NotSupported = None
+
+
+_REFUSED = {"suffix"}.union(f.name for f in fields(CompletionRequest) if f.type == NotSupported)
+COMPLETIONS = BodyReader(CompletionRequest, _REFUSED)

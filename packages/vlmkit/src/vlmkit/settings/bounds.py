@@ -1,0 +1,8 @@
+"""Numbers that every setting may use; nothing else."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]

@@ -1,0 +1,33 @@
+"""Bounds of one pipeline."""
+
+from typing import Annotated
+
+import msgspec
+
+from vlmkit.settings.bounds import Positive
+from vlmkit.settings.images import ImageLimits
+
+
+class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of one pipeline.
+
+    Attributes:
+        max_images: images of one request.
+        max_media: files and media of other kinds in one request.
+        max_media_bytes: size of these together, as files and as what they hold.
+        max_output_tokens: most tokens of one answer, whatever a request asks; null leaves that
+            to the context.
+        max_unread_tokens: chunks a slow reader may have unread before its request is held.
+        feature_cache_bytes: memory for features of media that were there before; 0 keeps none.
+        num_workers: threads that open files, decode and preprocess images, and tokenize.
+        images: what pictures are refused.
+    """
+
+    max_images: Positive = 16
+    max_media: Positive = 16
+    max_media_bytes: Positive = 64 * 2**20
+    max_output_tokens: Positive | None = None
+    max_unread_tokens: Positive = 256
+    feature_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 2**20
+    num_workers: Positive = 4
+    images: ImageLimits = ImageLimits()

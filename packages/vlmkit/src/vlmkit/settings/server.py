@@ -1,0 +1,84 @@
+"""What an operator can set about the server."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.settings.bounds import Positive, Seconds
+
+Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\sA-Z]+$", max_length=512)]
+
+TemplateVariable = Annotated[
+    str, Meta(pattern=r"^[A-Za-z_]\w{0,63}:(bool|int|[\w.-]+(\|[\w.-]+)*)$", max_length=512)
+]
+
+
+class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether, and from where, the server fetches images that a request names by URL.
+
+    Attributes:
+        enabled: fetch at all; when off, only ``data:`` URLs are taken.
+        allowed_hosts: host names to fetch from, exact; empty allows every public host.
+        allow_http: also fetch without encryption.
+        max_redirects: redirects that are followed; each one is checked like the first address.
+        max_bytes: size of one image file.
+        timeout_s: time for one image, redirects included.
+    """
+
+    enabled: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    allow_http: bool = False
+    max_redirects: Annotated[int, Meta(ge=0, le=10)] = 3
+    max_bytes: Positive = 20 * 2**20
+    timeout_s: Seconds = 10.0
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the server listens, and what it refuses.
+
+    Attributes:
+        host: address to listen on. One that other machines can reach needs
+            ``allow_public_without_key``.
+        port: port to listen on; 0 takes a free one.
+        allowed_origins: origins of web pages that may read answers, such as
+            ``https://chat.example.com``; none unless listed.
+        allow_public_without_key: listen to other machines although there is no API key.
+        unknown_fields: what is done about keys of a body that nothing here uses and that would not
+            change the answer: they are named in the answer's header, refused, or ignored.
+        chat_template_kwargs: variables of chat templates that clients may set, and to what: a name,
+            a colon, and ``bool``, ``int`` or texts with ``|`` between them.
+        max_connections: open connections; more are answered 503.
+        max_requests: requests under way, images and queue included; more are answered 429.
+        max_body_bytes: size of one request's body.
+        max_pending_body_bytes: bodies of all requests that are being read and checked.
+        max_text_chars: characters of text in one request.
+        max_request_pixels: pixels of all images of one request.
+        max_header_bytes: size of one request's headers, its path included.
+        header_timeout_s: time for a request's headers to arrive.
+        body_timeout_s: time for a request's body to arrive.
+        keepalive_s: silence in a stream after which a comment is sent, to keep proxies patient.
+        send_timeout_s: time that a reader may take nothing before its connection is cut.
+        drain_timeout_s: time that running answers have to finish after SIGTERM.
+        fetch: images named by URL.
+    """
+
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 8000
+    allowed_origins: tuple[Origin, ...] = ()
+    allow_public_without_key: bool = False
+    unknown_fields: Literal["report", "refuse", "ignore"] = "report"
+    chat_template_kwargs: tuple[TemplateVariable, ...] = ("enable_thinking:bool", "thinking:bool")
+    max_connections: Positive = 2048
+    max_requests: Positive = 1024
+    max_body_bytes: Positive = 64 * 2**20
+    max_pending_body_bytes: Positive = 2**30
+    max_text_chars: Positive = 2_000_000
+    max_request_pixels: Positive = 200_000_000
+    max_header_bytes: Positive = 64 * 2**10
+    header_timeout_s: Seconds = 20.0
+    body_timeout_s: Seconds = 60.0
+    keepalive_s: Seconds = 15.0
+    send_timeout_s: Seconds = 60.0
+    drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
+    fetch: FetchSettings = FetchSettings()

@@ -1,0 +1,259 @@
+"""What every compiler of constraints must do."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
+from vlmkit.errors import ConstraintError
+from vlmkit.seams.constraint import ConstraintCompiler, Matcher, Vocabulary
+
+WORDS = ('{"', '":', '": ', '", "', "na", "name", "number", "red", "re", "blue", "true", "one")
+TOKEN_BYTES = [b"", *(bytes([i]) for i in range(256)), *(w.encode() for w in WORDS), b"", b""]
+"""A vocabulary: every byte, some words, and tokens that add nothing."""
+
+PERSON = JsonSchema.of(
+    {
+        "type": "object",
+        "properties": {"name": {"enum": ["Ann", "Bob"]}, "number": {"type": "integer"}},
+        "required": ["name", "number"],
+        "additionalProperties": False,
+    }
+)
+COLOURS = OneOf(("red", "reddish", "blue", "blüte"))
+TRIED: dict[type, Constraint] = {
+    JsonSchema: PERSON,
+    JsonObject: JsonObject(),
+    Regex: Regex("[a-c]{2,3}(one|two)?"),
+    OneOf: COLOURS,
+    Lark: Lark('start: "(" start ")" | "x"'),
+}
+VALID: dict[type, Callable[[str], bool]] = {
+    JsonSchema: lambda said: _is_person(json.loads(said)),
+    Regex: lambda said: re.fullmatch("[a-c]{2,3}(one|two)?", said) is not None,
+    OneOf: lambda said: said in COLOURS.texts,
+    Lark: lambda said: said == "(" * (len(said) // 2) + "x" + ")" * (len(said) // 2),
+}
+"""What a text must be that was said within these; of all JSON objects, few are short."""
+SENSELESS = (JsonSchema.of({"type": "nothing"}), Regex("("), Lark("start: nowhere"))
+
+
+class ConstraintContract:
+    """Inherit, override :meth:`make`, and run pytest.
+
+    Attributes:
+        forms: which constraints it takes; others are refused. None takes it at its word: those that
+            it does not refuse.
+    """
+
+    forms: tuple[type, ...] | None = tuple(TRIED)
+
+    def make(self, vocabulary: Vocabulary) -> ConstraintCompiler:
+        """Return a compiler for a vocabulary."""
+        raise NotImplementedError
+
+    @pytest.fixture(params=TRIED, ids=lambda form: form.__name__)
+    def matcher(self, request: pytest.FixtureRequest) -> Matcher:
+        """Return a matcher of each form that is taken."""
+        return self._matcher(TRIED[self._taken(request.param)])
+
+    # What may follow
+
+    def test_every_word_of_a_choice_may_be_said_and_nothing_else(self) -> None:
+        """Byte by byte, also in the middle of a character."""
+        compiled = self._compiler().compile(TRIED[self._taken(OneOf)])
+        texts = [text.encode() for text in COLOURS.texts]
+        for text in texts:
+            matcher = compiled()
+            for place, byte in enumerate(text):
+                begun = [t[place:] for t in texts if t[:place] == text[:place]]
+                expected = {
+                    token_id
+                    for token_id, added in enumerate(TOKEN_BYTES)
+                    if added and any(rest.startswith(added) for rest in begun)
+                }
+                assert set(_allowed(matcher)) == expected, text[:place]
+                assert matcher.may_end == (b"" in begun), text[:place]
+                assert matcher.accept(1 + byte)
+            assert matcher.may_end
+
+    @pytest.mark.parametrize("form", VALID, ids=lambda form: form.__name__)
+    @pytest.mark.parametrize("seed", range(5))
+    def test_what_was_allowed_all_the_way_is_valid(self, seed: int, form: type) -> None:
+        """Whatever is chosen among the tokens that may follow."""
+        matcher = self._matcher(TRIED[self._taken(form)])
+        said = _said(matcher, random.Random(seed), num_tokens=200).decode()
+        assert VALID[form](said), said
+
+    def test_whatever_is_set_is_accepted(self, matcher: Matcher) -> None:
+        """And adds something to the text."""
+        chance = random.Random(4)
+        for _ in range(20):
+            allowed = _allowed(matcher)
+            for token_id in allowed:
+                assert TOKEN_BYTES[token_id], token_id
+                assert matcher.accept(token_id), token_id
+                matcher.roll_back(1)
+            if not allowed:
+                assert matcher.may_end, "it can neither go on nor end"
+                break
+            assert matcher.accept(chance.choice(allowed))
+
+    def test_what_adds_nothing_is_never_accepted(self, matcher: Matcher) -> None:
+        """Neither are ids that no token has."""
+        silent = [token_id for token_id, added in enumerate(TOKEN_BYTES) if not added]
+        for token_id in (*silent, -1, len(TOKEN_BYTES), 2**31 - 1):
+            assert not matcher.accept(token_id), token_id
+
+    # Looking ahead
+
+    def test_tokens_that_are_taken_back_leave_no_trace(self, matcher: Matcher) -> None:
+        """However many they were."""
+        chance = random.Random(7)
+        for _ in range(12):
+            before = (_allowed(matcher), matcher.may_end, list(matcher.forced()))
+            num = 0
+            while num < 5 and (allowed := _allowed(matcher)):
+                assert matcher.accept(chance.choice(allowed))
+                num += 1
+            matcher.roll_back(num)
+            assert (_allowed(matcher), matcher.may_end, list(matcher.forced())) == before
+            if not before[0]:
+                break
+            matcher.accept(chance.choice(before[0]))
+
+    def test_a_token_that_is_refused_changes_nothing(self, matcher: Matcher) -> None:
+        """It may have been a mere guess."""
+        before, num_refused = (_allowed(matcher), matcher.may_end), 0
+        for token_id in range(len(TOKEN_BYTES)):
+            if matcher.accept(token_id):
+                matcher.roll_back(1)
+            else:
+                num_refused += 1
+        assert num_refused
+        assert (_allowed(matcher), matcher.may_end) == before
+
+    def test_what_is_forced_may_follow(self, matcher: Matcher) -> None:
+        """And is not accepted by itself."""
+        chance = random.Random(2)
+        for _ in range(20):
+            forced, allowed = list(matcher.forced()), _allowed(matcher)
+            assert all(isinstance(token_id, int) for token_id in forced)
+            for token_id in forced:
+                assert matcher.accept(token_id)
+            matcher.roll_back(len(forced))
+            assert _allowed(matcher) == allowed
+            if not allowed:
+                break
+            matcher.accept(chance.choice(allowed))
+
+    # Beside each other
+
+    def test_answers_grow_beside_each_other(self) -> None:
+        """Each has a matcher of its own, which several threads may make at once."""
+        constraint = TRIED[self._forms()[0]]
+        make = self._compiler().compile(constraint)
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda _: make(), range(3)))
+        chances = [random.Random(seed) for seed in range(3)]
+        grown: list[list[int]] = [[], [], []]
+        for _ in range(30):
+            for matcher, chance, tokens in zip(together, chances, grown, strict=True):
+                if allowed := _allowed(matcher):
+                    tokens.append(chance.choice(allowed))
+                    assert matcher.accept(tokens[-1])
+        for seed, tokens in enumerate(grown):
+            alone, chance = make(), random.Random(seed)
+            for token_id in tokens:
+                assert chance.choice(_allowed(alone)) == token_id
+                assert alone.accept(token_id)
+
+    def test_constraints_are_compiled_beside_each_other(self) -> None:
+        """By the workers that read prompts."""
+        compiler = self._compiler()
+        constraint = TRIED[self._forms()[0]]
+        expected = _allowed(compiler.compile(constraint)())
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: _allowed(compiler.compile(constraint)()), range(8)))
+        assert found == [expected] * 8
+
+    # Refusals
+
+    @pytest.mark.parametrize("constraint", SENSELESS, ids=lambda c: type(c).__name__)
+    def test_what_makes_no_sense_is_refused_when_it_is_compiled(
+        self, constraint: Constraint
+    ) -> None:
+        """Before an answer begins, and for the client to see."""
+        with pytest.raises(ConstraintError):
+            self._compiler().compile(constraint)
+
+    @pytest.mark.parametrize("form", TRIED, ids=lambda form: form.__name__)
+    def test_a_form_that_is_not_taken_is_refused(self, form: type) -> None:
+        """It is never passed over."""
+        if form in self._forms():
+            self._compiler().compile(TRIED[form])()
+            return
+        with pytest.raises(ConstraintError):
+            self._compiler().compile(TRIED[form])
+
+    def _taken(self, form: type) -> type:
+        if form not in self._forms():
+            pytest.skip("constraints of this form are not taken")
+        return form
+
+    def _forms(self) -> tuple[type, ...]:
+        if self.forms is not None:
+            return self.forms
+        forms = tuple(form for form in TRIED if self._is_taken(TRIED[form]))
+        assert forms, "it refuses constraints of every form"
+        return forms
+
+    def _is_taken(self, constraint: Constraint) -> bool:
+        try:
+            self._compiler().compile(constraint)
+        except ConstraintError:
+            return False
+        return True
+
+    def _compiler(self) -> ConstraintCompiler:
+        return self.make(Vocabulary(TOKEN_BYTES, _encode))
+
+    def _matcher(self, constraint: Constraint) -> Matcher:
+        return self._compiler().compile(constraint)()
+
+
+def _encode(text: str) -> list[int]:
+    """Return a token for each byte."""
+    return [1 + byte for byte in text.encode()]
+
+
+def _allowed(matcher: Matcher) -> list[int]:
+    """Return the tokens that may follow."""
+    mask = np.zeros(-(-len(TOKEN_BYTES) // 32), np.int32)
+    matcher.fill(mask)
+    is_set = np.unpackbits(mask.astype("<i4").view(np.uint8), bitorder="little")
+    return [int(i) for i in np.flatnonzero(is_set[: len(TOKEN_BYTES)])]
+
+
+def _is_person(said: Any) -> bool:
+    is_whole = list(said) == ["name", "number"] and isinstance(said["number"], int)
+    return is_whole and said["name"] in ("Ann", "Bob")
+
+
+def _said(matcher: Matcher, chance: random.Random, num_tokens: int) -> bytes:
+    """Return what a chance of all that may follow comes to, which ends sooner or later."""
+    said = b""
+    for _ in range(num_tokens):
+        allowed = _allowed(matcher)
+        if matcher.may_end and (not allowed or chance.random() < 0.5):
+            return said
+        token_id = chance.choice(allowed)
+        assert matcher.accept(token_id)
+        said += TOKEN_BYTES[token_id]
+    pytest.fail("it did not end")

@@ -1,0 +1,55 @@
+"""A sequence as an engine may see it: what :class:`SequenceView` says, and nothing else."""
+
+from collections.abc import Iterable, Mapping, Sequence as Seq
+
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Prompt, PromptPlan
+
+
+class EngineSequence:
+    """What stands in for a sequence where an engine is tested.
+
+    An engine that reads more of it finds no such attribute, as it would in a process of its own.
+
+    Args:
+        prompt: what it starts from.
+        plan: what the engine made of that.
+        scope: whose caches it shares.
+        features: encoder results by image.
+        answer: the tokens after the prompt, to which a test adds.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        plan: PromptPlan,
+        scope: bytes,
+        features: Mapping[int, MediaFeatures],
+        answer: Iterable[int] = (),
+    ) -> None:
+        self.prompt, self.plan, self.scope, self.features = prompt, plan, scope, features
+        self.answer = list(answer)
+        self.num_done = 0  # tokens that the engine has computed
+        self.wants_from: int | None = None  # the first row; None is the newest token's
+
+    @property
+    def id(self) -> str:
+        """Unique in its process."""
+        return f"test-{id(self)}"
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
+
+    @property
+    def first_row(self) -> int:
+        """The first position whose row is wanted; a cache may stand for those before it only."""
+        return len(self) - 1 if self.wants_from is None else self.wants_from
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+    def tokens(self, start: int, stop: int) -> Seq[int]:
+        """Return the token ids of positions ``[start, stop)``."""
+        return (*self.prompt.token_ids, *self.answer)[start:stop]

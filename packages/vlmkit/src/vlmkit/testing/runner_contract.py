@@ -1,0 +1,228 @@
+"""What every runner must do."""
+
+import asyncio
+import gc
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from vlmkit.ask.completion import Chunk, Completion
+from vlmkit.ask.constraint import OneOf
+from vlmkit.ask.message import Message
+from vlmkit.ask.prompt_tokens import PromptTokens
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import EngineError, RequestError, VlmkitError
+from vlmkit.seams.runner import CONSTRAINT, AnswerStream, Runner
+
+TIMEOUT_S = 300.0
+
+
+class RunnerContract:
+    """Inherit, override :meth:`make` and :meth:`fail`, and run pytest."""
+
+    def make(self) -> Runner:
+        """Return a fresh runner, which is idle and ready."""
+        raise NotImplementedError
+
+    def fail(self, runner: Runner) -> None:
+        """Do to a runner what it cannot recover from, such as crashing every engine that it has."""
+        raise NotImplementedError
+
+    def request(self, num_tokens: int = 6, **params: object) -> Request:
+        """Return a request whose answer has so many tokens; override if a model needs another."""
+        asked = SamplingParams().replaced(
+            {"max_tokens": num_tokens, "ignore_eos": True, "seed": 7} | params
+        )
+        return Request(messages=[Message.of("user", "Tell me a story.")], params=asked)
+
+    def test_its_facts_are_a_value_that_travels(self) -> None:
+        """Whoever holds a runner may know it from another process, before anything is asked."""
+        with self._runner() as runner:
+            facts = runner.facts
+            runner.submit(self.request()).result()
+            assert runner.facts == facts
+            assert pickle.loads(pickle.dumps(facts)) == facts  # noqa: S301 - what we wrote
+            assert facts.modalities[0] == "text"
+
+    def test_an_answer_is_the_same_in_whatever_way_it_is_read(self) -> None:
+        """Whole or in chunks, with an event loop and without."""
+        request = self.request(n=2)
+
+        async def read(runner: Runner) -> list[list[list[int]]]:
+            lots = await runner.asubmit(request)
+            chunks = []
+            while lot := await lots.next_chunks():
+                chunks += lot
+            done = await (await runner.asubmit(request)).aresult()
+            each = [chunk async for chunk in await runner.asubmit(request)]
+            return [_gathered(chunks), _token_ids(done), _gathered(each)]
+
+        with self._runner() as runner:
+            stream = runner.submit(request)
+            assert stream.num_choices == 2
+            assert len(stream.prompt_token_ids) == stream.usage.prompt_tokens
+            whole = _token_ids(stream.result())
+            assert [len(ids) for ids in whole] == [6, 6]
+            assert stream.usage.completion_tokens == 12
+            assert _gathered(runner.submit(request)) == whole
+            assert asyncio.run(read(runner)) == [whole] * 3
+
+    def test_its_tokens_have_the_bytes_of_its_texts(self) -> None:
+        """Log-probabilities are told with them."""
+        with self._runner() as runner:
+            ends = runner.facts.eos_ids
+            choice = runner.submit(self.request()).result().choices[0]
+            tokens = [runner.token_bytes(i) for i in choice.token_ids if i not in ends]
+            said = b"".join(tokens).decode(errors="replace")
+            assert said.strip() == choice.text.strip()
+
+    def test_a_prompt_can_be_counted_and_told_without_being_answered(self) -> None:
+        """Its tokens are as many as its answer's usage says, and may be asked as they are."""
+        plain = Request(text="Once upon a time", task="embed")
+
+        async def counted(runner: Runner, request: Request) -> PromptTokens:
+            return await runner.atokenize(request)
+
+        with self._runner() as runner:
+            request = self.request()
+            told = asyncio.run(counted(runner, request))
+            stream = runner.submit(request)
+            stream.result()
+            assert len(told.token_ids) == stream.usage.prompt_tokens
+            assert told.image_tokens == ()
+            ids = asyncio.run(counted(runner, plain)).token_ids
+            assert asyncio.run(counted(runner, replace(plain, text=None, token_ids=ids))) == (
+                PromptTokens(ids)
+            )
+            assert runner.detokenize(ids).strip() == plain.text
+            with pytest.raises(RequestError):
+                asyncio.run(counted(runner, Request()))
+
+    def test_a_wrong_request_is_refused_and_harms_no_other(self) -> None:
+        """At once where somebody waits for its being accepted."""
+
+        async def refused(runner: Runner) -> None:
+            with pytest.raises(RequestError):
+                await runner.asubmit(Request())
+
+        with self._runner() as runner:
+            running = runner.submit(self.request())
+            with pytest.raises(RequestError):
+                runner.submit(Request()).result()
+            asyncio.run(refused(runner))
+            assert len(running.result().choices[0].token_ids) == 6
+
+    def test_an_answer_keeps_to_its_constraint_or_is_refused(self) -> None:
+        """As its facts say; a constraint is never left out."""
+        asked = self.request(16, ignore_eos=False)
+        with self._runner() as runner:
+            request = replace(asked, constraint=OneOf(("a", "b")))
+            if CONSTRAINT in runner.facts.options:
+                assert runner.submit(request).result().choices[0].text in ("a", "b")
+                return
+            with pytest.raises(RequestError):
+                runner.submit(request).result()
+
+    @pytest.mark.parametrize("how", ["aborted", "dropped"])
+    def test_a_request_that_nobody_wants_any_more_leaves(self, how: str) -> None:
+        """And what it took is there for others."""
+        with self._runner() as runner:
+            stream = self._endless(runner)
+            assert self._eventually(lambda: self._num_open(runner) == 1)
+            if how == "aborted":
+                stream.abort()
+                assert stream.result().choices[0].finish_reason == "abort"
+            del stream
+            gc.collect()
+            assert self._eventually(lambda: not self._num_open(runner))
+
+    def test_an_idle_runner_takes_requests(self) -> None:
+        """It is ready, is not full and has nothing to do."""
+        with self._runner() as runner:
+            assert runner.is_ready
+            assert not runner.is_full
+            assert not self._num_open(runner)
+
+    def test_a_drain_lets_answers_end_and_takes_no_more(self) -> None:
+        """It tells whether all of them ended in time."""
+        with self._runner() as runner:
+            held = self._endless(runner)
+            running = runner.submit(self.request())
+            assert not runner.drain(0.0)
+            with pytest.raises(VlmkitError):
+                runner.submit(self.request()).result()
+            assert len(running.result().choices[0].token_ids) == 6
+            held.abort()
+            assert runner.drain(TIMEOUT_S)
+
+    def test_closing_ends_everything(self) -> None:
+        """Harmless when done twice."""
+        with self._runner() as runner:
+            stream = self._endless(runner)
+            runner.close()
+            assert stream.result().choices[0].finish_reason == "abort"
+            assert not runner.is_ready
+            with pytest.raises(EngineError):
+                runner.submit(self.request()).result()
+            runner.close()
+
+    def test_closing_is_no_failure(self) -> None:
+        """Who watches for failures would start another one."""
+        told: list[BaseException] = []
+        with self._runner() as runner:
+            runner.on_failure(told.append)
+        assert not told
+
+    def test_a_failure_is_told_once_and_to_those_who_ask_later(self) -> None:
+        """Every request has its error by then, and no later one is answered."""
+        told: list[BaseException] = []
+        late: list[BaseException] = []
+        with self._runner() as runner:
+            runner.on_failure(told.append)
+            self.fail(runner)
+            assert self._eventually(lambda: bool(told))
+            assert not runner.is_ready
+            runner.on_failure(late.append)
+            assert (len(told), len(late)) == (1, 1)
+            with pytest.raises(EngineError):
+                runner.submit(self.request()).result()
+
+    @contextmanager
+    def _runner(self) -> Iterator[Runner]:
+        with closing(self.make()) as runner:
+            yield runner
+
+    def _endless(self, runner: Runner) -> AnswerStream:
+        """Start an answer that cannot end while nobody reads it: it is held long before."""
+        num_tokens = runner.facts.limits.max_sequence_tokens // 2
+        if num_tokens <= 2 * runner.facts.bounds.max_unread_tokens:
+            pytest.skip("this model's context ends before a reader is behind")
+        return runner.submit(self.request(num_tokens))
+
+    def _num_open(self, runner: Runner) -> int:
+        stats = runner.stats()
+        return stats.num_running + stats.num_waiting
+
+    def _eventually(self, is_true: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not is_true():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+
+def _token_ids(done: Completion) -> list[list[int]]:
+    return [choice.token_ids for choice in done.choices]
+
+
+def _gathered(chunks: Iterable[Chunk]) -> list[list[int]]:
+    ids: list[list[int]] = [[], []]
+    for chunk in chunks:
+        ids[chunk.index] += [sample.token_id for sample in chunk.samples]
+    return ids

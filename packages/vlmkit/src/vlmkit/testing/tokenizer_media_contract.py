@@ -1,0 +1,130 @@
+"""What a tokenizer must do with images and other media."""
+
+import numpy as np
+import pytest
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.media import MediaPart
+from vlmkit.ask.message import ImagePart, Message, TextPart
+from vlmkit.errors import RequestError
+from vlmkit.seams.prompt import Prompt
+from vlmkit.testing.arrays import to_numpy
+from vlmkit.testing.pictures import awkward_pictures, picture
+from vlmkit.testing.tokenizer_subject import TokenizerSubject
+
+
+class Unheard:
+    """A medium that no model takes."""
+
+    digest = bytes(32)
+    num_bytes = 1
+
+
+class TokenizerMediaContract(TokenizerSubject):
+    """Slots that a prompt has for them, and refusals by name."""
+
+    def test_a_model_without_eyes_refuses_images(self) -> None:
+        """With an error that the client gets to see."""
+        if self.takes_images:
+            pytest.skip("this model takes images")
+        with pytest.raises(RequestError):
+            self._prompt([Message.of("user", "hello", [picture()])])
+
+    # Media
+
+    def media(self) -> list[MediaPart]:
+        """Return media of other kinds that this model takes, all different; none by default."""
+        return []
+
+    def test_media_of_unknown_kinds_are_refused_by_name(self) -> None:
+        """Rather than left out, or taken for something else."""
+        unknown = MediaPart("unheard_of", Unheard())
+        with pytest.raises(RequestError, match="unheard_of"):
+            self._prompt([Message("user", (unknown, TextPart("hello")))])
+
+    def test_slots_of_media_have_their_kind_and_tell_them_apart(self) -> None:
+        """Their digests are the same wherever they stand, and each has room in the prompt."""
+        parts = self.media()
+        if not parts:
+            pytest.skip("this model takes no media but images")
+        prompt = self._prompt([Message.of("user", "hello", media=parts)])
+        self._check_places(prompt)
+        assert {slot.kind for slot in prompt.media} == {part.kind for part in parts}
+        alone = [self._prompt([Message.of("user", "?", media=[part])]).media for part in parts]
+        digests = [tuple(slot.digest for slot in slots) for slots in alone]
+        assert len(set(digests)) == len(parts)
+        assert [slot.digest for slot in prompt.media] == [d for own in digests for d in own]
+
+    # Images
+
+    def test_slots_are_ordered_disjoint_and_inside_the_prompt(self) -> None:
+        """Each has at least as many tokens as feature rows."""
+        self._needs_images()
+        prompt = self._prompt([Message.of("user", "hello", [picture(seed=i) for i in range(3)])])
+        assert len(prompt.media) == 3
+        self._check_places(prompt)
+
+    def test_an_image_stands_where_its_message_puts_it(self) -> None:
+        """Before the text, or after it."""
+        self._needs_images()
+        if not self.keeps_places:
+            pytest.skip("this model's template chooses where images stand")
+        text, image = TextPart("a rather long text"), ImagePart(picture())
+        before = self._prompt([Message("user", (image, text))]).media[0]
+        after = self._prompt([Message("user", (text, image))]).media[0]
+        assert before.start < after.start
+
+    def test_slots_follow_the_order_of_the_images(self) -> None:
+        """Over parts and over turns."""
+        self._needs_images()
+        a, b = picture(seed=1), picture(seed=2)
+        digests = [self._digest(a), self._digest(b)]
+        one_turn = self._prompt([Message.of("user", "?", [a, b])])
+        assert [slot.digest for slot in one_turn.media] == digests
+        turns = [Message.of("user", "?", [a]), Message.of("assistant", "!")]
+        two_turns = self._prompt([*turns, Message.of("user", "?", [b])])
+        assert [slot.digest for slot in two_turns.media] == digests
+
+    def test_digests_tell_pictures_apart_and_nothing_else(self) -> None:
+        """Equal pictures are equal wherever they stand; others are not."""
+        self._needs_images()
+        digests = [self._digest(picture(seed=seed)) for seed in (1, 2, 1)]
+        assert digests[0] == digests[2] != digests[1]
+        assert self._digest(picture(48, 64)) != self._digest(picture(64, 48))
+
+    def test_equal_pictures_have_equal_inputs(self) -> None:
+        """What else is in the conversation does not change what the encoder gets."""
+        self._needs_images()
+        alone = self._prompt([Message.of("user", "?", [picture()])]).media[0]
+        images = [picture(96, 40, seed=3), picture()]
+        among = self._prompt([Message.of("user", "hello", images)]).media[1]
+        assert alone.inputs.keys() == among.inputs.keys()
+        for name, array in alone.inputs.items():
+            np.testing.assert_array_equal(to_numpy(array), to_numpy(among.inputs[name]))
+
+    def test_awkward_pictures_are_taken_or_refused(self) -> None:
+        """An ImageError is an answer; any other exception is a crash."""
+        self._needs_images()
+        for image in awkward_pictures():
+            try:
+                prompt = self._prompt([Message.of("user", "?", [image])])
+            except RequestError:
+                continue
+            assert len(prompt.media) == 1
+            assert prompt.media[0].num_features > 0
+
+    def _digest(self, image: Image) -> bytes:
+        return self._prompt([Message.of("user", "?", [image])]).media[0].digest
+
+    def _check_places(self, prompt: Prompt) -> None:
+        end = 0
+        for slot in prompt.media:
+            assert end <= slot.start < slot.stop <= len(prompt)
+            assert 0 < slot.num_features <= slot.stop - slot.start
+            assert slot.inputs
+            assert len(slot.digest) == 32
+            end = slot.stop
+
+    def _needs_images(self) -> None:
+        if not self.takes_images:
+            pytest.skip("this model takes no images")

@@ -1,0 +1,165 @@
+"""A model's parts, to try one of its components with: prompts, pictures and features."""
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from functools import cached_property
+from typing import Any
+
+from vlmkit.ask.message import Message
+from vlmkit.assembly import choose
+from vlmkit.config import Config, ModelEntry
+from vlmkit.config.providers import registry_of
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.tokenizer import Tokenizer
+
+QUESTIONS = (
+    "Hello",
+    "What is the capital of France?",
+    "Tell me a story of a fox and a hen. " * 8,
+)
+ANSWER = "The capital of France is Paris, and it always was."
+
+
+class ModelParts:
+    """A model's parts around the one that is tried: built when they are needed, each once.
+
+    Attributes:
+        choice: the provider's name and settings of each component that it would be served with.
+    """
+
+    def __init__(
+        self, entry: ModelEntry, config: Config, plugins: Plugins, checkpoint: Checkpoint
+    ) -> None:
+        self._entry = entry
+        self._plugins = plugins
+        self._checkpoint = checkpoint
+        self.choice = choose(entry, config, plugins, checkpoint)
+        self._features: dict[bytes, MediaFeatures] = {}
+
+    @property
+    def is_seeing(self) -> bool:
+        """Whether it takes images."""
+        return "media_encoder" in self.choice and "image" in self._encoder.media_kinds
+
+    def context(self) -> BuildContext:
+        """Return what a component of this model is built with, alone."""
+        return BuildContext(
+            self._entry.model,
+            self._checkpoint,
+            revision=self._entry.revision,
+            registries=self._plugins.by_kind,
+        )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that it would be served with."""
+        made: Tokenizer = self._built("tokenizer")
+        return made
+
+    def objection(self, section: str, name: str) -> str | None:
+        """Say why a provider cannot serve it here; None where it can."""
+        return registry_of(self._plugins, section).get(name).objection(self._checkpoint)
+
+    def special_texts(self) -> list[str]:
+        """Return how its vocabulary writes special tokens; empty where its files do not say."""
+        added = self._checkpoint.read_json("tokenizer.json").get("added_tokens", [])
+        return [token["content"] for token in added if token.get("special")]
+
+    def prompts(self) -> list[Prompt]:
+        """Return prompts of different lengths, one with an image if it takes any."""
+        prompts = [self._asked(question) for question in QUESTIONS]
+        return [*prompts, self._asked(QUESTIONS[1], 1)] if self.is_seeing else prompts
+
+    def answer_ids(self) -> list[int]:
+        """Return a few ordinary tokens."""
+        return self.tokenizer.encode(ANSWER)[:6]
+
+    def twins(self) -> tuple[Prompt, Prompt] | None:
+        """Return two prompts that differ only in their pictures."""
+        return (self._asked(ANSWER, 2), self._asked(ANSWER, 3)) if self.is_seeing else None
+
+    def slots(self) -> list[MediaSlot]:
+        """Return the slots of three pictures, of different sizes."""
+        return [slot for seed in range(3) for slot in self._asked("?", seed).media]
+
+    def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:
+        """Return what its encoder makes of the pictures of a prompt."""
+        for slot in prompt.media:
+            if slot.digest not in self._features:
+                self._features[slot.digest] = self._encoder.encode([slot])[0]
+        return {i: self._features[slot.digest] for i, slot in enumerate(prompt.media)}
+
+    def close(self) -> None:
+        """Free what was built of it."""
+        if "_encoder" in vars(self):
+            self._encoder.close()
+
+    @cached_property
+    def _encoder(self) -> MediaEncoder:
+        made: MediaEncoder = self._built("media_encoder")
+        return made
+
+    def _built(self, section: str) -> Any:
+        name, settings = self.choice[section]
+        return registry_of(self._plugins, section).build(name, settings, self.context())
+
+    def _asked(self, question: str, seed: int | None = None) -> Prompt:
+        from vlmkit.testing import picture
+
+        sizes = {0: (48, 64), 1: (64, 48)}
+        pictures = [] if seed is None else [picture(*sizes.get(seed, (56, 56)), seed=seed)]
+        return self.tokenizer.prompt([Message.of("user", question, pictures)])
+
+
+def subject_of(
+    kind: str, name: str, make: Callable[..., Any], model: ModelParts | None
+) -> dict[str, Any] | str:
+    """Return what stands in for the members of a contract's class, or why it cannot be run."""
+    if kind == "constraint":
+        return {"make": lambda vocabulary: make(vocabulary=vocabulary), "forms": None}
+    parts = {"tokenizer": _tokenizer, "media_encoder": _encoder, "engine": _engine}.get(kind)
+    if kind == "media_loader":
+        return "what it opens is known to its own tests only"
+    if parts is None:
+        return {"make": make}
+    if model is None:
+        return "name a model: vlmkit plugins check NAME MODEL"
+    if reason := model.objection(kind, name):
+        return reason
+    if kind == "media_encoder" and not model.is_seeing:
+        return "the model takes no images"
+    return {"make": make, **parts(model)}
+
+
+def _tokenizer(model: ModelParts) -> dict[str, Any]:
+    def special_texts() -> Seq[str]:
+        import pytest
+
+        if not (texts := model.special_texts()):
+            pytest.skip("the model's files do not say how special tokens are written")
+        return texts
+
+    return {
+        "takes_images": model.is_seeing,
+        "is_lossless": False,  # some normalise, and do not say so
+        "keeps_places": False,  # some templates put images first, and do not say so either
+        "marks_answers": False,  # and some mark no beginning of an answer
+        "special_texts": special_texts,
+    }
+
+
+def _encoder(model: ModelParts) -> dict[str, Any]:
+    return {"slots": model.slots}
+
+
+def _engine(model: ModelParts) -> dict[str, Any]:
+    return {
+        "prompts": model.prompts,
+        "features": model.features,
+        "twins": model.twins,
+        "answer_ids": model.answer_ids,
+    }

@@ -1,0 +1,462 @@
+"""Anthropic's API as its official client sees it."""
+
+import json
+from contextlib import contextmanager
+
+import anthropic
+import pytest
+from running_server import eventually, image_part, mock_pipeline, picture, running, scripted
+from spelling import SpellingCompiler
+
+from vlmkit.ask.constraint import OneOf
+
+PATH = "/v1/messages"
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return client_of(server)
+
+
+def client_of(server):
+    return anthropic.Anthropic(
+        base_url=server.url, api_key="none", max_retries=0, http_client=server.http
+    )
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+def body(content="hello", **fields):
+    """A body that asks one question."""
+    return {"model": "mock", "max_tokens": 64, "messages": [user(content)]} | fields
+
+
+def ask(client, content="hello", **fields):
+    return client.messages.create(**body(content, **fields))
+
+
+def image(url=None):
+    """A block that shows a picture."""
+    data = (url or picture()).partition(",")[2]
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def text(said):
+    return {"type": "text", "text": said}
+
+
+def events(server, sent):
+    """Names and data of a stream's events."""
+    found = []
+    for event in server.post(sent | {"stream": True}, PATH).text.split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    assert all(data["type"] == name for name, data in found)
+    return found
+
+
+@contextmanager
+def asked(server, monkeypatch):
+    """Yields a list of the requests that the model gets."""
+    runner, requests = server.runner(), []
+    submit = type(runner).asubmit
+
+    async def noted(self, request):
+        requests.append(request)
+        return await submit(self, request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runner), "asubmit", noted)
+        yield requests
+
+
+def test_an_answer_has_text_reason_and_usage(client):
+    answer = ask(client, scripted(text="four"))
+    (block,) = answer.content
+    assert (block.type, block.text) == ("text", "four")
+    assert (answer.type, answer.role, answer.model) == ("message", "assistant", "mock")
+    assert answer.id.startswith("msg")
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+    assert answer.usage.output_tokens == 5
+    assert answer._request_id.startswith("req-")
+
+
+def test_a_stream_holds_the_same_message_as_a_whole_answer(client):
+    asked = body(scripted(text="né 🙂 end", reasoning="why"))
+    with client.messages.stream(**asked) as stream:
+        said = "".join(stream.text_stream)
+        streamed = stream.get_final_message()
+    whole = client.messages.create(**asked)
+    assert said == whole.content[-1].text == "né 🙂 end"
+    same = {"content", "stop_reason", "stop_sequence", "type", "role", "model"}
+    assert streamed.model_dump(include=same) == whole.model_dump(include=same)
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    total = [u.input_tokens + u.cache_read_input_tokens for u in (streamed.usage, whole.usage)]
+    assert total[0] == total[1]
+
+
+def test_a_stream_has_the_events_that_clients_know(server):
+    names = [name for name, _ in events(server, body(scripted(text="ab")))]
+    assert names == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+
+
+def test_a_stream_says_at_its_start_what_the_prompt_took(server):
+    (_, start), *_, (_, told), _ = events(server, body(scripted(text="ab")))
+    assert start["message"]["content"] == []
+    assert start["message"]["stop_reason"] is None
+    assert start["message"]["usage"]["input_tokens"] > 0
+    assert start["message"]["usage"]["output_tokens"] == 0
+    assert told["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert told["usage"]["output_tokens"] == 3
+
+
+def test_reasoning_is_a_block_before_the_text(server, client):
+    question = scripted(text="so", reasoning="why")
+    answer = ask(client, question)
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+    assert answer.content[0].thinking == "why"
+    assert answer.usage.output_tokens_details.thinking_tokens == 5
+    blocks = [
+        (data["index"], data["content_block"]["type"])
+        for name, data in events(server, body(question))
+        if name == "content_block_start"
+    ]
+    assert blocks == [(0, "thinking"), (1, "text")]
+
+
+def test_an_empty_answer_has_no_blocks(server, client):
+    assert ask(client, scripted(text="")).content == []
+    names = [name for name, _ in events(server, body(scripted(text="")))]
+    assert names == ["message_start", "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "reason", "sequence"),
+    [
+        ({"max_tokens": 3}, "one", "max_tokens", None),
+        ({"stop_sequences": ["x", " tw"]}, "one", "stop_sequence", " tw"),
+        ({"stop_sequences": ["x"]}, "one two", "end_turn", None),
+        ({"stop_token_ids": [ord(" ")]}, "one", "end_turn", None),
+    ],
+)
+def test_why_an_answer_ends_is_told(server, fields, said, reason, sequence):
+    asked = body(scripted(text="one two"), **fields)
+    answer = server.post(asked, PATH).json()
+    assert answer["content"][0]["text"] == said
+    assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
+    (_, told), _ = events(server, asked)[-2:]
+    assert told["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def test_a_picture_is_seen(client):
+    answer = ask(client, [image(), text("what is it?")], max_tokens=128)
+    assert "8x6" in answer.content[0].text
+
+
+def test_a_picture_is_fetched_only_where_the_operator_lets(client):
+    source = {"type": "url", "url": "http://127.0.0.1:9/x.png"}
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ask(client, [text("look"), {"type": "image", "source": source}])
+    assert refused.value.error_code == "image_url_not_allowed"
+    assert refused.value.api_message.startswith("messages[0].content[1].source: ")
+
+
+CALL = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 2**70}}
+SAME = [
+    ({"messages": [user("a")]}, [user("a")]),
+    ({"messages": [user([text("a"), text("b")])]}, [user([text("a"), text("b")])]),
+    (
+        {"messages": [user("a")], "system": "be brief"},
+        [{"role": "system", "content": "be brief"}, user("a")],
+    ),
+    (
+        {"messages": [user("a")], "system": [text("be"), text("brief")]},
+        [{"role": "system", "content": [text("be"), text("brief")]}, user("a")],
+    ),
+    (
+        {"messages": [user("a"), {"role": "system", "content": "now"}, user("b")]},
+        [user("a"), {"role": "system", "content": "now"}, user("b")],
+    ),
+    (
+        {"messages": [user("a"), user([image(), text("b")])]},
+        [user([text("a"), image_part(picture()), text("b")])],
+    ),
+    (
+        {
+            "messages": [
+                user("a"),
+                assistant([{"type": "thinking", "thinking": "hm", "signature": ""}, text("b")]),
+                user("c"),
+            ]
+        },
+        [user("a"), assistant("b") | {"reasoning_content": "hm"}, user("c")],
+    ),
+    (
+        {
+            "messages": [
+                user("a"),
+                assistant([text("b"), CALL]),
+                user(
+                    [
+                        {"type": "tool_result", "tool_use_id": "c1", "content": [image()]},
+                        {"type": "tool_result", "tool_use_id": "c2"},
+                        text("well?"),
+                    ]
+                ),
+            ]
+        },
+        [
+            user("a"),
+            assistant("b")
+            | {
+                "tool_calls": [
+                    {
+                        "id": "c1",
+                        "type": "function",
+                        "function": {"name": "look", "arguments": f'{{"at": {2**70}}}'},
+                    }
+                ]
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": [image_part(picture())]},
+            {"role": "tool", "tool_call_id": "c2", "content": ""},
+            user("well?"),
+        ],
+    ),
+    (
+        {"messages": [user("a"), assistant("b")]},
+        [user("a"), assistant("b") | {"prefix": True}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("own", "chat"), SAME)
+def test_a_conversation_is_the_chat_apis(server, monkeypatch, own, chat):
+    with asked(server, monkeypatch) as requests:
+        for path, messages in ((PATH, own), ("/v1/chat/completions", {"messages": chat})):
+            answer = server.post({"model": "mock", "max_tokens": 4} | messages, path)
+            assert answer.status_code == 200, answer.text
+    first, second = ([said(message) for message in each.messages] for each in requests)
+    assert first == second
+    assert requests[0].options == requests[1].options
+
+
+def said(message):
+    """What a message says, pictures by their digests."""
+    parts = [
+        part.image.digest if type(part).__name__ == "ImagePart" else part for part in message.parts
+    ]
+    return message.role, message.call_id, parts
+
+
+def test_an_answer_fits_into_the_history_as_it_is(client):
+    answer = ask(client, scripted(text="so", reasoning="why"))
+    messages = [user("a"), {"role": "assistant", "content": answer.content}, user("b")]
+    response = client.messages.with_raw_response.create(**body(messages=messages))
+    assert response.status_code == 200
+    assert "x-vlmkit-ignored" not in response.headers
+
+
+def test_an_answer_goes_on_with_the_assistants_last_turn(client):
+    messages = [user(scripted(text="one two")), assistant("one")]
+    told = client.messages.count_tokens(model="mock", messages=messages).input_tokens
+    closed = client.messages.count_tokens(model="mock", messages=[*messages, user("")])
+    assert told < closed.input_tokens
+    assert ask(client, messages=messages).usage.input_tokens <= told
+
+
+def test_tokens_are_counted_as_an_answer_would_take_them(client):
+    sent = {"messages": [user([image(), text("look")])], "system": "be brief"}
+    told = client.messages.count_tokens(model="mock", **sent).input_tokens
+    usage = ask(client, **sent).usage
+    assert told == usage.input_tokens + usage.cache_read_input_tokens
+
+
+@pytest.mark.parametrize(("kind", "thinks"), [("enabled", True), ("disabled", False)])
+def test_thinking_is_the_chat_templates_to_do(server, monkeypatch, kind, thinks):
+    with asked(server, monkeypatch) as requests:
+        answer = server.post(body(thinking={"type": kind, "budget_tokens": 1024}), PATH)
+    assert answer.headers["x-vlmkit-ignored"] == "thinking.budget_tokens"
+    variables = requests[0].options.chat_template_kwargs
+    assert variables == {"enable_thinking": thinks, "thinking": thinks}
+
+
+def test_parameters_arrive(server, monkeypatch):
+    fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 7, "min_p": 0.125}
+    own = {"metadata": {"user_id": "u"}, "service_tier": "auto", "stop_sequences": ["x"]}
+    with asked(server, monkeypatch) as requests:
+        assert server.post(body(**fields, **own), PATH).status_code == 200
+    params = requests[0].params
+    assert {name: getattr(params, name) for name in fields} == fields
+    assert (params.stop, params.max_tokens) == (("x",), 64)
+
+
+class ConstantCompiler(SpellingCompiler):
+    """Keeps answers to schemas of one value."""
+
+    def compile(self, constraint):
+        return super().compile(OneOf((json.dumps(json.loads(constraint.text)["const"]),)))
+
+
+def output_config(schema):
+    return {"format": {"type": "json_schema", "schema": schema}}
+
+
+def test_an_answer_keeps_to_a_schema():
+    with running({"mock": mock_pipeline(constraint=ConstantCompiler)}) as formed:
+        answer = ask(client_of(formed), output_config=output_config({"const": "tree"}))
+    assert answer.content[0].text == '"tree"'
+
+
+def test_a_schema_is_refused_where_nothing_keeps_to_it(client):
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ask(client, output_config=output_config({"const": "tree"}))
+    assert refused.value.error_code == "invalid_constraint"
+    assert refused.value.api_message.startswith("output_config.format: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"extra_body": {"temperature": 3}}, "temperature"),
+        ({"stop_sequences": [""]}, "stop"),
+        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tool_choice": {"type": "auto"}}, "tool_choice"),
+                ({"messages": [user([image("x,AA")])]}, "messages[0].content[0].source"),
+        ({"messages": [assistant([CALL])]}, "end with text"),
+        (
+            {"messages": [assistant([CALL | {"input": 1}]), user("a")]},
+            "messages[0].content[0].input",
+        ),
+        (
+            {
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+                "extra_body": {"response_format": {"type": "json_object"}},
+            },
+            "response_format and output_config.format",
+        ),
+        ({"thinking": {"type": "deep"}}, "thinking.type"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_is_raised_by_its_name(client, fields, named, stream):
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ask(client, stream=stream, **fields)
+    assert refused.value.type == "invalid_request_error"
+    assert named in refused.value.api_message
+    assert refused.value.body["type"] == "error"
+    assert refused.value.request_id == refused.value.body["request_id"]
+
+
+@pytest.mark.parametrize(
+    "value", [b'{"a":"\xff"}', b'{"\xff":1}', b'"\\ud800"', b"[" * 5000 + b"]" * 5000]
+)
+def test_the_input_of_a_call_that_is_no_json_is_a_400(server, value):
+    call = assistant([CALL | {"input": "here"}])
+    sent = json.dumps(body(messages=[user("a"), call, user("b")])).encode()
+    answer = server.post(sent.replace(b'"here"', value), PATH)
+    assert (answer.status_code, answer.json()["error"]["details"]) == (
+        400,
+        {"error_code": "invalid_json"},
+    )
+
+
+def test_a_model_that_is_not_served_is_not_found(client):
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        ask(client, model="other")
+    assert (refused.value.type, refused.value.error_code) == ("not_found_error", "model_not_found")
+
+
+def test_what_the_framework_refuses_has_the_same_shape():
+    too_large = pytest.raises(anthropic.ContentTooLargeError)
+    with running(max_body_bytes=100) as small, too_large as refused:
+        ask(client_of(small), "x" * 100)
+    assert (refused.value.type, refused.value.error_code) == ("request_too_large",) * 2
+
+
+def test_what_agents_send_besides_is_answered_and_told(server):
+    marked = {"cache_control": {"type": "ephemeral"}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "is_error": True}
+    messages = [
+        user([text("a") | marked]),
+        assistant([CALL]),
+        user([result | {"content": [text("no") | marked]}]),
+    ]
+    names = [
+        "cache_control",
+        "messages.content.cache_control",
+        "messages.content.content.cache_control",
+        "messages.content.is_error",
+        "system.cache_control",
+        "thinking.budget_tokens",
+    ]
+    before = dict(server.get("/readyz").json()["num_ignored"])
+    sent = body(messages=messages, system=[text("brief") | marked], **marked)
+    sent["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    answer = server.post(sent, PATH)
+    assert answer.status_code == 200
+    assert answer.headers["x-vlmkit-ignored"] == ", ".join(names)
+    counted = server.get("/readyz").json()["num_ignored"]
+    assert {name for name in counted if counted[name] > before.get(name, 0)} == set(names)
+
+
+def test_what_is_ignored_is_told_or_refused(server):
+    sent = body([text("a") | {"cache_control": {"type": "ephemeral"}}])
+    answer = server.post(sent, PATH)
+    assert answer.headers["x-vlmkit-ignored"] == "messages.content.cache_control"
+    refused = server.post(sent, PATH, headers={"x-vlmkit-strict": "1"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["details"] == {"error_code": "unknown_parameter"}
+
+
+def test_a_server_that_is_full_or_ends_says_so():
+    with running(max_requests=1) as busy:
+        long = body(scripted(text="x", tokens=2000, latency_s=0.05), max_tokens=2000)
+        held = busy.connect(long | {"stream": True}, path=PATH)
+        assert held.recv(1)
+        try:
+            with pytest.raises(anthropic.RateLimitError) as refused:
+                ask(client_of(busy))
+        finally:
+            held.close()
+        assert refused.value.type == "rate_limit_error"
+        assert eventually(busy.is_idle)
+        busy.service.is_draining = True
+        with pytest.raises(anthropic.InternalServerError) as refused:
+            ask(client_of(busy))
+        assert (refused.value.status_code, refused.value.type) == (503, "overloaded_error")
+
+
+def test_a_stream_that_fails_is_raised_after_what_was_said(client):
+    said = ""
+    with pytest.raises(anthropic.APIStatusError) as raised:  # noqa: PT012
+        for event in ask(client, scripted(text="abcdef", fail_at_token=3), stream=True):
+            said += event.delta.text if event.type == "content_block_delta" else ""
+    assert said == "abc"
+    assert (raised.value.type, raised.value.error_code) == ("api_error", "engine_error")
+
+
+def test_a_whole_answer_that_fails_is_an_internal_error(client):
+    with pytest.raises(anthropic.InternalServerError) as raised:
+        ask(client, scripted(text="abcdef", fail_at_token=3))
+    assert (raised.value.status_code, raised.value.type) == (500, "api_error")
+
+
+def test_a_long_silence_has_pings():
+    with running(keepalive_s=0.05) as server:
+        told = events(server, body(scripted(text="a", prefill_latency_s=0.5)))
+    assert ("ping", {"type": "ping"}) in told

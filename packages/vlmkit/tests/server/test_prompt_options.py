@@ -1,0 +1,89 @@
+"""How a conversation is written, as clients ask for it."""
+
+import pytest
+from running_server import chat, running, scripted
+
+
+def ask(server, messages, **fields):
+    return server.client().chat.completions.create(
+        model="mock", messages=messages, extra_body={"return_token_ids": True, **fields}
+    )
+
+
+def turns(*said):
+    return [
+        {"role": role, "content": text}
+        for role, text in zip(("user", "assistant") * 2, said, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("way", ["field", "prefix", "partial"])
+def test_an_answer_goes_on_with_the_last_message(server, way):
+    messages = turns(scripted(text="ab"), "It is ")
+    ends = ask(server, messages).prompt_token_ids
+    fields = {"continue_final_message": True} if way == "field" else {}
+    if way != "field":
+        messages[-1][way] = True
+    answer = ask(server, messages, **fields)
+    assert bytes(answer.prompt_token_ids[-6:]) == b"It is "
+    assert ends[: len(answer.prompt_token_ids)] == answer.prompt_token_ids
+    assert answer.choices[0].message.content == "ab"
+
+
+def test_a_prompt_may_end_where_no_answer_begins(server):
+    messages = turns(scripted(text="ab"))
+    begun = ask(server, messages).prompt_token_ids
+    assert ask(server, messages, add_generation_prompt=False).prompt_token_ids == begun[:-1]
+    assert ask(server, messages, add_generation_prompt=True).prompt_token_ids == begun
+
+
+def test_what_a_goes_on_with_is_text_and_no_reasoning(server):
+    messages = turns(scripted(text="so", reasoning="why"), "It is ")
+    message = ask(server, messages, continue_final_message=True).choices[0].message
+    assert message.content == "whyso"
+    assert not hasattr(message, "reasoning_content")
+
+
+def test_a_variable_of_the_template_can_be_set(server):
+    text = scripted(text="so")
+    for value, thought in ((True, "so"), (False, "")):
+        message = (
+            ask(server, turns(text), chat_template_kwargs={"enable_thinking": value})
+            .choices[0]
+            .message
+        )
+        assert getattr(message, "reasoning_content", "") == thought
+        assert message.content == ("" if thought else "so")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}},
+         "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"s3cret": True}}, "chat_template_kwargs"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"messages": [{"role": "assistant", "content": "a", "prefix": True},
+                       {"role": "user", "content": "b"}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "content": " ", "prefix": True}]},
+         "continue_final_message"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_or_is_not_allowed_is_refused_by_name(server, fields, param):
+    refused = server.post(chat() | fields)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+    assert "s3cret" not in refused.text
+
+
+def test_an_operator_says_which_variables_may_be_set():
+    allowed = ("effort:low|high", "budget:int")
+    with running(chat_template_kwargs=allowed) as server:
+        for good in ({"effort": "low"}, {"budget": 7}, {"effort": None}):
+            assert server.post(chat(chat_template_kwargs=good)).status_code == 200
+        for bad in ({"effort": "<|end|>"}, {"effort": ["low"]}, {"budget": True},
+                    {"budget": 2**40}, {"enable_thinking": True}):  # fmt: skip
+            assert server.post(chat(chat_template_kwargs=bad)).status_code == 400

@@ -1,0 +1,160 @@
+"""Calls of tools are told from text, however an answer's tokens cut it."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, strategies as st
+
+from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
+from vlmkit.kit.call_formats import FORMATS
+from vlmkit.kit.call_reader import CallReader
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        },
+    },
+}
+ARGUMENTS = {"city": 'Köln "am\nRhein" </x> {', "days": 3, "near": [{"x": None}]}
+JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
+HERMES = '<tool_call>\n{"name": "weather", "arguments": ' + JSON + "}\n</tool_call>"
+WRITTEN = {
+    "hermes": HERMES + "\n" + HERMES,
+    "llama": f'{{"name": "weather", "parameters": {JSON}}}; {{"name": "weather", '
+    f'"parameters": {JSON}}}',
+    "mistral": f'[TOOL_CALLS] [{{"arguments": {JSON}, "id": "aBc", "name": "weather"}}, '
+    f'{{"name": "weather", "arguments": {json.dumps(JSON)}}}]',
+    "mistral_named": f"[TOOL_CALLS]weather[ARGS]{JSON}[TOOL_CALLS]weather[ARGS] {JSON}",
+    "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {JSON}}}, '
+    f'{{"name": "weather", "arguments": {JSON}}}]',
+    "glm": 2
+    * (
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>"
+        + ARGUMENTS["city"]
+        + "</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n<arg_key>near"
+        '</arg_key><arg_value>[{"x": null}]</arg_value>\n</tool_call>'
+    ),
+    "qwen_tags": 2
+    * (
+        "<tool_call>\n<function=weather>\n<parameter=city>\n"
+        + ARGUMENTS["city"]
+        + "\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=near>\n"
+        '[{"x": null}]\n</parameter>\n</function>\n</tool_call>\n'
+    ),
+}
+
+
+PIECES = (
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|tool_call|>",
+    '{"name": "f"',
+    "}",
+    ', "arguments": ',
+    "{",
+    '"',
+    "\\",
+    "[",
+    "]",
+    ",",
+    ";",
+    "f",
+    "\n",
+    " ",
+    "<function=",
+    ">",
+    "<parameter=",
+    "</parameter>",
+    "</function>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "é",
+)
+
+
+class Words:
+    """A detokenizer whose tokens are texts; marks that are tokens show nothing."""
+
+    def push(self, token):
+        return token if isinstance(token, str) else ""
+
+    def flush(self):
+        return ""
+
+
+def read(reader, tokens):
+    """Return what is thought, said, and called."""
+    deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
+    calls = tool_calls_of(deltas)
+    assert len({call.id for call in calls}) == len(calls)
+    told = [(call.name, call.arguments) for call in calls]
+    return reasoning_of(deltas), text_of(deltas), told
+
+
+def plain(form):
+    return CallReader(Words, form, [TOOL])
+
+
+def cut(text, places):
+    bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[a:b] for a, b in pairwise(bounds)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(places=st.lists(st.integers(0, 2000), max_size=12))
+def test_any_cut_of_an_answer_tells_the_same_calls(name, places):
+    before = "" if name == "llama" else "I look.\n\n"
+    expected = ("", before.strip(), [("weather", ARGUMENTS)] * 2)
+    thought, said, calls = read(plain(FORMATS[name]), cut(before + WRITTEN[name], places))
+    assert (thought, said, [(n, json.loads(text)) for n, text in calls]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "I <tool_call> you"),
+        ("hermes", '<tool_call>{"name": 7, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>\n{"arguments": {"a": 1'),
+        ("hermes", "a <tool_ca"),
+        ("llama", '{"colour": "red"}'),
+        ("llama", 'so {"name": "weather", "parameters": {}}'),
+        ("mistral", "[TOOL_CALLS] no list"),
+        ("mistral_named", "[TOOL_CALLS]weather"),
+        ("glm", "<tool_call>"),
+        ("qwen_tags", "<tool_call>\n<function"),
+        ("qwen_tags", "<tool_call>\n<other>x</tool_call>"),
+    ],
+)
+@pytest.mark.parametrize("places", [(), (3, 9, 14), range(60)])
+def test_what_is_no_call_in_the_end_is_text(name, text, places):
+    _, said, calls = read(plain(FORMATS[name]), cut(text, places))
+    assert calls == []
+    assert "".join(said.split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=12), places=st.lists(st.integers(0, 99)))
+def test_any_words_are_read_to_their_end_however_they_are_cut(name, pieces, places):
+    text = "".join(pieces)
+    assert read(plain(FORMATS[name]), cut(text, places)) == read(plain(FORMATS[name]), [text])
+
+
+def test_arguments_come_before_the_call_is_whole():
+    reader = plain(FORMATS["hermes"])
+    start = '<tool_call>{"name": "weather", "arguments": {"city": "Kö'
+    (call,) = tool_calls_of([d for piece in start for d in reader.push(piece)])
+    assert (call.name, call.arguments) == ("weather", '{"city": "Kö')
+
+
+def test_a_call_without_arguments_has_an_empty_object():
+    for text in ('<tool_call>{"name": "weather"}</tool_call>', '<tool_call>{"name": "weather"}'):
+        assert read(plain(FORMATS["hermes"]), [text]) == ("", "", [("weather", "{}")])

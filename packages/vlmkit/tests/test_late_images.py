@@ -1,0 +1,263 @@
+"""Images are checked at once and decoded when they are wanted, in a worker, and can travel."""
+
+import asyncio
+import base64
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given, settings, strategies as st
+from mock_model import picture, script, wait_until
+
+import vlmkit.ask.image
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
+from vlmkit.errors import EngineError, ImageError
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+TURNED = PIL.Image.Exif()
+TURNED[0x0112] = 6
+
+
+def saved(width=8, height=6, kind="PNG", color="red", **options):
+    content = io.BytesIO()
+    picture(width, height, color).save(content, kind, **options)
+    return content.getvalue()
+
+
+BROKEN = saved(64, 64, color="teal")[:-30]
+
+
+def running(tokenizer=None, **settings):
+    return Model(
+        Pipeline(
+            tokenizer=tokenizer or MockTokenizer(),
+            engine=MockEngine(),
+            media_encoder=MockVisionEncoder(),
+            settings=PipelineSettings(**settings),
+        )
+    )
+
+
+class Decoder:
+    """Notes who decodes, and the pixels that came of it."""
+
+    def __init__(self, monkeypatch):
+        self.threads, self.seen = [], []
+        self._decoded = vlmkit.ask.image.decoded
+        monkeypatch.setattr(vlmkit.ask.image, "decoded", self.decoded)
+
+    def decoded(self, content):
+        self.threads.append(threading.current_thread().name)
+        pixels = self._decoded(content)
+        self.seen.append(weakref.ref(pixels.picture))
+        return pixels
+
+    @property
+    def num_held(self):
+        gc.collect()
+        return sum(ref() is not None for ref in self.seen)
+
+
+@pytest.fixture
+def decoder(monkeypatch):
+    return Decoder(monkeypatch)
+
+
+# One image.
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_file_is_not_decoded_before_its_pixels_are_wanted(decoder, kind):
+    image = Image.open(saved(9, 7, kind))
+    assert (image.source_size, repr(image)) == ((9, 7), "Image(9x7)")
+    assert not decoder.threads
+    assert (image.width, image.height, image.turned) == (9, 7, False)
+    assert len(decoder.threads) == 1
+
+
+def test_pixels_live_as_long_as_somebody_holds_them_and_what_they_told_stays(decoder):
+    image = Image.open(saved(6, 2, exif=TURNED))
+    held = image.to_pil()
+    assert image.to_pil() is held
+    assert (image.width, image.height, image.turned, len(image.digest)) == (2, 6, True, 32)
+    assert len(decoder.threads) == 1
+    del held
+    assert decoder.num_held == 0
+    assert (image.width, image.height, image.turned, len(image.digest)) == (2, 6, True, 32)
+    assert len(decoder.threads) == 1
+    assert image.to_pil().size == (2, 6)
+
+
+def test_what_was_no_file_is_copied_at_once():
+    pixels = np.zeros((6, 8, 3), np.uint8)
+    image = Image.open(pixels)
+    before = image.to_pil().tobytes()
+    pixels[:] = 255
+    gc.collect()
+    assert image.to_pil().tobytes() == before
+
+
+ELSEWHERE = """
+import pickle, sys
+request = pickle.load(sys.stdin.buffer)
+for part in request.messages[0].parts[:-1]:
+    print(part.image.width, part.image.height, part.image.turned, part.image.digest.hex())
+"""
+
+
+def test_a_request_travels_and_its_images_are_the_same_elsewhere(tmp_path):
+    file = tmp_path / "a.jpg"
+    file.write_bytes(saved(40, 30, "JPEG"))
+    url = "data:image/png;base64," + base64.b64encode(saved(6, 2, exif=TURNED)).decode()
+    sources = [file, url, saved(5, 4, "WEBP"), picture(9, 3), np.full((7, 5, 3), 9, np.uint8)]
+    images = [Image.open(source) for source in sources]
+    message = Message.of("user", "what?", images)
+    sent = pickle.dumps(Request(messages=[message]))
+    file.unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=True
+    )
+    here = [f"{i.width} {i.height} {i.turned} {i.digest.hex()}" for i in images]
+    assert done.stdout.decode().split("\n")[:-1] == here
+
+
+def test_a_file_travels_as_it_was_also_after_it_was_decoded():
+    content = saved(400, 300, "JPEG")
+    image = Image.open(content)
+    held = image.to_pil()
+    assert len(pickle.dumps(image)) < len(content) + 200
+    assert held.size == (400, 300)
+
+
+# The images of a request.
+
+
+class Blind(MockTokenizer):
+    """Looks at no picture."""
+
+    def prompt(self, messages, *, tools=None, options=PLAIN):
+        return Prompt((40, 41))
+
+
+@pytest.mark.parametrize("tokenizer", [MockTokenizer, Blind])
+def test_a_picture_that_cannot_be_decoded_is_refused_whoever_looks_at_it(tokenizer):
+    shown = [saved(), BROKEN, saved(), BROKEN]
+
+    async def ask(model):
+        await model.agenerate("what?", images=shown)
+
+    with running(tokenizer()) as model:
+        for asked in (
+            lambda: model.generate("what?", images=shown),
+            lambda: model.embed(["what?"], images=[shown]),
+            lambda: model.score("what?", ["a"], images=shown),
+            lambda: asyncio.run(ask(model)),
+        ):
+            with pytest.raises(ImageError, match="its pixels cannot be decoded") as caught:
+                asked()
+            assert caught.value.index == 1
+        assert model.generate("what?", images=[saved()]).choices
+        assert model.stats().num_waiting == 0
+
+
+@pytest.fixture(scope="module")
+def model():
+    with running() as made:
+        yield made
+
+
+def verdict(ask):
+    """Return how a picture is refused, if it is."""
+    try:
+        ask()
+    except ImageError as error:
+        return str(error), error.code
+    return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(["PNG", "JPEG", "WEBP", "GIF", "BMP"]),
+    damage=st.lists(st.tuples(st.integers(8, 10**6), st.integers(0, 255)), max_size=3),
+    num_lost=st.sampled_from([0, 0, 1, 30, 200]),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_picture_is_refused_in_the_words_of_who_decodes_it_at_once(
+    model, kind, damage, num_lost
+):
+    content = bytearray(saved(40, 30, kind))
+    for place, value in damage:
+        content[place % len(content)] = value
+    content = bytes(content[: max(1, len(content) - num_lost)])
+    at_once = verdict(lambda: Image.open(content).to_pil())
+    assert verdict(lambda: model.generate("what?", images=[content])) == at_once
+
+
+def test_each_picture_is_decoded_once_for_a_prompt_and_in_no_thread_that_others_wait_for(decoder):
+    image = Image.open(saved(9, 7))
+
+    async def ask(model):
+        return await model.agenerate("what?", images=[image, saved(5, 4), image])
+
+    with running() as model:
+        assert "image 3: 9x7" in asyncio.run(ask(model)).text
+    assert len(decoder.threads) == 2
+    assert {name.rpartition("_")[0] for name in decoder.threads} == {"vlmkit-prompt"}
+
+
+def test_while_a_picture_is_answered_neither_its_pixels_nor_its_file_are_held(decoder):
+    content = saved(9, 7)
+    with running() as model:
+        num_holders = sys.getrefcount(content)
+        request = model.request(script(text="x", tokens=4000, latency_s=0.01), images=[content])
+        assert sys.getrefcount(content) > num_holders
+        stream = model.submit(request)
+        del request
+        wait_until(lambda: model.stats().num_running == 1)
+        assert (len(decoder.seen), decoder.num_held) == (1, 0)
+        assert sys.getrefcount(content) == num_holders
+        stream.abort()
+
+
+def test_a_refused_request_holds_no_pixels(decoder):
+    with running(num_workers=1) as model:
+        with pytest.raises(ImageError) as caught:
+            model.generate("what?", images=[saved(), BROKEN])
+        assert (len(decoder.seen), decoder.num_held) == (1, 0)
+        assert caught.value.index == 1
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
+def test_workers_that_all_ask_for_help_do_not_wait_for_each_other(num_workers):
+    shown = [saved(60 + n, 50) for n in range(6)]
+
+    async def ask(model):
+        asked = [model.agenerate(str(n), images=shown) for n in range(20)]
+        return await asyncio.gather(*asked)
+
+    with running(num_workers=num_workers) as model:
+        assert len(asyncio.run(ask(model))) == 20
+
+
+def test_pictures_for_a_model_that_is_closed_are_refused_as_any_request():
+    model = running()
+    request = model.request("what?", images=[saved(), saved(9, 7)])
+    model.close()
+    with pytest.raises(EngineError, match="the pipeline is closing"):
+        model.submit(request)

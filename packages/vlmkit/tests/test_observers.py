@@ -1,0 +1,343 @@
+"""Observers are told what happens, once and in order, and can harm no request."""
+
+import json
+import logging
+import threading
+
+import pytest
+from mock_model import script, wait_until
+
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.assembly import assemble, load_plugins
+from vlmkit.config import ModelEntry, read_config
+from vlmkit.config.providers import check_components
+from vlmkit.config.schema import json_schema
+from vlmkit.errors import ConfigError, EngineError, QueueFull, UnknownPlugin
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.running import observers as running_observers
+from vlmkit.running.counters import Counters
+from vlmkit.running.observers import Observers
+from vlmkit.running.request_log import RequestLog
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.observer import Observer
+from vlmkit.settings.request_log import RequestLogSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
+
+
+class Notes(Observer):
+    """Keeps everything that it is told."""
+
+    def __init__(self):
+        self.told = []
+        self.is_closed = False
+
+    def accepted(self, request, at_s):
+        self.told.append(("accepted", request.id))
+
+    def first_token(self, request, at_s):
+        self.told.append(("first_token", request.id))
+
+    def tokens(self, request, chunk, at_s):
+        self.told.append(("tokens", request.id, chunk.text))
+
+    def finished(self, request, end, at_s):
+        self.told.append(("finished", request.id, end.reasons))
+        self.end = end
+
+    def failed(self, request, error, at_s):
+        self.told.append(("failed", request.id, str(error)))
+
+    def step(self, step, at_s):
+        self.told.append(("step", step.num_tokens, step.num_sampled))
+
+    def close(self):
+        self.is_closed = True
+
+    def of(self, name):
+        return [event for event in self.told if event[1] == name]
+
+
+def served(observers, engine=None, **options):
+    return Model(
+        Pipeline(
+            tokenizer=MockTokenizer(), engine=engine or MockEngine(), observers=observers, **options
+        )
+    )
+
+
+def ask(text="abc", name="one", tokens=None, **params):
+    fields = {"text": text} if tokens is None else {"text": text, "tokens": tokens}
+    messages = [Message.of("user", script(**fields))]
+    return Request(messages=messages, params=SamplingParams(**params), id=name)
+
+
+def test_a_request_is_told_of_from_its_start_to_its_end():
+    notes = Notes()
+    with served({"notes": notes}) as model:
+        done = model.submit(ask(text="abc")).result()
+    first, second, *pieces, last = notes.of("one")
+    assert (first, second) == (("accepted", "one"), ("first_token", "one"))
+    assert "".join(piece[2] for piece in pieces) == done.text == "abc"
+    assert last == ("finished", "one", ("stop",))
+    assert (notes.end.usage, notes.end.timings) == (done.usage, done.timings)
+
+
+def test_the_steps_add_up_to_what_the_loop_did():
+    notes = Notes()
+    with served({"notes": notes}) as model:
+        model.submit(ask()).result()
+        wait_until(lambda: model.runner._loop.num_jobs == 0)
+        counters = model.stats().counters
+    steps = [event for event in notes.told if event[0] == "step"]
+    assert len(steps) == counters["num_steps"]
+    assert sum(step[1] for step in steps) == counters["num_tokens_computed"]
+    assert sum(step[2] for step in steps) == counters["num_tokens_sampled"]
+
+
+def test_all_choices_of_a_request_are_one_request_and_end_once():
+    notes = Notes()
+    with served({"notes": notes}) as model:
+        model.submit(ask(n=3, seed=1)).result()
+    kinds = [event[0] for event in notes.of("one")]
+    assert [kinds.count(kind) for kind in ("accepted", "first_token", "finished")] == [1, 1, 1]
+    assert notes.of("one")[-1] == ("finished", "one", ("stop",) * 3)
+
+
+def test_an_aborted_request_is_finished_and_one_that_breaks_has_failed():
+    class Breaking(MockEngine):
+        def forward(self, items):
+            if any(len(item.sequence) > 200 for item in items):
+                raise RuntimeError("of this one")
+            return super().forward(items)
+
+    notes = Notes()
+    with served({"notes": notes}, engine=Breaking()) as model:
+        stream = model.submit(ask(name="aborted", tokens=5000, max_tokens=100))
+        next(iter(stream))
+        stream.abort()
+        with pytest.raises(EngineError):
+            model.submit(ask("x" * 300, name="broken")).result()
+    ends = [event[0::2] for event in notes.told if event[0] in ("finished", "failed")]
+    assert sorted(ends) == [
+        ("failed", "the engine failed on this request"),
+        ("finished", ("abort",)),
+    ]
+
+
+def test_a_request_that_the_scheduler_refuses_fails_without_being_accepted():
+    class Full(ContinuousScheduler):
+        def add(self, sequence):
+            raise QueueFull("no room")
+
+    notes = Notes()
+    with served({"notes": notes}, scheduler=Full()) as model, pytest.raises(QueueFull):
+        model.submit(ask()).result()
+    assert notes.told == [("failed", "one", "no room")]
+
+
+def test_only_what_an_observer_wrote_is_noted_for_it(monkeypatch):
+    noted = []
+    note = running_observers._Listener.note
+
+    def noting(self, event, facts):
+        noted.append(event)
+        note(self, event, facts)
+
+    monkeypatch.setattr(running_observers._Listener, "note", noting)
+    with served({"counters": Counters()}) as model:
+        model.submit(ask()).result()
+    assert noted == ["accepted", "finished"]
+
+
+def test_without_observers_there_is_nobody_to_tell():
+    before = threading.active_count()
+    observers = Observers({})
+    assert not any(map(observers.hears, running_observers.EVENTS))
+    assert threading.active_count() == before
+    with served({}) as model:
+        assert model.runner._observers is None
+        assert model.stats().observed == {}
+
+
+def test_an_observer_that_raises_is_switched_off_and_told_of_once(caplog):
+    class Raises(Notes):
+        def tokens(self, request, chunk, at_s):
+            super().tokens(request, chunk, at_s)
+            raise RuntimeError("a bug")
+
+        def stats(self):
+            raise RuntimeError("another bug")
+
+    bad, good = Raises(), Notes()
+    with served({"bad": bad, "good": good}) as model:
+        for name in ("one", "two"):
+            assert model.submit(ask(name=name)).result().text == "abc"
+        wait_until(lambda: bad.is_closed)
+        assert model.submit(ask(name="three")).result().text == "abc"
+        assert model.stats().observed["bad"] == {"num_events_lost": 0}
+    assert [event[0] for event in bad.told].count("tokens") == 1
+    assert good.of("three")[-1] == ("finished", "three", ("stop",))
+    failures = [r for r in caplog.records if "switched off" in r.getMessage()]
+    assert [(r.getMessage(), str(r.exc_info[1])) for r in failures] == [
+        ("observer 'bad' failed and is switched off", "a bug")
+    ]
+
+
+def test_an_observer_that_is_stuck_loses_events_and_holds_nobody_up(monkeypatch, caplog):
+    monkeypatch.setattr(running_observers, "MAX_UNREAD", 60)
+    go_on = threading.Event()
+
+    class Stuck(Notes):
+        def accepted(self, request, at_s):
+            go_on.wait()
+            super().accepted(request, at_s)
+
+    stuck, good = Stuck(), Counters()
+    with served({"stuck": stuck, "good": good}) as model:
+        for i in range(20):
+            assert model.submit(ask(name=f"{i}")).result().text == "abc"
+        lost = model.stats().observed["stuck"]["num_events_lost"]
+        wait_until(lambda: good.stats().get("num_finished") == 20)
+        go_on.set()
+    assert lost > 0
+    assert len(stuck.told) <= 61
+    assert stuck.is_closed
+    assert sum("is too slow" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_an_observer_that_never_returns_does_not_keep_a_pipeline_from_closing(monkeypatch, caplog):
+    monkeypatch.setattr(running_observers, "CLOSE_S", 0.01)
+    go_on = threading.Event()
+
+    class Stuck(Observer):
+        def accepted(self, request, at_s):
+            go_on.wait()
+
+    with served({"stuck": Stuck()}) as model:
+        model.submit(ask()).result()
+        wait_until(lambda: model.stats().observed["stuck"])
+    assert "observer 'stuck' is left behind" in caplog.text
+    go_on.set()
+
+
+def test_an_observer_reads_its_last_notes_before_it_is_closed():
+    notes = Notes()
+    with served({"notes": notes}) as model:
+        model.submit(ask())
+    assert notes.told[-1][0] == "finished"
+    assert notes.is_closed
+
+
+# The built-in ones.
+
+
+def test_the_log_has_a_line_of_json_for_each_event_and_no_text(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    log = RequestLog(RequestLogSettings(file=str(file), steps=True))
+    with served({"log": log}, name="m") as model:
+        done = model.submit(ask(text="secret", name='a "b"\n')).result()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    events = [line for line in lines if line["event"] != "step"]
+    assert [line["event"] for line in events] == ["accepted", "first_token", "finished"]
+    assert all((line["request"], line["model"]) == ('a "b"\n', "m") for line in events)
+    assert events[2]["reasons"] == ["stop"]
+    assert events[2]["completion_tokens"] == done.usage.completion_tokens
+    assert sum(line.get("num_sampled", 0) for line in lines) == done.usage.completion_tokens
+    assert "secret" not in file.read_text()
+
+
+def test_without_a_file_the_log_goes_to_its_logger(caplog):
+    caplog.set_level(logging.INFO, "vlmkit.requests")
+    with served({"log": RequestLog()}) as model:
+        model.submit(ask()).result()
+    lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "vlmkit.requests"]
+    assert [line["event"] for line in lines] == ["accepted", "first_token", "finished"]
+
+
+def test_a_log_file_that_cannot_be_written_stops_the_start(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be written") as error:
+        RequestLog(RequestLogSettings(file=str(tmp_path / "no" / "log")))
+    assert error.value.hint == "name another one in observers.log.file"
+
+
+def test_the_counters_are_sums_that_the_statistics_show():
+    with served({"counters": Counters()}) as model:
+        done = [model.submit(ask(name=name, n=2, seed=1)).result() for name in ("one", "two")]
+        wait_until(lambda: model.stats().observed["counters"].get("num_finished") == 2)
+        numbers = model.stats().observed["counters"]
+    assert numbers["num_accepted"] == 2
+    assert numbers["num_choices_stop"] == 4
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert numbers[f"num_{name}"] == sum(getattr(one.usage, name) for one in done)
+    assert numbers["decode_s"] == pytest.approx(sum(one.timings.decode_s for one in done))
+
+
+# Their section of the config.
+
+
+def settings_of(*assignments):
+    return read_config(environ={}, assignments=assignments)
+
+
+def test_each_pipeline_has_the_observers_that_the_config_names(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    config = settings_of('observers.use=["log", "counters"]', f"observers.log.file={file}").config
+    plugins = load_plugins(config, environ={})
+    with Model(assemble(ModelEntry(model="mock"), config, plugins)) as model:
+        model.generate("hello", max_tokens=2)
+        assert set(model.stats().observed) == {"log", "counters"}
+    assert len(file.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("assignments", "kind", "message", "hint"),
+    [
+        (
+            ['observers.use=["lgo"]'],
+            UnknownPlugin,
+            "no installed plugin provides observer 'lgo'",
+            "did you mean 'log'?",
+        ),
+        (
+            ["observers.lgo.file=x"],
+            UnknownPlugin,
+            "no installed plugin provides observer 'lgo'",
+            "did you mean 'log'?",
+        ),
+        (
+            ["observers.log.fiel=x"],
+            ConfigError,
+            "observer 'log' has no setting 'fiel'",
+            "did you mean 'file'?",
+        ),
+        (
+            ["observers.file=x"],
+            ConfigError,
+            "'observers.file' is no setting (--set observers.file)",
+            "settings of a provider stand in [observers.NAME]",
+        ),
+        (
+            ["observers=log"],
+            ConfigError,
+            "'observers' is a section, not one value (--set observers)",
+            "did you mean 'observers.use'?",
+        ),
+    ],
+)
+def test_a_mistake_in_the_section_is_named(assignments, kind, message, hint):
+    plugins = load_plugins(settings_of().config, environ={})
+    with pytest.raises(kind) as error:
+        check_components(settings_of(*assignments).config, plugins)
+    assert (str(error.value), error.value.hint) == (message, hint)
+
+
+def test_the_schema_lists_the_observers_and_their_settings():
+    plugins = load_plugins(settings_of().config, environ={})
+    section = json_schema(plugins)["properties"]["observers"]
+    assert set(section["properties"]["use"]["items"]["enum"]) == {"auto", "counters", "log"}
+    assert section["properties"]["log"]["properties"]["steps"]["description"]
+    assert section["additionalProperties"] is False

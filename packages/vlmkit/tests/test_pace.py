@@ -1,0 +1,97 @@
+"""The pace: chunks settle where a step takes what it may, whatever the engine and its hiccups."""
+
+import random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from vlmkit.running.pace import LEAST_TOKENS, Pace
+from vlmkit.settings.scheduler import SchedulerSettings
+
+BUDGET_S = 0.2
+
+
+def new_pace():
+    return Pace(SchedulerSettings(step_budget_ms=200))
+
+
+def chunk(pace):
+    return max(LEAST_TOKENS, pace.num_prompt_tokens())
+
+
+def run(pace, cost, num_steps=30):
+    """Run chunks as the pace says; return what each step took."""
+    seconds = []
+    for _ in range(num_steps):
+        num_tokens = chunk(pace)
+        seconds.append(cost(num_tokens))
+        pace.note(num_tokens, seconds[-1])
+    return seconds
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    fixed_s=st.floats(0.0, 0.1),
+    token_s=st.floats(1e-5, 0.006),
+    first=st.sampled_from([1, 40, 2000]),
+    slowness=st.floats(0.01, 100.0),
+    seed=st.integers(0, 1000),
+)
+def test_chunks_settle_where_a_step_takes_what_it_may(fixed_s, token_s, first, slowness, seed):
+    """Whatever the first step was, and although each takes up to a fifth more or less."""
+    chance = random.Random(seed)
+    pace = new_pace()
+    pace.note(0, fixed_s)
+    pace.note(first, slowness * (fixed_s + first * token_s))
+    seconds = run(pace, lambda n: (fixed_s + n * token_s) * chance.uniform(0.8, 1.2))[-10:]
+    typical = sorted(seconds)[5]
+    assert 0.5 * BUDGET_S < typical < 1.5 * BUDGET_S
+
+
+def test_a_hiccup_is_forgotten():
+    pace = new_pace()
+    pace.note(0, 0.01)
+    run(pace, lambda n: 0.01 + 0.001 * n)
+    before = chunk(pace)
+    pace.note(before, 20.0)
+    assert chunk(pace) >= before // 2
+    run(pace, lambda n: 0.01 + 0.001 * n, 4)
+    assert chunk(pace) > 0.8 * before
+
+
+@pytest.mark.parametrize("factor", [10, 0.1])
+def test_an_engine_that_changes_its_speed_is_followed_in_a_few_steps(factor):
+    pace = new_pace()
+    pace.note(0, 0.001)
+    run(pace, lambda n: 0.001 * n)
+    seconds = run(pace, lambda n: 0.001 * factor * n, 6)
+    assert 0.7 * BUDGET_S < seconds[-1] < 1.4 * BUDGET_S
+
+
+def test_a_short_chunk_tells_nothing_of_long_ones():
+    pace = new_pace()
+    pace.note(0, 0.02)
+    run(pace, lambda n: 0.02 + 0.001 * n)
+    before = chunk(pace)
+    for num_tokens in range(1, 60):
+        pace.note(num_tokens, 0.02 + 0.001 * num_tokens)
+    assert chunk(pace) == before
+
+
+def test_prompts_get_as_much_time_as_answers_where_those_take_longer_than_the_budget():
+    pace = new_pace()
+    pace.note(0, 0.5)
+    assert run(pace, lambda n: 0.5 + 0.01 * n)[-1] == pytest.approx(1.0, rel=0.05)
+
+
+def test_what_answers_have_waited_is_taken_off():
+    pace = new_pace()
+    pace.note(100, 0.1)
+    assert pace.num_prompt_tokens(0.15) == pytest.approx(50, abs=1)
+    assert pace.num_prompt_tokens(9.0) == 0
+
+
+def test_an_engine_that_takes_no_time_has_no_bound():
+    pace = new_pace()
+    pace.note(10, 0.0)
+    assert pace.num_prompt_tokens() > 10**6

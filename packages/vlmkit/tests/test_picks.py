@@ -1,0 +1,102 @@
+"""What clients are told of a choice: the model's own log-probabilities, whoever chooses."""
+
+import math
+
+import numpy as np
+import pytest
+
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import EngineError
+from vlmkit.running.picks import readable, samples
+
+SILENT = SamplingParams()
+
+
+def logits_of(seed, num=1, vocab=50):
+    return np.random.default_rng(seed).normal(size=(num, vocab)).astype(np.float32) * 3
+
+
+def log_softmax(row):
+    shifted = row.astype(np.float64) - row.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def asking(num_top=0, **fields):
+    return SamplingParams(logprobs=True, top_logprobs=num_top, **fields)
+
+
+def test_log_probabilities_are_the_models_own_whatever_was_asked_of_the_sampler():
+    logits = logits_of(3)
+    params = asking(3, temperature=0.5, logit_bias={7: 50.0})
+    sample = samples(logits, np.array([7]), [params])[0]
+    expected = log_softmax(logits[0])
+    assert sample.token_id == 7
+    assert sample.logprob == pytest.approx(expected[7], abs=1e-5)
+    assert [top.token_id for top in sample.top] == list(np.argsort(-expected)[:3])
+    assert [top.logprob for top in sample.top] == pytest.approx(np.sort(expected)[:-4:-1], abs=1e-5)
+
+
+def test_log_probabilities_are_given_to_those_alone_who_asked():
+    logits = logits_of(4, 3)
+    first, second, third = samples(logits, np.array([1, 2, 3]), [asking(), SILENT, asking(2)])
+    assert first.logprob == pytest.approx(log_softmax(logits[0])[1], abs=1e-5)
+    assert first.top == ()
+    assert (second.logprob, second.top) == (None, ())
+    assert third.logprob == pytest.approx(log_softmax(logits[2])[3], abs=1e-5)
+    assert len(third.top) == 2
+
+
+def test_of_equals_the_first_are_told_whatever_the_neighbours_ask():
+    logits = np.round(logits_of(5, 4, vocab=500) / 3)
+    tokens = np.zeros(4, int)
+    alone = [samples(logits[i : i + 1], tokens[:1], [asking(4)])[0] for i in range(4)]
+    together = samples(logits, tokens, [asking(4)] * 4)
+    beside = samples(logits, tokens, [asking(20), asking(4), SILENT, asking(1)])
+    assert together == alone
+    assert beside[1] == alone[1]
+    for row, sample in zip(logits, together, strict=True):
+        order = np.lexsort((np.arange(500), -row))[:4]
+        assert [top.logprob for top in sample.top] == pytest.approx(
+            log_softmax(row)[order], abs=1e-5
+        )
+
+
+def test_more_likely_tokens_than_there_are_can_be_asked_for():
+    sample = samples(logits_of(6, vocab=5), np.array([0]), [asking(20)])[0]
+    assert sorted(top.token_id for top in sample.top) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
+def test_a_token_without_a_finite_logit_is_an_error(value):
+    logits = logits_of(7, 2)
+    logits[1, 3] = value
+    assert len(samples(logits, np.array([3, 2]), [SILENT, SILENT])) == 2
+    with pytest.raises(EngineError, match="without a finite value"):
+        samples(logits, np.array([3, 3]), [SILENT, SILENT])
+
+
+@pytest.mark.parametrize("token_ids", [[1, 2], np.array([1]), np.array([[1], [2]]), None])
+def test_other_than_one_token_for_each_row_is_an_error(token_ids):
+    with pytest.raises(EngineError, match="something other than 2 token ids"):
+        samples(logits_of(8, 2), token_ids, [SILENT, SILENT])
+
+
+@pytest.mark.parametrize("token_id", [-1, 50, 10**12])
+def test_a_token_outside_the_vocabulary_is_an_error(token_id):
+    with pytest.raises(EngineError, match=f"the token id {token_id} of 50"):
+        samples(logits_of(9, 2), np.array([0, token_id]), [SILENT, asking()])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64", "float32"])
+def test_logits_of_another_library_in_host_memory_are_read_where_they_are(kind):
+    torch = pytest.importorskip("torch")
+    logits = torch.from_numpy(logits_of(10, 2)).to(getattr(torch, kind))
+    found = readable(logits)
+    assert type(found) is np.ndarray
+    assert np.array_equal(found, logits.float().numpy())
+    if kind == "float32":
+        assert found.ctypes.data == logits.data_ptr()
+    token_ids = torch.argmax(logits, dim=-1)
+    picked = [sample.token_id for sample in samples(found, token_ids, [SILENT, asking(1)])]
+    assert picked == token_ids.tolist()

@@ -1,0 +1,1 @@
+"""Keeps answers of vlmkit within a JSON schema, a pattern or a grammar, by llguidance."""

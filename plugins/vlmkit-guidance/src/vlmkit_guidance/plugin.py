@@ -1,0 +1,23 @@
+"""What vlmkit-guidance offers: hooks only; the library is imported when it is first needed."""
+
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.seams.constraint import ConstraintCompiler
+
+VLMKIT_API = (1, 0)
+
+
+def _build(context: BuildContext) -> ConstraintCompiler:
+    from vlmkit_guidance.compiler import GuidanceCompiler
+
+    return GuidanceCompiler(context.words)
+
+
+@hookimpl
+def vlmkit_register_constraints(registry: Registry[ConstraintCompiler]) -> None:
+    """Offer ``constraint.use = "guidance"``."""
+    registry.add(
+        "guidance",
+        _build,
+        description="JSON schemas, regular expressions, choices and Lark grammars, by llguidance",
+    )

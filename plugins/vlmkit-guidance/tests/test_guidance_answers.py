@@ -1,0 +1,212 @@
+"""Answers of a model that babbles, held within schemas, patterns and grammars."""
+
+import json
+import re
+
+import PIL.Image
+import pytest
+
+import vlmkit
+from vlmkit.ask.constraint import MAX_TEXTS, JsonObject, JsonSchema, Lark, OneOf, Regex
+from vlmkit.errors import ConstraintError
+
+SHAPES = JsonSchema.of(
+    {
+        "type": "object",
+        "properties": {
+            "shapes": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "colour": {"enum": ["red", "green", "blue"]},
+                        "name": {"type": "string", "maxLength": 8},
+                        "sides": {"type": "integer", "minimum": 0, "maximum": 9},
+                    },
+                    "required": ["colour", "name", "sides"],
+                    "additionalProperties": False,
+                },
+                "minItems": 1,
+                "maxItems": 2,
+            },
+            "is_empty": {"type": "boolean"},
+        },
+        "required": ["shapes", "is_empty"],
+        "additionalProperties": False,
+    }
+)
+
+
+def is_valid(text):
+    """Tell whether a text is what the schema describes."""
+    said = json.loads(text)
+    return (
+        list(said) == ["shapes", "is_empty"]
+        and isinstance(said["is_empty"], bool)
+        and 1 <= len(said["shapes"]) <= 2
+        and all(
+            list(shape) == ["colour", "name", "sides"]
+            and shape["colour"] in ("red", "green", "blue")
+            and len(shape["name"]) <= 8
+            and shape["sides"] in range(10)
+            for shape in said["shapes"]
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    with vlmkit.load("mock") as model:
+        yield model
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_json_is_written_as_python_writes_it(model, seed):
+    whole = {"type": "array", "items": {"enum": [True, "a"]}, "minItems": 2, "maxItems": 2}
+    schema = {"type": "object", "properties": {"b": whole, "a": whole}, "required": ["b", "a"]}
+    asked = JsonSchema.of(schema | {"additionalProperties": False})
+    text = model.generate("?", constraint=asked, temperature=1.0, seed=seed).text
+    assert text == json.dumps(json.loads(text))
+
+
+def babble(model, constraint, seed, show=0, **params):
+    """Return an answer whose every token is drawn by chance."""
+    wide = {"temperature": 2.0, "logit_bias": dict.fromkeys(range(32), -100.0), "max_tokens": 400}
+    pictures = [PIL.Image.new("RGB", (8 + seed % 5, 6), "red")] * show
+    prompt = '{"mock": {"text": " "}}'
+    done = model.generate(
+        prompt, images=pictures, constraint=constraint, seed=seed, **(wide | params)
+    )
+    assert done.choices[0].finish_reason == "stop"
+    return done.text
+
+
+@pytest.mark.parametrize("show", [0, 1])
+def test_every_answer_is_valid(model, show):
+    texts = [babble(model, SHAPES, seed, show) for seed in range(40)]
+    assert sum(map(is_valid, texts)) == 40
+    assert len(set(texts)) > 20
+
+
+def test_forced_tokens_are_drafted_and_change_nothing(model):
+    before = model.runner.stats().counters
+    texts = [babble(model, SHAPES, seed) for seed in range(10)]
+    after = model.runner.stats().counters
+    drafted, accepted, steps = (
+        after[name] - before[name]
+        for name in ("num_tokens_drafted", "num_drafts_accepted", "num_steps")
+    )
+    with vlmkit.load("mock", engine={"max_draft_tokens": 0}) as undrafted:
+        assert [babble(undrafted, SHAPES, seed) for seed in range(10)] == texts
+        num_steps = undrafted.runner.stats().counters["num_steps"]
+    assert accepted == drafted > 0
+    assert steps + accepted == num_steps
+    assert steps < num_steps / 2
+
+
+def test_patterns_choices_grammars_and_objects_are_kept_to(model):
+    for seed in range(5):
+        assert re.fullmatch("[A-C]{3}-[0-9]{2}", babble(model, Regex("[A-C]{3}-[0-9]{2}"), seed))
+        texts = ('say "hi"\n', "a\\b", "größer", "日本", "\x7f\0\u2028/|")
+        assert babble(model, OneOf(texts), seed) in texts
+        brackets = babble(model, Lark('start: "(" start ")" | "x"'), seed)
+        assert re.fullmatch(r"\(*x\)*", brackets)
+        assert brackets.count("(") == brackets.count(")")
+    done = model.generate("hello", constraint=JsonObject(), max_tokens=200, temperature=2.0, seed=1)
+    assert done.text.startswith("{")
+
+
+@pytest.mark.parametrize("schema", [True, {}])
+@pytest.mark.parametrize("said", ["true", "17", '{"a": [null]}'])
+def test_a_schema_that_allows_all_allows_any_json(model, schema, said):
+    prompt = json.dumps({"mock": {"text": said}})
+    assert model.generate(prompt, constraint=JsonSchema.of(schema)).text == said
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        JsonSchema.of({"type": "object", "if": {"minProperties": 1}}),
+        JsonSchema.of({"$ref": "http://127.0.0.1:9/schema.json"}),
+        JsonSchema.of({"type": "object", "x-guidance": {"lenient": True}, "if": {}}),
+        Regex("(?=a)b"),
+        Lark('start: "a'),
+        Lark("start: missing"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_and_quoted_nowhere_but_in_the_log(
+    model, constraint, caplog
+):
+    with pytest.raises(ConstraintError, match="cannot be compiled") as caught:
+        model.generate("hello", constraint=constraint)
+    assert str(caught.value) == "the constraint cannot be compiled"
+    assert "the constraint cannot be compiled: " in caplog.text
+    assert model.generate("hello", max_tokens=2).text
+
+
+PATTERNS = [f"/(.{{{length}}})*/" for length in (2, 3, 5, 7, 11, 13, 17, 19, 23)]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        f"start: A\nA: {' & '.join(PATTERNS)}",
+        f"start: A\nA: ~({' | '.join('~' + pattern for pattern in PATTERNS)})",
+        'start: A <"> & <">\nA: "a"',
+        'start: %json {"a": "\\""}\nA: /a/ ~ /b/',
+    ],
+)
+def test_patterns_whose_compiling_would_never_end_are_refused(model, rules):
+    with pytest.raises(ConstraintError, match="no bound of time"):
+        model.generate("hello", constraint=Lark(rules))
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ('start: "&~" /[&~]/ // & and ~\n', "&~&"),
+        ('start: A ~ 2 # & and ~\nA: "x"~2', "xxxx"),
+        ('start: "\\"&" /\\/~/', '"&/~'),
+    ],
+)
+def test_their_signs_may_be_said(model, rules, said):
+    prompt = json.dumps({"mock": {"text": said}})
+    assert model.generate(prompt, constraint=Lark(rules)).text == said
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [Lark('start: any\nany: any any | any any any | "a" | ""'), Regex("a{100000}{100000}")],
+)
+def test_a_constraint_that_becomes_too_complex_ends_the_request(model, constraint):
+    with pytest.raises(ConstraintError, match="too complex for this answer"):
+        babble(model, constraint, 1, min_tokens=400)
+    assert model.generate("hello", max_tokens=2).text
+
+
+def test_thousands_of_texts_are_one_choice(model):
+    texts = tuple(f"the answer {number}" for number in range(MAX_TEXTS // 2))
+    assert babble(model, OneOf(texts), 1) in texts
+
+
+def test_it_is_chosen_by_itself_and_left_out_on_demand():
+    with (
+        vlmkit.load("mock", constraint={"use": "none"}) as without,
+        pytest.raises(ConstraintError, match="no plugin is in use"),
+    ):
+        without.generate("hello", constraint=JsonObject())
+    with vlmkit.load("mock", constraint={"use": "guidance"}) as chosen:
+        assert chosen.generate("hello", constraint=OneOf(("yes", "no"))).text in ("yes", "no")
+
+
+def test_its_library_is_not_imported_before_it_is_needed(tmp_path):
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, vlmkit\n"
+        "with vlmkit.load('mock') as model:\n"
+        "    model.generate('hello')\n"
+        "    assert 'llguidance' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)

@@ -1,0 +1,9 @@
+"""llguidance keeps the contract."""
+
+from vlmkit.testing import ConstraintContract
+from vlmkit_guidance.compiler import GuidanceCompiler
+
+
+class TestGuidanceCompiler(ConstraintContract):
+    def make(self, vocabulary):
+        return GuidanceCompiler(vocabulary)

@@ -1,0 +1,90 @@
+"""How a chat template writes a conversation if a request asks for more than its own way."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from vlmkit.ask.delta import text_of
+from vlmkit.ask.message import Message
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.errors import RequestError
+from vlmkit.seams.prompt import Prompt
+from vlmkit_hf.tokenizer import HfTokenizer
+from zoo.tokenizer import byte_level, sentencepiece
+
+TokenizerWith = Callable[[Any, str], HfTokenizer]
+TRIMS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}:{{ message.content | trim }}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:"
+    "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}{% endif %}"
+)
+KEEPS = TRIMS.replace(" | trim", "")
+GOES_ON = PromptOptions(continue_final_message=True)
+
+
+def vocabulary() -> Any:
+    special = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    return byte_level(special, named={"eos_token": "<|im_end|>"})
+
+
+def written(tokenizer: HfTokenizer, said: str, options: PromptOptions) -> str:
+    messages = [Message.of("user", "hi"), Message.of("assistant", said)]
+    prompt = tokenizer.prompt(messages, options=options)
+    return str(tokenizer._backend.decode(list(prompt.token_ids), skip_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "end"),
+    [(TRIMS, "it is ", "it is"), (KEEPS, "it is ", "it is "), (KEEPS, " so\n\n", " so\n\n"),
+     (KEEPS, "hi", "hi"), (KEEPS, "a<|im_end|>b", "a<|im_end|>b")],
+)  # fmt: skip
+def test_a_message_that_goes_on_ends_as_the_template_writes_it(
+    template: str, said: str, end: str, tokenizer_with: TokenizerWith
+) -> None:
+    tokenizer = tokenizer_with(vocabulary(), template)
+    start = "<|im_start|>user:hi<|im_end|><|im_start|>assistant:"
+    assert written(tokenizer, said, GOES_ON) == start + end
+    ended = written(tokenizer, said, PromptOptions(add_generation_prompt=False))
+    assert ended == start + end + "<|im_end|>"
+
+
+def test_a_template_that_does_not_write_the_message_as_it_is_cannot_go_on(
+    tokenizer_with: TokenizerWith,
+) -> None:
+    content = "message.content | tojson if message.role == 'assistant' else message.content"
+    tokenizer = tokenizer_with(vocabulary(), KEEPS.replace("message.content", content))
+    with pytest.raises(RequestError) as caught:
+        written(tokenizer, 'a "b"', GOES_ON)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_a_template_gets_the_variables_that_it_asks_for(tokenizer_with: TokenizerWith) -> None:
+    tokenizer = tokenizer_with(vocabulary(), KEEPS)
+    thinks = PromptOptions(chat_template_kwargs={"enable_thinking": True})
+    ask = [Message.of("user", "hi")]
+    assert tokenizer.prompt(ask, options=thinks).opens_reasoning
+    assert not tokenizer.prompt(ask).opens_reasoning
+    for name in ("messages", "add_generation_prompt", "eos_token"):
+        with pytest.raises(RequestError) as caught:
+            tokenizer.prompt(ask, options=PromptOptions(chat_template_kwargs={name: "x"}))
+        assert caught.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("kind", [byte_level, sentencepiece])
+def test_text_that_goes_on_keeps_its_first_space(
+    kind: Callable[..., Any], tokenizer_with: TokenizerWith
+) -> None:
+    named = {"eos_token": "<|im_end|>", "bos_token": "<s>"}
+    tokenizer = tokenizer_with(kind(["<s>", "<|im_end|>"], named=named), KEEPS)
+    whole, begun = tokenizer.encode("so it is, é."), tokenizer.encode("so")
+    assert whole[: len(begun)] == begun
+    prompt = Prompt(tuple(begun), is_plain=True)
+    assert said(tokenizer, prompt, whole[len(begun) :]) == " it is, é."
+    assert said(tokenizer, prompt, whole[len(begun) : -2]).startswith(" it is")
+
+
+def said(tokenizer: HfTokenizer, prompt: Prompt, token_ids: Sequence[int]) -> str:
+    reader = tokenizer.reader(prompt)
+    pieces = [text_of(reader.push(token_id)) for token_id in token_ids]
+    return "".join([*pieces, text_of(reader.finish())])

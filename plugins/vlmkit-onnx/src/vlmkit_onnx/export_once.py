@@ -1,0 +1,95 @@
+"""Exports a model on the way to being served, once for all processes.
+
+Where it is kept is the export cache's business, what is made the exporter's.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_onnx.folder.export_cache import (
+    TOWER,
+    cached_folder,
+    is_whole,
+    refuse_without_exporter,
+)
+from vlmkit_onnx.folder.manifest import Precision
+
+OnStage = Callable[[str], None]
+POLL_S = 0.5
+
+
+def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStage) -> Path:
+    """Return the folder of a checkpoint's decoder, exporting it if it was not yet.
+
+    Of several processes that ask at once, one exports and the others wait for it.
+
+    Raises:
+        CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
+        PluginUnavailable: it would have to be exported, and the exporter is not installed.
+    """
+
+    def make(folder: Path) -> None:
+        from vlmkit_onnx.export.exporter import export
+
+        export(checkpoint, folder, precision, on_stage, with_tower=False)
+
+    return _made_once(cached_folder(checkpoint, precision), make, on_stage)
+
+
+def cached_tower(checkpoint: Checkpoint, on_stage: OnStage) -> Path:
+    """Return the folder of a checkpoint's vision tower, as :func:`cached_export` its decoder's.
+
+    They are apart because either may run beside the other half of another library, and because one
+    tower serves decoders of every precision. Reading a checkpoint once for each costs next to
+    nothing: its weights are mapped, not copied.
+    """
+
+    def make(folder: Path) -> None:
+        from vlmkit_onnx.export.exporter import export_tower
+
+        export_tower(checkpoint, folder, on_stage)
+
+    return _made_once(cached_folder(checkpoint, TOWER), make, on_stage)
+
+
+def _made_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) -> Path:
+    if is_whole(folder):
+        return folder
+    refuse_without_exporter()
+    with _locked(folder.with_suffix(".lock"), on_stage):
+        if not is_whole(folder):
+            make(folder)
+    return folder
+
+
+@contextmanager
+def _locked(path: Path, on_stage: OnStage) -> Iterator[None]:
+    """Hold a lock file, which the operating system lets go of when its holder dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        if not _try_lock(file):
+            on_stage("waiting for another export")
+            while not _try_lock(file):
+                time.sleep(POLL_S)
+        yield
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    """Lock an open file if nobody has; closing it lets go."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,96 @@
+"""Where models that were exported on the way to being served are kept; making them is not its job.
+
+An export is found again without torch: its name is made of what every installation knows, above
+all the content of the checkpoint's files: two fine-tunes may have equal sizes and times. Versions
+of torch and transformers are no part of it, since the graph that was checked when it was made
+stays what it is; the manifest records them.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Literal
+
+from vlmkit.errors import PluginUnavailable
+from vlmkit.kit import content, user_cache
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_onnx.folder.manifest import FILE, FORMAT, Precision
+
+Part = Precision | Literal["tower"]
+"""What is exported apart: the decoder, in some precision, or the vision tower."""
+
+TOWER: Literal["tower"] = "tower"
+VISION = "vision.onnx"
+EXPORTER_NEEDS = (
+    "vlmkit_torch",
+    "torch",
+    "transformers",
+    "onnxscript",
+    "onnx_ir",
+    "safetensors",
+    "onnxruntime",
+)
+INSTALL_HINT = "pip install vlmkit-onnx[export]"
+SHAPE_CHARS = 16
+
+
+def cached_folder(checkpoint: Checkpoint, part: Part) -> Path:
+    """Return where the export of a checkpoint's part is or would be; imports nothing heavy.
+
+    Its name follows the content of the checkpoint's files, which are all read the first time.
+    """
+    return _cache_root() / f"{_shape(checkpoint, part)}-{checkpoint.fingerprint}"
+
+
+def finished(checkpoint: Checkpoint, part: Part) -> Path | None:
+    """Return where the export of a checkpoint's part is; None where it is yet to be made.
+
+    Reads no weights unless files of equal names and sizes were exported: only then it has to.
+    """
+    if not any(_cache_root().glob(f"{_shape(checkpoint, part)}-*")):
+        return None
+    folder = cached_folder(checkpoint, part)
+    return folder if is_whole(folder) else None
+
+
+def _shape(checkpoint: Checkpoint, part: Part) -> str:
+    """Return what an export's name begins with: all that shows without reading weights."""
+    digest = hashlib.sha256()
+    version = importlib.metadata.version("vlmkit-onnx")
+    for fact in (part, str(FORMAT), version, *content.sizes(checkpoint.path).items()):
+        digest.update(f"{fact}\n".encode())
+    for path in _exporter_sources():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:SHAPE_CHARS]
+
+
+def is_whole(folder: Path) -> bool:
+    """Tell whether a folder holds an export; one gets its name when it is finished."""
+    return (folder / FILE).is_file() or (folder / VISION).is_file()
+
+
+def missing_packages() -> list[str]:
+    """Return what the exporter needs and is not installed; imports nothing."""
+    return [name for name in EXPORTER_NEEDS if importlib.util.find_spec(name) is None]
+
+
+def refuse_without_exporter() -> None:
+    """Say what to install.
+
+    Raises:
+        PluginUnavailable: the exporter's packages are not all there.
+    """
+    if missing := missing_packages():
+        raise PluginUnavailable(
+            f"to export a model to ONNX, {', '.join(missing)} must be installed", hint=INSTALL_HINT
+        )
+
+
+def _cache_root() -> Path:
+    return user_cache.folder() / "onnx"
+
+
+def _exporter_sources() -> list[Path]:
+    """Return the exporter's own files: what it makes changes when they do."""
+    return sorted((Path(__file__).parents[1] / "export").rglob("*.py"))

@@ -1,0 +1,129 @@
+"""What the parts of an ONNX model are, whoever exported it.
+
+Three readers make a :class:`Layout`: of our own export, of onnx-community's folders and of
+onnxruntime-genai's. What runs the parts knows only this.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_onnx.folder import manifest
+
+DecoderKind = Literal["slots", "masked", "concat"]
+"""How a decoder is told where its cache ends.
+
+slots: by the length of each row (our own export); masked: by an attention mask over a shared
+buffer; concat: it returns a longer copy of what it was given.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderGraph:
+    """The language model.
+
+    Attributes:
+        file: its graph.
+        kind: how its cache works.
+        past_key: name pattern of the cache inputs, with ``%d`` for the layer, as are the next.
+        past_value: the same for values.
+        present_key: and of the outputs.
+        present_value: the same for values.
+        names: what the graph calls an input or output, where that differs from our own word.
+        head_dim: width of a key, for graphs that do not state it.
+    """
+
+    file: Path
+    kind: DecoderKind
+    past_key: str = "past_key_values.%d.key"
+    past_value: str = "past_key_values.%d.value"
+    present_key: str = "present.%d.key"
+    present_value: str = "present.%d.value"
+    names: Mapping[str, str] = field(default_factory=dict)
+    head_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """Embeddings as a table that is read from disk row by row."""
+
+    file: Path
+    tensor: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGraph:
+    """Embeddings as a graph from token ids to rows; ``names`` as for :class:`DecoderGraph`.
+
+    ``image_token`` is the placeholder of an image, for graphs that also take image rows.
+    """
+
+    file: Path
+    names: Mapping[str, str] = field(default_factory=dict)
+    image_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VisionGraph:
+    """The vision tower with its projector; ``names`` as for :class:`DecoderGraph`.
+
+    ``is_own`` marks our own exporter's graphs, whose helper inputs the host computes.
+    """
+
+    file: Path
+    is_own: bool
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One model's parts.
+
+    Attributes:
+        kind: who exported it, in a word.
+        precision: of the decoder's weights, in a word.
+        decoder: the language model.
+        embeddings: from token ids to rows; None where the decoder takes token ids.
+        vision: the vision tower; None for a text model.
+        max_sequence_tokens: longest sequence that the model was made for.
+        is_batch_invariant: whether a row of logits never depends on the rest of its batch.
+        sliding_window: tokens that layers with a window see, where masks come from the host.
+    """
+
+    kind: str
+    precision: str
+    decoder: DecoderGraph
+    embeddings: TokenTable | TokenGraph | None
+    vision: VisionGraph | None
+    max_sequence_tokens: int
+    is_batch_invariant: bool
+    sliding_window: int | None = None
+
+
+def own_layout(checkpoint: Checkpoint, folder: Path) -> Layout:
+    """Read a folder that our own exporter wrote, for a checkpoint's family.
+
+    Raises:
+        CheckpointError: the manifest is broken, or is of another family.
+    """
+    stated = manifest.read(folder)
+    if checkpoint.model_type not in ("", stated.model_type):
+        raise CheckpointError(
+            f"{manifest.FILE!r} of model {checkpoint.name!r} is of type {stated.model_type!r}, and "
+            f"config.json of type {checkpoint.model_type!r}"
+        )
+    table = stated.embeddings
+    return Layout(
+        kind="vlmkit",
+        precision=stated.precision,
+        decoder=DecoderGraph(folder / stated.decoder, "slots"),
+        embeddings=TokenTable(folder / table.file, table.tensor, table.scale),
+        vision=VisionGraph(folder / stated.vision, is_own=True) if stated.vision else None,
+        max_sequence_tokens=stated.max_sequence_tokens,
+        is_batch_invariant=stated.is_batch_invariant,
+        sliding_window=stated.sliding_window,
+    )

@@ -1,0 +1,75 @@
+"""What can be served here and what cannot, told from small files; imports nothing heavy."""
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_onnx.folder import export_cache, manifest
+from vlmkit_onnx.folder.community import is_community
+
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
+NEEDED = (1, 31)
+Kind = Literal["vlmkit", "genai", "community", "safetensors"]
+
+READY, TO_BE_EXPORTED = 20, 5
+"""Before and after the 10 of vlmkit-torch: graphs that are there run here, weights run there."""
+
+
+def why_not() -> str | None:
+    """Say why nothing of this plugin can run here; None when it can."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return "onnxruntime is not installed: pip install vlmkit-onnx[cpu] or vlmkit-onnx[gpu]"
+    for distribution in DISTRIBUTIONS:
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
+            wanted = ".".join(map(str, NEEDED))
+            return f"{distribution} {version} found, {wanted} needed"
+    return None
+
+
+def kind_of(checkpoint: Checkpoint) -> Kind | None:
+    """Return who exported a model; None where there is nothing to run or to export."""
+    if checkpoint.has(manifest.FILE):
+        return "vlmkit"
+    if checkpoint.has("genai_config.json"):
+        return "genai"
+    if is_community(checkpoint):
+        return "community"
+    return "safetensors" if checkpoint.has("*.safetensors") else None
+
+
+def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    """Say why the engine cannot run this checkpoint; None when it seems to be able to."""
+    return _lacks_graphs(checkpoint, get_args(manifest.Precision))
+
+
+def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    """Say why the vision encoder cannot run this checkpoint; None when it seems to be able to."""
+    has_config = isinstance(checkpoint.config.get("vision_config"), dict)
+    has_graph = checkpoint.has("onnx/vision_encoder*.onnx") or checkpoint.has("genai_config.json")
+    if not has_config and not has_graph:
+        return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
+    return _lacks_graphs(checkpoint, (export_cache.TOWER,))
+
+
+def priority(checkpoint: Checkpoint) -> int:
+    """Say how much ``auto`` should prefer this plugin for a checkpoint."""
+    return TO_BE_EXPORTED if kind_of(checkpoint) in ("safetensors", None) else READY
+
+
+def _lacks_graphs(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) -> str | None:
+    """Say why there are no graphs and none can be made; an export of any of the parts will do."""
+    kind = kind_of(checkpoint)
+    if kind is None:
+        return "there are no ONNX graphs and no *.safetensors weights"
+    if kind != "safetensors" or not export_cache.missing_packages():
+        return None
+    if any(export_cache.finished(checkpoint, part) for part in parts):
+        return None
+    return f"there are no ONNX graphs; to make them: {export_cache.INSTALL_HINT}"

@@ -1,0 +1,196 @@
+"""What a decoder needs to know of a prompt: where images go, where tokens stand, who sees whom.
+
+Knows no family: the rules come from :mod:`vlmkit_onnx.prompts.families`. Computes nothing of the
+model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmkit.errors import EngineError
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Prompt, Span
+from vlmkit_onnx.prompts.families import Family
+
+DEEPSTACK = "deepstack."  # extra rows of the n-th level
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInputs:
+    """One prompt, read.
+
+    Attributes:
+        positions: ``[axes, seq]``; None where token ``i`` stands at ``i``.
+        offset: token ``i`` after the prompt stands at ``i + offset``.
+        image: ``[seq]`` which image a token takes its row from; -1 for text.
+        row: ``[seq]`` which row of that image.
+        block: ``[seq]`` tokens of one block see each other both ways; -1 for none.
+        sees_past_window: whether they do so in layers with a window, too, however far apart.
+    """
+
+    positions: Integers | None
+    offset: int
+    image: NDArray[np.int32]
+    row: NDArray[np.int32]
+    block: NDArray[np.int32]
+    sees_past_window: bool = False
+
+    def spans(self) -> tuple[Span, ...]:
+        """Return the token ranges that see each other both ways."""
+        edges = np.flatnonzero(np.diff(self.block, prepend=-1, append=-1))
+        return tuple(
+            Span(int(start), int(stop))
+            for start, stop in pairwise(edges)
+            if self.block[start] >= 0 and stop - start > 1
+        )
+
+    def positions_of(self, start: int, stop: int, num_axes: int) -> Integers:
+        """Return where tokens ``[start, stop)`` stand, ``[axes, 1, tokens]``."""
+        num_prompt = len(self.image)
+        index = np.arange(start, stop)
+        places = np.tile(np.where(index < num_prompt, index, index + self.offset), (num_axes, 1))
+        if self.positions is not None and start < num_prompt:
+            known = min(stop, num_prompt)
+            places[:, : known - start] = self.positions[:, start:known]
+        return places[:, None]
+
+
+def read_prompt(prompt: Prompt, family: Family) -> PromptInputs:
+    """Return what a family makes of a prompt.
+
+    Raises:
+        EngineError: an image has other places than its encoder gives rows.
+    """
+    ids = np.array(prompt.token_ids, np.int64)
+    image = np.full(len(ids), -1, np.int32)
+    row = np.zeros(len(ids), np.int32)
+    for number, slot in enumerate(prompt.media):
+        places = slot.start + np.flatnonzero(ids[slot.start : slot.stop] == family.image_token_id)
+        if len(places) != slot.num_features:
+            raise EngineError(
+                f"image {number} has {len(places)} places in its prompt, and its encoder gives "
+                f"{slot.num_features} rows"
+            )
+        image[places], row[places] = number, np.arange(len(places))
+    positions = family.positions(prompt)
+    return PromptInputs(
+        positions.values,
+        positions.offset,
+        image,
+        row,
+        _blocks(image >= 0, family),
+        sees_past_window=family.visibility == "prefix",
+    )
+
+
+def merge(
+    inputs: PromptInputs,
+    rows: Floats,
+    start: int,
+    features: Mapping[int, MediaFeatures],
+    deepstack: Floats | None,
+) -> None:
+    """Write image features over the rows of their placeholders.
+
+    Args:
+        inputs: of the prompt.
+        rows: ``[tokens, hidden]`` of the tokens from ``start`` on.
+        start: first token.
+        features: by image.
+        deepstack: ``[levels, tokens, hidden]``, zeros; None where the decoder takes none.
+
+    Raises:
+        EngineError: features are absent, or their shape is not what the decoder takes.
+    """
+    image = inputs.image[start : start + len(rows)]
+    for number in np.unique(image[image >= 0]).tolist():
+        if number not in features:
+            raise EngineError(f"features of image {number} of a prompt are not there")
+        places = np.flatnonzero(image == number)
+        wanted = inputs.row[start + places]
+        found = features[number]
+        rows[places] = _rows(found.embeddings, rows.shape[1])[wanted]
+        if deepstack is not None:
+            for level in range(len(deepstack)):
+                name = f"{DEEPSTACK}{level}"
+                if name not in found.extra:
+                    raise EngineError(f"features of image {number} have no {name!r}")
+                deepstack[level, places] = _rows(found.extra[name], rows.shape[1])[wanted]
+
+
+def visible(
+    inputs: PromptInputs, start: int, stop: int, window: int | None
+) -> tuple[Floats, Floats]:
+    """Return who sees whom in a chunk, as what is added to the scores.
+
+    Returns:
+        Two arrays ``[1, 1, stop - start, stop]`` of 0 and minus infinity, for layers that see
+        everything and for layers with a window.
+    """
+    whole, near = sees(inputs, start, stop, window)
+    bias = _bias(whole)
+    return bias, bias if near is whole else _bias(near)
+
+
+def sees(
+    inputs: PromptInputs, start: int, stop: int, window: int | None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the same as ``[stop - start, stop]`` of true and false."""
+    query, key = np.arange(start, stop)[:, None], np.arange(stop)[None]
+    block = np.full(stop, -1, np.int32)
+    known = min(stop, len(inputs.block))
+    block[:known] = inputs.block[:known]
+    is_same = (block[start:, None] == block[None]) & (block[None] >= 0)
+    whole = (key <= query) | is_same
+    if window is None:
+        return whole, whole
+    near = whole & (key > query - window)
+    return whole, (near | is_same if inputs.sees_past_window else near)
+
+
+def visible_to_last(starts: NDArray[np.int32], window: int | None) -> tuple[Floats, Floats]:
+    """Return the same for one new token of each row, ``[rows, 1, 1, longest + 1]``."""
+    query, key = starts[:, None].astype(np.int64), np.arange(starts.max() + 1)[None]
+    causal = key <= query
+    near = causal if window is None else causal & (key > query - window)
+    return _bias(causal[:, None]), _bias(near[:, None])
+
+
+def _bias(is_visible: NDArray[np.bool_]) -> Floats:
+    shape = is_visible.shape if is_visible.ndim == 3 else (1, *is_visible.shape)
+    bias = np.where(is_visible, np.float32(0), np.float32(-np.inf))
+    return np.ascontiguousarray(bias.reshape(shape[0], 1, *shape[1:]))
+
+
+def _blocks(is_image: NDArray[np.bool_], family: Family) -> NDArray[np.int32]:
+    """Number the tokens that see each other both ways."""
+    if family.visibility == "causal" or not is_image.any():
+        return np.full(len(is_image), -1, np.int32)
+    if family.visibility == "prefix":
+        return np.zeros(len(is_image), np.int32)
+    begins = is_image & ~np.concatenate([[False], is_image[:-1]])
+    return np.where(is_image, np.cumsum(begins) - 1, -1).astype(np.int32)
+
+
+def _rows(array: Any, width: int) -> Floats:
+    """Return features of any library as an array of the host, ``[tokens, width]``."""
+    try:
+        rows = np.from_dlpack(array)
+    except (TypeError, BufferError, RuntimeError, ValueError) as error:
+        raise EngineError(
+            "image features are in a precision or on a device that this engine cannot read",
+            hint='set media_encoder.dtype = "float32" and media_encoder.device = "cpu"',
+        ) from error
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise EngineError(
+            f"image features have shape {rows.shape}, and the decoder takes rows of {width}"
+        )
+    return np.asarray(rows, np.float32)

@@ -1,0 +1,62 @@
+"""What decides which tokens a token sees: the kind of the layer, and a family's own mask.
+
+Rules alone, on the host; which cache slots follow from them is the business of ``reach``.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class LayerKind(NamedTuple):
+    """What decides which tokens a layer looks at.
+
+    Attributes:
+        name: the family's name for it, such as ``sliding_attention``.
+        window: tokens that a token sees, itself included; None is all.
+        section: the prompt is cut into sections of this many tokens that do not see each other.
+    """
+
+    name: str
+    window: int | None = None
+    section: int | None = None
+
+    def first_visible(self, index: int) -> int:
+        """Return the first token that token ``index`` sees by the kind's own rule."""
+        first = 0
+        if self.window is not None:
+            first = max(first, index - self.window + 1)
+        if self.section is not None:
+            first = max(first, index // self.section * self.section)
+        return first
+
+    def first_visible_each(self, index: np.ndarray) -> np.ndarray:
+        """The same for an array of tokens."""
+        first = np.zeros_like(index)
+        if self.window is not None:
+            first = np.maximum(first, index - self.window + 1)
+        if self.section is not None:
+            first = np.maximum(first, index // self.section * self.section)
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class Visibility:
+    """A family's own mask of a prompt, where it is not simply causal.
+
+    Attributes:
+        start: ``[seq]`` first token that each token sees.
+        stop: ``[seq]`` one past the last that it sees.
+        dense: ``[seq, seq]`` bool on the device, only where some token's view has holes.
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+    dense: torch.Tensor | None = None
+
+    def cut(self, start: int, stop: int) -> "Visibility":
+        """Return what tokens ``[start, stop)`` see of the first ``stop``."""
+        dense = None if self.dense is None else self.dense[start:stop, :stop]
+        return Visibility(self.start[start:stop], self.stop[start:stop], dense)

@@ -1,0 +1,131 @@
+"""Reads a checkpoint through transformers: safetensors only, no remote code, nothing missing.
+
+The model stays on the CPU, its weights mapped. Where and how it is run is not decided here.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+)
+from transformers.utils import logging as transformers_logging
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_torch import faults
+
+logger = logging.getLogger(__name__)
+
+
+def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
+    """Return the checkpoint's configuration as transformers reads it.
+
+    Raises:
+        CheckpointError: transformers does not know the family or cannot read the file.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.path, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"config.json of model {checkpoint.name!r} is not one that transformers can read"
+        ) from error
+    return config
+
+
+def read_model(
+    checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dtype | str
+) -> PreTrainedModel:
+    """Return the model on the CPU.
+
+    Args:
+        checkpoint: its files.
+        config: from :func:`read_config`.
+        dtype: of the weights; ``auto`` is that of the files.
+
+    Raises:
+        CheckpointError: the family is not supported, or weights are absent, of the wrong shape or
+            need what is not installed.
+        EngineError: there is not so much memory.
+    """
+    auto = auto_class(checkpoint, config)
+    try:
+        with _without_bar():
+            model, report = auto.from_pretrained(
+                checkpoint.path,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:
+        if failure := faults.told_at_load(error, torch.device("cpu")):
+            raise failure from error
+        method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
+        hint = (
+            f"it is quantized with {method!r}, which needs packages of its own; the model that it "
+            "was made from does not"
+        )
+        raise CheckpointError(
+            f"the weights of model {checkpoint.name!r} could not be loaded",
+            hint=hint if method else "",
+        ) from error
+    _refuse_gaps(checkpoint, report)
+    model.eval().requires_grad_(requires_grad=False)
+    return model  # type: ignore[no-any-return]
+
+
+def auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
+    """Return the class that loads a model of this family.
+
+    Raises:
+        CheckpointError: it is not supported.
+    """
+    if config.is_encoder_decoder:
+        raise CheckpointError(f"model {checkpoint.name!r} is an encoder-decoder, not supported")
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    raise CheckpointError(
+        f"model {checkpoint.name!r} of type {config.model_type!r} generates no text that "
+        "transformers knows of"
+    )
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """Keep transformers' progress bar off the terminal: its users show the stages."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
+    """Weights that were not in the files would be random: an answer of such a model is noise."""
+    for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
+        if names := sorted(str(key) for key in report.get(kind) or ()):
+            raise CheckpointError(
+                f"model {checkpoint.name!r} {what} {len(names)} weights, such as {names[0]!r}"
+            )
+    if unused := report.get("unexpected_keys"):
+        logger.warning("model %r has %d weights that are not used", checkpoint.name, len(unused))

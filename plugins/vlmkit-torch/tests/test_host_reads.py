@@ -1,0 +1,171 @@
+"""A step runs without one host read: the host lays out the next one while the device computes.
+
+Shown twice: on a CUDA device that is played on the CPU, which counts reads and copies, and with
+torch's own fake tensors, which hold no values, so that to read one is an error.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+import zoo
+from parity import hybrid, runner
+from pretend.fake_cuda import fake_cuda, move
+from pretend.steps import TEXTS, begin
+from pretend.torch_cuda import CUDA, Device, pretended_cuda
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.testing.engine_host import EngineHost
+from vlmkit_torch.engine import TorchEngine, build
+from vlmkit_torch.settings import EngineSettings
+from vlmkit_torch.views import Views
+from vlmkit_torch.weights import shared_model
+
+pytestmark = pytest.mark.torch
+
+Load = Callable[..., Any]
+Saved = Callable[[str], Path]
+
+
+def decoded(host: EngineHost, device: Device) -> list[tuple[int, int]]:
+    """Return reads by the host and copies to the device of steps in which answers grow."""
+    sequences, _ = begin(host)
+    seen = []
+    for batch in (sequences[:1], sequences, sequences):
+        items = [host.next_item(sequence, 30) for sequence in batch]
+        device.reset()
+        host.engine.forward(items)
+        seen.append((device.num_reads, device.num_copies))
+    return seen
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_TEXT)
+def test_a_step_reads_nothing_and_sends_once(name: str, load: Load) -> None:
+    with pretended_cuda() as device:
+        engine, _ = load(name, device="cuda")
+
+        assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_a_step_of_recurrent_layers_reads_nothing_and_sends_once(name: str, tmp_path: Path) -> None:
+    files = Checkpoint(name, hybrid.save(name, tmp_path))
+    few = EngineSettings(cache_tokens=640, block_tokens=4, max_sequences=12, device="cuda")
+    with pretended_cuda() as device:
+        engine = build(BuildContext("", files, few, {}))
+
+        assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3"])
+def test_chunks_of_text_and_answers_after_images_read_nothing(
+    name: str, load: Load, saved: Saved
+) -> None:
+    seeing = runner.prompts(name, runner.config_of(saved(name)))[0]
+    with pretended_cuda() as device:
+        engine, encoder = load(name, device="cuda")
+
+        def features(prompt: Any) -> dict[int, Any]:
+            return dict(enumerate(encoder.encode(prompt.media))) if prompt.media else {}
+
+        host = EngineHost(engine, features)
+        answering, text = host.sequence(seeing), host.sequence(TEXTS[0])
+        for sequence in (answering, text):
+            assert host.admit(sequence) == 0
+        host.prefill(answering)
+        host.step([host.chunk(text, 9)])
+        items = [host.next_item(answering, 30), host.chunk(text, 9)]
+        device.reset()
+        engine.forward(items)
+
+    assert (device.num_reads, device.num_copies) == (0, 1)
+
+
+def test_drafts_are_checked_without_a_read(load: Load) -> None:
+    with pretended_cuda() as device:
+        engine, _ = load("llama", device="cuda")
+        host = EngineHost(engine)
+        sequences, _ = begin(host)
+        drafts = ((31, 32), (), (33,))
+        items = [host.next_item(s, 30, own) for s, own in zip(sequences, drafts, strict=True)]
+        device.reset()
+        engine.forward(items)
+
+    assert (device.num_reads, device.num_copies) == (0, 1)
+
+
+def test_who_answers_alone_is_read_in_place_and_a_batch_is_gathered_once(load: Load) -> None:
+    with pretended_cuda() as device:
+        engine, _ = load("llama", device="cuda", self_check=False)  # a cache that nobody used
+        host, num_layers = EngineHost(engine), len(engine._board.cache.shapes)
+        sequences, _ = begin(host)
+        seen = []
+        for batch in (sequences[:1], sequences):
+            device.reset()
+            engine.forward([host.next_item(sequence, 30) for sequence in batch])
+            names = ("index_select", "_scaled_dot_product_flash_attention_for_cpu")
+            seen.append([device.kernels[name] / num_layers for name in names])
+
+    assert seen == [[0, 1], [2, 1]], "keys, values and attention of each layer"
+
+
+def test_a_read_would_be_counted(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended_cuda() as device:
+        engine, _ = load("llama", device="cuda")
+        reading_once(engine, monkeypatch)
+
+        assert decoded(EngineHost(engine), device) == [(1, 1)] * 3
+
+
+# With fake tensors.
+
+
+@contextmanager
+def fake_engine(name: str, saved: Saved) -> Iterator[TorchEngine]:
+    """Give an engine on a CUDA device whose tensors hold no values."""
+    settings = EngineSettings(cache_tokens=800, block_tokens=4)
+    loaded = shared_model(BuildContext("", Checkpoint(name, saved(name)), settings), leads=True)
+    with fake_cuda() as mode:
+        move(loaded.model, mode)
+        yield TorchEngine(loaded, Views(loaded.model), settings)
+
+
+def two_steps(engine: TorchEngine) -> list[Any]:
+    """Read prompts of different lengths, and let their answers begin; return the logits."""
+    host = EngineHost(engine)
+    sequences = [host.sequence(prompt) for prompt in TEXTS]
+    for sequence in sequences:
+        assert host.admit(sequence) == 0
+    first = engine.forward([host.chunk(sequence) for sequence in sequences])
+    second = engine.forward([host.next_item(sequence, 30) for sequence in sequences])
+    return [first.logits, second.logits]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text", "qwen2_vl"])
+def test_steps_run_on_tensors_without_values(name: str, saved: Saved) -> None:
+    with fake_engine(name, saved) as engine:
+        steps = two_steps(engine)
+
+    for logits in steps:
+        assert (logits.device, logits.shape) == (CUDA, (len(TEXTS), engine.limits.vocab_size))
+
+
+def test_a_read_of_a_tensor_without_values_is_an_error(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_engine("llama", saved) as engine:
+        reading_once(engine, monkeypatch)
+        with pytest.raises(DataDependentOutputException):
+            two_steps(engine)
+
+
+def reading_once(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an engine look at its states once in each step."""
+    head = engine._views.head
+    monkeypatch.setattr(
+        engine._views, "head", lambda rows: head(rows * rows.isfinite().all().item())
+    )

@@ -1,0 +1,167 @@
+"""Vectors and scores are what transformers' own hidden states and logits make them."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import vlmkit
+from parity import runner
+from parity.test_negative_controls import images_blank
+from parity.test_pipeline_parity import conversation
+from vlmkit.kit.pooling import Mode
+
+pytest.importorskip("vlmkit_hf")
+pytestmark = pytest.mark.torch
+
+Saved = Callable[[str], Path]
+ATOL = 1e-5
+TEXTS = [
+    "The sea.",
+    "Tell me about the sea, the sky and all that is between them, at length.",
+    "Hi",
+]
+SAID = ["Yes.", "no", "It is far too early to tell, and nobody should say so."]
+FLAGS = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
+ENGINES = {
+    "torch": {"use": "torch", "cache_tokens": 1200, "block_tokens": 4, "max_chunk_tokens": 64},
+    "tight": {"use": "torch", "cache_tokens": 240, "block_tokens": 4, "max_chunk_tokens": 64},
+    "onnx": {"use": "onnx", "cache_tokens": 1200, "max_chunk_tokens": 64, "num_threads": 1},
+}
+
+
+def with_pooling(folder: Path, mode: Mode, place: Path) -> Path:
+    """Return a copy of a checkpoint that says how it is pooled."""
+    shutil.copytree(folder, place, symlinks=True)
+    (place / "1_Pooling").mkdir()
+    stated = {f"pooling_mode_{flag}": name == mode for name, flag in FLAGS.items()}
+    (place / "1_Pooling/config.json").write_text(json.dumps(stated))
+    return place
+
+
+def load(folder: Path, engine: str) -> vlmkit.Model:
+    return vlmkit.load(folder, engine=ENGINES[engine], scheduler={"max_step_tokens": 13})
+
+
+def states_of(model: Any, inputs: Any) -> torch.Tensor:
+    """Return ``[seq, hidden]`` what transformers calls the last hidden state."""
+    with torch.no_grad():
+        states: torch.Tensor = model.model(**inputs, use_cache=False).last_hidden_state
+        return states[0].double()
+
+
+def pooled(states: torch.Tensor, mode: Mode) -> Any:
+    vector = {"last": states[-1], "mean": states.mean(0), "cls": states[0]}[mode]
+    return (vector / vector.norm()).numpy()
+
+
+def expected_vectors(
+    name: str, folder: Path, mode: Mode, asked: Seq[runner.Request]
+) -> tuple[list[Any], list[Any]]:
+    """Return transformers' vectors of plain texts, and of conversations."""
+    model = runner.load_reference(name, folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    plain = [states_of(model, _ids(tokenizer(text)["input_ids"])) for text in TEXTS]
+    made = [states_of(model, runner.reference_inputs(name, request)) for request in asked]
+    return [pooled(s, mode) for s in plain], [pooled(s, mode) for s in made]
+
+
+def _ids(token_ids: Seq[int]) -> dict[str, Any]:
+    ids = torch.tensor([list(token_ids)])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def differences(found: Seq[Any], wanted: Seq[Any]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["last", "mean", "cls"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("engine", ["torch", "tight", "onnx"])
+def test_vectors_are_those_of_transformers(
+    engine: str, name: str, mode: Mode, saved: Saved, exported: Saved, tmp_path: Path
+) -> None:
+    made = exported(name) if engine == "onnx" else saved(name)
+    folder = with_pooling(made, mode, tmp_path / "model")
+    asked = runner.requests(name)
+    plain, said = expected_vectors(name, saved(name), mode, asked)
+    with load(folder, engine) as model:
+        for _ in range(2):  # the second time, what they share is in the cache
+            assert differences(model.embed(TEXTS), plain) < ATOL
+            assert differences(model.embed([conversation(r) for r in asked]), said) < ATOL
+        for text, vector in zip(TEXTS, plain, strict=True):
+            assert differences(model.embed([text]), [vector]) < ATOL
+
+
+def expected_scores(name: str, folder: Path, asked: runner.Request) -> list[list[float]]:
+    """Return transformers' log-probabilities of the tokens of each continuation."""
+    model, made = runner.load_reference(name, folder), []
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = runner.reference_inputs(name, asked)
+    num_prompt = inputs["input_ids"].shape[1]
+    for text in SAID:
+        given = tokenizer(text, add_special_tokens=False)["input_ids"]
+        done = model.generate(
+            **inputs,
+            max_new_tokens=len(given),
+            do_sample=False,
+            prefix_allowed_tokens_fn=lambda _, ids, own=given: [own[len(ids) - num_prompt]],
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        rows = torch.cat(done.logits).double().log_softmax(-1)
+        made.append([row[token_id].item() for row, token_id in zip(rows, given, strict=True)])
+    return made
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_vl", "paligemma"])
+@pytest.mark.parametrize("engine", ["torch", "tight", "onnx"])
+def test_scores_are_the_sums_of_transformers_log_softmax(
+    engine: str, name: str, saved: Saved, exported: Saved
+) -> None:
+    folder = saved(name)
+    asked = runner.requests(name)[0]
+    wanted = expected_scores(name, folder, asked)
+    with load(exported(name) if engine == "onnx" else folder, engine) as model:
+        for _ in range(2):
+            scores = model.score(conversation(asked), SAID)
+            for score, logprobs in zip(scores, wanted, strict=True):
+                found = [sample.logprob for sample in score.samples]
+                assert found == pytest.approx(logprobs, abs=ATOL)
+                assert score.logprob == pytest.approx(sum(logprobs), abs=ATOL * len(logprobs))
+
+
+def test_a_graph_that_was_exported_without_states_scores_and_does_not_embed() -> None:
+    pytest.importorskip("vlmkit_demo")
+    with vlmkit.load("demo", engine={"use": "onnx", "num_threads": 1}) as model:
+        assert model.facts.limits.hidden_size == 0
+        with pytest.raises(vlmkit.RequestError, match="gives no embeddings"):
+            model.embed(TEXTS)
+        right, wrong = model.score("Which colour is the circle?", ["red", "qqq"])
+        assert right.logprob > wrong.logprob
+
+
+@pytest.mark.parametrize(("mode", "other"), [("last", "mean"), ("mean", "cls"), ("cls", "last")])
+def test_another_way_of_pooling_gives_other_vectors(
+    mode: Mode, other: Mode, saved: Saved, tmp_path: Path
+) -> None:
+    folder = with_pooling(saved("llama"), mode, tmp_path / "model")
+    plain, _ = expected_vectors("llama", folder, other, [])
+    with load(folder, "torch") as model:
+        assert differences(model.embed(TEXTS), plain) > 1000 * ATOL
+
+
+def test_a_vector_of_a_picture_that_nobody_saw_is_another(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images_blank(monkeypatch)
+    asked = runner.requests("llava")[:1]
+    _, said = expected_vectors("llava", saved("llava"), "last", asked)
+    with load(saved("llava"), "torch") as model:
+        assert differences(model.embed([conversation(r) for r in asked]), said) > 100 * ATOL

@@ -1,0 +1,62 @@
+"""Random models that must call a tool call it, within its schema, in their family's own words."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("llguidance")
+
+from transformers import PreTrainedTokenizerFast
+
+import vlmkit
+import zoo
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "How the weather is.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 6},
+                "days": {"enum": [1, 2]},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.torch
+def test_a_hundred_of_a_hundred_calls_parse_and_keep_to_their_schema(tmp_path):
+    zoo.save("qwen3", tmp_path)
+    think = PreTrainedTokenizerFast.from_pretrained(tmp_path).convert_tokens_to_ids("<think>")
+    params = SamplingParams(temperature=1.0, max_tokens=300, logit_bias={think: -100.0})
+    with vlmkit.load(tmp_path, engine={"use": "torch"}) as model:
+        requests = [
+            Request(
+                messages=[Message.of("user", "hello")],
+                tools=[TOOL],
+                tool_choice="required",
+                parallel_tool_calls=False,
+                params=params.replaced({"seed": seed, "n": 25}),
+            )
+            for seed in range(4)
+        ]
+        streams = [model.submit(request) for request in requests]
+        choices = [choice for stream in streams for choice in stream.result().choices]
+    assert len(choices) == 100
+    for choice in choices:
+        assert choice.finish_reason == "stop"
+        (call,) = choice.tool_calls
+        arguments = json.loads(call.arguments)
+        assert call.name == "weather"
+        assert set(arguments) == {"city", "days"}
+        assert len(arguments["city"]) <= 6
+        assert arguments["days"] in (1, 2)

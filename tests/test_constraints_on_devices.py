@@ -1,0 +1,92 @@
+"""What constraints ask of a device: one copy to it, no number of it, and few operations."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pretend.fake_cuda import fake_cuda  # noqa: E402 - needs torch
+from pretend.torch_cuda import CUDA, pretended_cuda  # noqa: E402
+from vlmkit.ask.constraint import OneOf, Regex  # noqa: E402
+from vlmkit.running.bits import words_of  # noqa: E402
+from vlmkit.running.guide import Guide  # noqa: E402
+from vlmkit.running.masks import Masks  # noqa: E402
+from vlmkit.running.sampler import ArraySampler  # noqa: E402
+from vlmkit.seams.constraint import Vocabulary  # noqa: E402
+from vlmkit.seams.sampler import Row  # noqa: E402
+from vlmkit.seams.step import WorkItem  # noqa: E402
+from vlmkit.testing import new_sequence  # noqa: E402
+from vlmkit_guidance.compiler import GuidanceCompiler  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+VOCAB, END = 300, 299
+TOKENS = [bytes([i]) if i < 256 else b"" for i in range(VOCAB)]
+COMPILER = GuidanceCompiler(Vocabulary(TOKENS, lambda text: list(text.encode())))
+CONSTRAINTS = (Regex("[a-z]{2,4}"), OneOf(("yes", "yet", "no")))
+
+
+def make_items(num, num_free=0):
+    """Return items that keep to constraints, every second with drafts, and free ones between."""
+    items = []
+    for place in range(num):
+        make = COMPILER.compile(CONSTRAINTS[place % 2])
+        free, ends = words_of(range(256), VOCAB), words_of([END], VOCAB)
+        guide = Guide(make, free, ends) if place >= num_free else None
+        sequence = new_sequence((1, 2), guide=guide, eos_ids=frozenset({END}))
+        drafts = (ord("y"), ord("e")) if place % 2 else ()
+        items.append(WorkItem(sequence, 1, 1 + len(drafts), 1 + len(drafts), drafts))
+    return items
+
+
+def make_logits(items):
+    num_rows = sum(item.num_rows for item in items)
+    values = np.random.default_rng(5).normal(size=(num_rows, VOCAB)) * 3
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("num_free", [0, 2])
+def test_masks_take_one_copy_and_no_read_whatever_the_batch(num_free):
+    spent = []
+    for num in (3, 6, 32):
+        logits = make_logits(make_items(num))
+        expected = Masks(make_items(num, num_free)).applied(logits)
+        with pretended_cuda() as device:
+            sent = torch.from_numpy(logits).to(CUDA)
+            masks = Masks(make_items(num, num_free))
+            device.reset()
+            found = masks.applied(sent)
+            assert (device.num_reads, device.num_copies) == (0, 1)
+            spent.append(sum(device.kernels.values()))
+            assert found.device == CUDA
+            assert np.array_equal(found.cpu().numpy(), expected)
+    assert spent[0] == spent[1] == spent[2] <= 20
+
+
+def test_only_what_may_follow_keeps_its_logit_and_others_every_bit():
+    items = make_items(4, num_free=2)
+    logits = make_logits(items)
+    before = logits.copy()
+    masked = Masks(items).applied(logits)
+    assert np.array_equal(logits, before), "the engine's own are left as they are"
+    assert np.array_equal(masked[:4], logits[:4]), "one row of the first item, three of the second"
+    allowed = [{chr(i) for i in np.flatnonzero(np.isfinite(row))} for row in masked[4:]]
+    lowercase = {chr(i) for i in range(ord("a"), ord("z") + 1)}
+    assert allowed == [lowercase, {"y", "n"}, {"e"}, {"s", "t"}]
+    kept = np.isfinite(masked)
+    assert np.array_equal(masked[kept], logits[kept])
+
+
+def test_a_step_within_constraints_needs_no_number_of_the_device():
+    items = make_items(6, num_free=2)
+    rows = [Row(item.sequence, item.drafts[:n]) for item in items for n in range(item.num_rows)]
+    with fake_cuda():
+        logits = torch.empty(len(rows), VOCAB, device=CUDA)
+        picked = ArraySampler().prepare(rows)(Masks(items).applied(logits))
+        assert (picked.shape, picked.device) == ((len(rows),), CUDA)
+
+
+def test_a_look_at_the_masked_logits_would_be_noticed():
+    items = make_items(2)
+    with fake_cuda(), pytest.raises(Exception, match="_local_scalar_dense"):
+        Masks(items).applied(torch.empty(4, VOCAB, device=CUDA)).max().item()

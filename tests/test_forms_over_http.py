@@ -1,0 +1,95 @@
+"""The form of an answer over HTTP: a server process, the real compiler, the official client."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import openai
+import pytest
+
+pytest.importorskip("llguidance")
+pytestmark = pytest.mark.posix
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green"]},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+NAMED = {"type": "json_schema", "json_schema": {"name": "shapes", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
+    with log.open("wb") as said, subprocess.Popen(command, stderr=said) as process:
+        try:
+            deadline = time.monotonic() + 300
+            while "'mock' is ready\n" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            url = re.search(r"listening on (\S+)", log.read_text())[1]
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+                yield client.chat.completions
+        finally:
+            process.kill()
+
+
+def said(client, *, stream, **fields):
+    answer = client.create(
+        model="mock",
+        messages=[{"role": "user", "content": "What is there?"}],
+        temperature=1.0,
+        max_tokens=200,
+        stream=stream,
+        **fields,
+    )
+    if not stream:
+        return answer.choices[0].message.content
+    return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_is_what_its_schema_describes(client, stream):
+    for fields in ({"response_format": NAMED}, {"extra_body": {"guided_json": SCHEMA}}):
+        for seed in range(5):
+            shapes = json.loads(said(client, stream=stream, seed=seed, **fields))
+            assert list(shapes) == ["colour", "count"]
+            assert shapes["colour"] in ("red", "green")
+            assert shapes["count"] in range(10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'start: "a" "b"+ "c"\n'}, "ab+c?"),
+        ({"structured_outputs": {"regex": "[0-9]{2}"}}, "[0-9]{2}"),
+    ],
+)
+def test_text_is_what_its_pattern_describes(client, fields, pattern):
+    for stream in (False, True):
+        assert re.fullmatch(pattern, said(client, stream=stream, extra_body=fields))
+
+
+def test_a_schema_that_cannot_be_kept_is_refused_by_the_name_of_its_field(client):
+    broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "thing"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        said(client, stream=False, response_format=broken)
+    assert (caught.value.param, caught.value.code) == ("response_format", "invalid_constraint")
+
+
+def test_a_tool_whose_schema_cannot_be_kept_to_is_refused_as_a_tool(client):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        said(client, stream=False, tools=[tool])
+    assert refused.value.param == "tools"

@@ -1,0 +1,502 @@
+"""A modality that the core knows nothing of: a toy that hears, from a file to an answer."""
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Mapping, Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vlmkit
+from hearing.plugin import (
+    FRAME_SAMPLES,
+    HearingEncoder,
+    HearingEngine,
+    HearingTokenizer,
+    Sound,
+    WavLoader,
+)
+from vlmkit.ask.media import FilePart, MediaPart
+from vlmkit.ask.message import Message, Part, TextPart
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.config import Config
+from vlmkit.errors import EngineError, MediaError, RequestError
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.tokenizer import PLAIN
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.testing import (
+    EngineContract,
+    MediaEncoderContract,
+    MediaLoaderContract,
+    TokenizerContract,
+    picture,
+)
+
+PLUGIN = str(Path(__file__).with_name("hearing") / "plugin.py")
+FAILURES = (AssertionError, pytest.fail.Exception)
+
+
+def samples(volume: float, num_frames: int = 6, tone: int = 3) -> Any:
+    turn = np.arange(num_frames * FRAME_SAMPLES) * (2 * np.pi * tone / FRAME_SAMPLES)
+    return (volume * np.sin(turn) * (2**15 - 1)).astype(np.int16)
+
+
+def sound(volume: float, num_frames: int = 6, tone: int = 3) -> MediaPart:
+    made = samples(volume, num_frames, tone) / np.float32(2**15)
+    return MediaPart("audio", Sound(made))
+
+
+def wav(volume: float, num_frames: int = 6, tone: int = 3) -> bytes:
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(samples(volume, num_frames, tone).tobytes())
+    return content.getvalue()
+
+
+def png(image: vlmkit.Image) -> bytes:
+    content = io.BytesIO()
+    image.to_pil().save(content, "PNG")
+    return content.getvalue()
+
+
+def hearing(**sections: Any) -> vlmkit.Model:
+    return vlmkit.load("hearing", config=Config(plugins=(PLUGIN,)), **sections)
+
+
+# The components keep their contracts.
+
+
+class TestHearingTokenizer(TokenizerContract):
+    takes_images = False
+
+    def make(self) -> HearingTokenizer:
+        return HearingTokenizer()
+
+    def special_texts(self) -> list[str]:
+        return ["<end>", "<user>", "<answer>", "<sound>"]
+
+    def media(self) -> list[MediaPart]:
+        return [sound(0.1), sound(0.2), sound(0.1, tone=5), sound(0.1, 3)]
+
+
+class TestHearingEncoder(MediaEncoderContract):
+    def make(self) -> HearingEncoder:
+        return HearingEncoder()
+
+    def slots(self) -> list[MediaSlot]:
+        media = [sound(0.1), sound(0.8), sound(0.1, 9)]
+        return list(HearingTokenizer().prompt([Message.of("user", "?", media=media)]).media)
+
+
+class TestHearingEngine(EngineContract):
+    def make(self) -> HearingEngine:
+        return HearingEngine()
+
+    def prompts(self) -> list[Prompt]:
+        asked = [("hi", []), ("How loud?", [sound(0.6)]), ("Is it? " * 6, [sound(0.1, 3)])]
+        tokenizer = HearingTokenizer()
+        return [tokenizer.prompt([Message.of("user", text, media=m)]) for text, m in asked]
+
+    def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:
+        return dict(enumerate(HearingEncoder().encode(prompt.media)))
+
+    def twins(self) -> tuple[Prompt, Prompt]:
+        asked = [Message.of("user", "How loud?", media=[sound(v)]) for v in (0.3, 0.9)]
+        return HearingTokenizer().prompt(asked[:1]), HearingTokenizer().prompt(asked[1:])
+
+
+class TestWavLoader(MediaLoaderContract):
+    def make(self) -> WavLoader:
+        return WavLoader()
+
+    def files(self) -> list[bytes]:
+        return [wav(0.1), wav(0.2), wav(0.1, 3)]
+
+
+# From a file to an answer.
+
+
+def test_answers_depend_on_the_sound(tmp_path: Path) -> None:
+    file = tmp_path / "loud.wav"
+    file.write_bytes(wav(0.9))
+    with hearing() as model:
+        assert model.facts.modalities == ("text", "audio")
+        assert not model.facts.takes_images
+        for source, answer in [
+            (file, "loud"),
+            (str(file), "loud"),
+            (wav(0.2), "soft"),
+            (sound(0.0), "silence"),
+        ]:
+            done = model.generate("How loud is it?", media=[source])
+            assert done.choices[0].text == answer
+        assert "".join(model.stream("How loud?", media=[wav(0.9)])) == "loud"
+        assert model.generate("Nothing is shown").choices[0].text == "silence"
+
+
+def test_a_sound_is_encoded_once_and_its_prefix_is_found_again() -> None:
+    with hearing() as model:
+        first = model.generate("How loud is it?", media=[wav(0.9)])
+        assert first.usage.cached_tokens == 0
+        again = model.generate("How loud is it?", media=[wav(0.9)])
+        assert again.choices[0].text == first.choices[0].text == "loud"
+        assert again.usage.cached_tokens > 6
+        other = model.generate("And now, how loud?", media=[sound(0.2, 9), wav(0.9)])
+        assert other.choices[0].text == "loud"
+        assert model.stats().counters["num_media_encoded"] == 2
+
+
+def test_sounds_with_equal_placeholders_share_no_prefix() -> None:
+    with hearing() as model:
+        prompts = [("How loud is it?", 0.9), ("How loud is it?", 0.2), ("How loud is it?", 0.0)]
+        found = [model.generate(text, media=[sound(v)]) for text, v in prompts]
+        assert [done.choices[0].text for done in found] == ["loud", "soft", "silence"]
+        assert len({done.usage.prompt_tokens for done in found}) == 1
+        assert [done.usage.cached_tokens for done in found] == [0, 0, 0]
+
+
+def test_usage_counts_no_sound_as_an_image() -> None:
+    with hearing() as model:
+        done = model.generate("How loud is it?", media=[sound(0.9)])
+        assert done.usage.image_tokens == ()
+        assert done.usage.prompt_tokens == len("How loud is it?") + 3 + 6
+
+
+def test_sounds_in_a_crowd_are_answered_as_alone() -> None:
+    volumes = [0.0, 0.2, 0.9, 0.3, 1.0, 0.1, 0.0, 0.95]
+    asked = [(f"No. {i}?", [sound(v, 3 + i), sound(v, 2)]) for i, v in enumerate(volumes)]
+    with hearing() as model:
+        alone = [model.generate(text, media=media).choices[0].token_ids for text, media in asked]
+    with hearing(
+        scheduler={"max_running": 3, "max_step_tokens": 16, "encoder_budget_tokens": 8}
+    ) as model:
+        streams = [model.submit(model.request(text, media=media)) for text, media in asked]
+        assert [stream.result().choices[0].token_ids for stream in streams] == alone
+        assert model.stats().num_running == 0
+
+
+def test_its_contracts_are_run_on_what_is_installed(tmp_path: Path) -> None:
+    found = []
+    for arguments in (["hearing", "hearing"], ["wav"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "vlmkit", "plugins", "check", *arguments, "--json"],
+            cwd=tmp_path,
+            env={**os.environ, "VLMKIT_PLUGINS": json.dumps([PLUGIN])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found += json.loads(done.stdout)["findings"]
+    held = {finding["kind"] for finding in found if finding["outcome"] == "held"}
+    assert held == {"tokenizer", "engine"}
+    skipped = {f["kind"]: f["reason"] for f in found if f["sentence"] == "the whole contract"}
+    assert skipped["media_encoder"] == "the model takes no images"
+    assert skipped["media_loader"] == "what it opens is known to its own tests only"
+
+
+# What is refused.
+
+
+def test_a_kind_that_no_encoder_takes_is_refused_by_name() -> None:
+    with (
+        vlmkit.load("mock") as model,
+        pytest.raises(RequestError, match="'mock' takes no media of kind 'audio'") as caught,
+    ):
+        model.generate("How loud is it?", media=[sound(0.9)])
+    assert caught.value.code == "media_not_supported"
+    with hearing() as model:
+        with pytest.raises(RequestError, match="'hearing' takes no images"):
+            model.generate("What is it?", images=[picture()])
+        with pytest.raises(RequestError, match="'hearing' takes no images"):
+            model.generate("What is it?", media=[png(picture())])
+
+
+def test_number_and_size_of_media_are_bounded() -> None:
+    with hearing(pipeline={"max_media": 2, "max_media_bytes": 6000}) as model:
+        assert model.generate("?", media=[sound(0.9), sound(0.9)]).choices[0].text == "loud"
+        for media in ([sound(0.1, 2)] * 3, [wav(0.1, 2)] * 3):
+            with pytest.raises(MediaError, match="3 media are over the limit of 2") as caught:
+                model.generate("?", media=media)
+            assert caught.value.code == "too_many_media"
+        for media in ([sound(0.1, 10)] * 2, [wav(0.1, 20)] * 2, [wav(0.1, 19)]):
+            with pytest.raises(MediaError, match="over 6000 bytes") as caught:
+                model.generate("?", media=media)
+            assert caught.value.code == "media_too_large"
+
+
+def test_a_file_may_swell_to_what_those_before_it_have_left() -> None:
+    with hearing(pipeline={"max_media_bytes": 6000}) as model:
+        assert model.generate("?", media=[wav(0.9, 9)] * 2).choices[0].text == "loud"
+        with pytest.raises(MediaError, match="a sound is over 2800 bytes"):  # and takes no memory
+            model.generate("?", media=[wav(0.9, 10)] * 2)
+
+
+def test_a_file_that_nobody_recognises_is_refused(tmp_path: Path) -> None:
+    with hearing(pipeline={"max_media_bytes": 100}) as model:
+        with pytest.raises(MediaError, match="no media loader recognises") as caught:
+            model.generate("?", media=[b"once upon a time"])
+        assert caught.value.hint == "media loaders here: image, wav"
+        with pytest.raises(MediaError, match="cannot be read"):
+            model.generate("?", media=[tmp_path / "absent.wav"])
+        (tmp_path / "long.wav").write_bytes(bytes(101))
+        with pytest.raises(MediaError, match="over 100 bytes"):
+            model.generate("?", media=[tmp_path / "long.wav"])
+
+
+@pytest.mark.parametrize(
+    ("media", "problem"),
+    [
+        ("loud.wav", "media must be a list"),
+        ([3], "a MediaPart, a path or bytes"),
+    ],
+)
+def test_what_is_no_medium_is_refused(media: Any, problem: str) -> None:
+    with hearing() as model, pytest.raises(RequestError, match=problem):
+        model.generate("?", media=media)
+
+
+@pytest.mark.parametrize(
+    ("kind", "media", "problem"),
+    [
+        ("image", Sound(np.zeros(1)), "neither text nor image"),
+        ("text", Sound(np.zeros(1)), "neither text nor image"),
+        ("two words", Sound(np.zeros(1)), "must be a word"),
+        ("audio", b"no medium", "must say its digest"),
+    ],
+)
+def test_what_is_no_part_is_refused(kind: str, media: Any, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        MediaPart(kind, media)
+
+
+def test_an_image_file_is_a_medium_for_a_model_that_sees() -> None:
+    image = picture(30, 20)
+    with vlmkit.load("mock") as model:
+        shown = model.generate("what?", images=[image]).choices[0].text
+        assert model.generate("what?", media=[png(image)]).choices[0].text == shown
+        messages = [Message("user", (FilePart(png(image)), TextPart("what?")))]
+        assert model.generate(messages).choices[0].text == shown
+        with pytest.raises(RequestError, match="17 media are over"):
+            model.generate("what?", media=[png(image)] * 17)
+
+
+def test_loaders_are_chosen_by_name() -> None:
+    with vlmkit.load("mock", media_loaders={"use": []}) as model:
+        with pytest.raises(MediaError) as caught:
+            model.generate("what?", media=[png(picture())])
+        assert caught.value.hint == "media loaders here: none"
+        assert "64x48" in model.generate("what?", images=[picture()]).choices[0].text
+
+
+class CrashingLoader(WavLoader):
+    def load(self, data: bytes, bounds: PipelineSettings) -> tuple[MediaPart]:
+        raise ValueError(f"cannot read {data[-9:]!r}")
+
+
+def test_what_a_loader_says_goes_to_the_log_and_not_to_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parts = {"tokenizer": HearingTokenizer(), "engine": HearingEngine()}
+    runner = vlmkit.Pipeline(
+        **parts, media_encoder=HearingEncoder(), media_loaders={"wav": CrashingLoader()}
+    )
+    with vlmkit.Model(runner) as model, pytest.raises(MediaError) as caught:
+        model.generate("?", media=[wav(0.5)])
+    assert str(caught.value) == "media loader 'wav' failed on a file"
+    assert "cannot read" in caplog.text
+
+
+class DeafEncoder(HearingEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        raise ValueError("no ears")
+
+
+def test_a_failing_encoder_is_told_by_the_kind_of_medium() -> None:
+    runner = vlmkit.Pipeline(
+        tokenizer=HearingTokenizer(), engine=HearingEngine(), media_encoder=DeafEncoder()
+    )
+    with (
+        vlmkit.Model(runner) as model,
+        pytest.raises(EngineError, match="the media encoder failed on this audio"),
+    ):
+        model.generate("?", media=[sound(0.5)])
+
+
+# Components that are broken in one way.
+
+
+class OnLoader(MediaLoaderContract):
+    def __init__(self, kind: type[WavLoader]) -> None:
+        self._kind = kind
+
+    def make(self) -> WavLoader:
+        return self._kind()
+
+    def files(self) -> list[bytes]:
+        return [wav(0.1), wav(0.2)]
+
+
+class OpensAnything(WavLoader):
+    def recognises(self, data: bytes) -> bool:
+        return True
+
+
+class KnowsNoFile(WavLoader):
+    def recognises(self, data: bytes) -> bool:
+        return False
+
+
+class OpensNothing(WavLoader):
+    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
+        super().load(data, bounds)
+        return ()
+
+
+class PassesOn(WavLoader):
+    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
+        super().load(data, bounds)
+        return (FilePart(data),)
+
+
+class HearsOneSound(WavLoader):
+    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
+        super().load(data, bounds)
+        return (sound(0.5),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weightless(Sound):
+    num_bytes = 0
+
+
+class WeighsNothing(WavLoader):
+    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
+        (part,) = super().load(data, bounds)
+        return (MediaPart("audio", Weightless(part.media.samples)),)
+
+
+class KeepsTheLastFile(WavLoader):
+    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
+        self.data = data
+        time.sleep(0.01)
+        return super().load(self.data, bounds)
+
+
+class HasNoBounds(WavLoader):
+    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
+        return super().load(data, PipelineSettings())
+
+
+class CrashesOnRests(WavLoader):
+    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
+        with wave.open(io.BytesIO(data)) as file:
+            whole = np.frombuffer(file.readframes(-1), np.int16)
+            assert len(whole) == file.getnframes()
+        return super().load(data, bounds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "test", "arguments"),
+    [
+        (OpensAnything, "it_recognises_its_own_files_and_no_others", ()),
+        (KnowsNoFile, "it_recognises_its_own_files_and_no_others", ()),
+        (OpensNothing, "a_file_becomes_parts_of_a_message", ()),
+        (PassesOn, "a_file_becomes_parts_of_a_message", ()),
+        (WeighsNothing, "a_file_becomes_parts_of_a_message", ()),
+        (HearsOneSound, "what_is_opened_tells_files_apart_and_nothing_else", ()),
+        (KeepsTheLastFile, "what_is_opened_tells_files_apart_and_nothing_else", ()),
+        (CrashesOnRests, "a_file_that_was_cut_is_opened_or_refused", (0.5,)),
+        (HasNoBounds, "what_is_over_the_bounds_is_refused", ()),
+    ],
+)
+def test_a_broken_loader_is_caught(
+    kind: type[WavLoader], test: str, arguments: tuple[float, ...]
+) -> None:
+    with pytest.raises((*FAILURES, wave.Error, EOFError)):
+        getattr(OnLoader(kind), f"test_{test}")(*arguments)
+
+
+class OnTokenizer(TestHearingTokenizer):
+    def __init__(self, kind: type[HearingTokenizer]) -> None:
+        self._kind = kind
+
+    def make(self) -> HearingTokenizer:
+        return self._kind()
+
+
+OnTokenizer.__test__ = False  # type: ignore[attr-defined] - pytest would collect it
+
+
+class TakesAnySound(HearingTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        slots = [dataclasses.replace(slot, digest=bytes(32)) for slot in made.media]
+        return dataclasses.replace(made, media=tuple(slots))
+
+
+class CallsItAnImage(HearingTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        slots = [dataclasses.replace(slot, kind="image") for slot in made.media]
+        return dataclasses.replace(made, media=tuple(slots))
+
+
+class GivesOneTokenToAll(HearingTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        slots = [dataclasses.replace(slot, stop=slot.start + 1) for slot in made.media]
+        return dataclasses.replace(made, media=tuple(slots))
+
+
+class LeavesOutWhatIsUnknown(HearingTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        known = [dataclasses.replace(m, parts=tuple(filter(_is_known, m.parts))) for m in messages]
+        return super().prompt(known, tools=tools, options=options)
+
+
+def _is_known(part: Part) -> bool:
+    return not isinstance(part, MediaPart) or part.kind == "audio"
+
+
+def test_with_equal_digests_sounds_would_be_taken_for_each_other() -> None:
+    runner = vlmkit.Pipeline(
+        tokenizer=TakesAnySound(), engine=HearingEngine(), media_encoder=HearingEncoder()
+    )
+    with vlmkit.Model(runner) as model:
+        found = [model.generate("How loud is it?", media=[sound(v)]) for v in (0.9, 0.2)]
+        assert [done.choices[0].text for done in found] == ["loud", "loud"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "test"),
+    [
+        (TakesAnySound, "slots_of_media_have_their_kind_and_tell_them_apart"),
+        (GivesOneTokenToAll, "slots_of_media_have_their_kind_and_tell_them_apart"),
+        (CallsItAnImage, "slots_of_media_have_their_kind_and_tell_them_apart"),
+        (LeavesOutWhatIsUnknown, "media_of_unknown_kinds_are_refused_by_name"),
+    ],
+)
+def test_a_broken_tokenizer_of_sounds_is_caught(kind: type[HearingTokenizer], test: str) -> None:
+    with pytest.raises(FAILURES):
+        getattr(OnTokenizer(kind), f"test_{test}")()

@@ -1,0 +1,63 @@
+"""What is public is stated by where it stands, and is enough to write every plugin with."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import vlmkit
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"ask", "errors", "kit", "seams", "settings", "testing"}
+MODULES = {"plugins.hookspecs", "plugins.kinds", "plugins.registry"}
+PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/hearing/*.py")
+SOURCES = sorted(source for place in PLACES for source in ROOT.glob(place))
+
+
+def imports(program):
+    """Return the names below vlmkit that a program imports, with dots between them."""
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (n.removeprefix("vlmkit.") for n in names if n.startswith("vlmkit."))
+
+
+def is_public(name):
+    package, _, rest = name.partition(".")
+    module = f"{package}.{rest.partition('.')[0]}"
+    return package in PACKAGES or module in MODULES or name in vlmkit.__all__
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_plugin_of_ours_imports_only_what_is_public(source):
+    assert [name for name in imports(source.read_text()) if not is_public(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("from vlmkit.running.loop import Loop", ["running.loop.Loop"]),
+        ("def f():\n    import vlmkit.cli.loading", ["cli.loading"]),
+        ("from vlmkit import pipeline", ["pipeline"]),
+        ("from vlmkit.plugins import loader", ["plugins.loader"]),
+        ("from vlmkit.plugins.kinds import Kind", []),
+        ("from vlmkit import hookimpl\nimport vlmkit_mock.engine", []),
+    ],
+)
+def test_what_is_private_is_found(program, found):
+    assert [name for name in imports(program) if not is_public(name)] == found
+
+
+def test_the_page_on_stability_names_all_that_is_public():
+    page = (ROOT / "docs/reference/stability.md").read_text()
+    assert all(f"`vlmkit.{name}`" in page for name in PACKAGES | MODULES)
+
+
+def test_each_public_package_says_so():
+    for name in PACKAGES - {"errors"}:
+        text = (ROOT / f"packages/vlmkit/src/vlmkit/{name}/__init__.py").read_text()
+        assert "Public" in text.split('"""')[1], name
