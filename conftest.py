@@ -2,6 +2,9 @@
 
 Tests may run in several processes side by side (pytest-xdist): what one of them made is there for
 all. Nothing heavy is imported before a test asks for it.
+
+Properties are tried with the same examples in every run, so that no change is blamed for what
+another brought; ``--hypothesis-profile=explore`` looks for new ones.
 """
 
 import functools
@@ -12,9 +15,14 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 Make = Callable[[Path], object]
 """Fills an empty folder."""
+
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.register_profile("explore", max_examples=2000, deadline=None)
+settings.load_profile("same")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

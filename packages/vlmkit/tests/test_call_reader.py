@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
 from vlmkit.kit.call_formats import FORMATS
@@ -143,6 +143,7 @@ def test_what_is_no_call_in_the_end_is_text(name, text, places):
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=12), places=st.lists(st.integers(0, 99)))
+@example(pieces=["[", "[TOOL_CALLS]"], places=[2])
 def test_any_words_are_read_to_their_end_however_they_are_cut(name, pieces, places):
     text = "".join(pieces)
     assert read(plain(FORMATS[name]), cut(text, places)) == read(plain(FORMATS[name]), [text])

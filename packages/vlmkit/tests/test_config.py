@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from vlmkit.config import COMPONENTS, RESERVED_VARIABLES, Component, Config, ModelEntry, read_config
 from vlmkit.config.providers import check_components
@@ -189,7 +189,6 @@ scalars = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(COMPONENTS), st.dictionaries(st.text("abc", min_size=1), scalars)
@@ -201,7 +200,6 @@ def test_settings_of_providers_pass_through_untouched(sections: dict[str, dict[s
         assert config.component(section).settings == given_settings
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**9))
 def test_the_environment_and_the_command_line_read_alike(number: int) -> None:
     by_set = read(None, f"pipeline.max_images={number}").config

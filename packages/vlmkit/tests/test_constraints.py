@@ -102,7 +102,7 @@ REQUESTS = st.builds(
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=4), st.integers(0, 2**16), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_drafts_and_room_change_no_answer_and_every_answer_keeps(requests, seed, is_tight):
     room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
     with pipeline(Unforced) as model:

@@ -171,7 +171,7 @@ def test_processes_that_look_at_once_agree_and_leave_a_whole_memory(folder, cach
     assert len(list(cache.iterdir())) == 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.binary(max_size=40), place=st.integers(0, 39), piece=st.integers(1, 41))
 def test_every_byte_and_its_place_count(tmp_path_factory, data, place, piece):
     path = tmp_path_factory.mktemp("digest") / "file"

@@ -75,7 +75,7 @@ REQUESTS = st.builds(
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=5), st.integers(0, 2**16), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_answers_are_those_without_drafts(requests, seed, is_tight):
     room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
     with hesitant(**room) as model:

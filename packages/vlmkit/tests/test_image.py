@@ -228,7 +228,7 @@ def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(monkeypatch):
         Image.open("data:image/png;base64," + "A" * 1000, ImageLimits(max_bytes=30))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.binary(max_size=300),
     st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"RIFF"]),

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import PIL.Image
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from vlmkit.ask import jpeg
 from vlmkit.ask.image import Image
@@ -130,7 +130,6 @@ def test_what_pillow_would_step_through_is_bounded(monkeypatch, rubbish, most):
     assert refused(monkeypatch, head + rubbish * (most + 1)) == message
 
 
-@settings(deadline=None)
 @given(st.integers(2, 4000), st.binary(max_size=40), st.binary(max_size=40))
 def test_a_file_that_is_cut_off_or_damaged_raises_nothing_else(cut, noise, more):
     content = with_scans(20)

@@ -191,7 +191,7 @@ def verdict(ask):
     return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     kind=st.sampled_from(["PNG", "JPEG", "WEBP", "GIF", "BMP"]),
     damage=st.lists(st.tuples(st.integers(8, 10**6), st.integers(0, 255)), max_size=3),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import vlmkit
 from vlmkit.ask.sampling import SamplingParams
@@ -500,7 +500,6 @@ def test_a_value_out_of_bounds_is_left_out_with_a_warning(
     assert "top_p" in caplog.text
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["do_sample", "temperature", "top_p", "top_k", "repetition_penalty"]),

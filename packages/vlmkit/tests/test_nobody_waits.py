@@ -60,7 +60,7 @@ def test_an_answer_goes_on_while_two_prompts_come_in(limits):
     assert played.waits.longest_gap_s < 2 * BUDGET_S
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     work=st.lists(
         st.tuples(st.integers(1, 2000), st.integers(2, 60), st.integers(0, 40)),
@@ -218,7 +218,7 @@ def test_choices_of_one_request_share_their_prompt():
     assert [item.num_tokens for item in played.step().items] == [1, 9, 9]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     work=st.lists(
         st.tuples(

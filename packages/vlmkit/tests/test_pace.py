@@ -29,7 +29,7 @@ def run(pace, cost, num_steps=30):
     return seconds
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     fixed_s=st.floats(0.0, 0.1),
     token_s=st.floats(1e-5, 0.006),

@@ -433,7 +433,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     actions=ACTIONS,
     capacity=st.sampled_from([160, 512]),

@@ -332,7 +332,7 @@ def told(done):
     few=st.booleans(),
     is_atomic=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_mixed_traffic_gives_what_each_gives_alone_and_leaves_nothing(
     work, pooling, is_tight, few, is_atomic
 ):

@@ -290,7 +290,7 @@ def make_rows(members):
 @pytest.mark.torch
 @pytest.mark.parametrize("vocab", [VOCAB, 5000])
 @pytest.mark.parametrize("array", LIBRARIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(members=MEMBERS, seed=st.integers(0, 2**31), random=st.randoms())
 def test_a_row_is_chosen_the_same_alone_and_among_others(array, vocab, members, seed, random):
     logits = array(random_logits(seed, len(members), vocab))
@@ -302,7 +302,7 @@ def test_a_row_is_chosen_the_same_alone_and_among_others(array, vocab, members, 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("vocab", [VOCAB, 5000])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(members=MEMBERS, seed=st.integers(0, 2**31), is_tied=st.booleans())
 def test_torch_rows_give_the_same_tokens_as_numpy_rows(vocab, members, seed, is_tied):
     torch = pytest.importorskip("torch")
@@ -315,7 +315,7 @@ def test_torch_rows_give_the_same_tokens_as_numpy_rows(vocab, members, seed, is_
 
 @pytest.mark.torch
 @pytest.mark.parametrize("array", LIBRARIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(members=MEMBERS, seed=st.integers(0, 2**31))
 def test_drafts_that_are_ahead_count_as_if_the_answer_held_them(array, members, seed):
     params, own_seed, output, ahead = members[0]

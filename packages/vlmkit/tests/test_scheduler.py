@@ -353,7 +353,7 @@ def prompts(draw):
     return num, images, tuple(spans)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     requests=st.lists(
         st.tuples(prompts(), st.integers(1, 12), st.integers(-1, 1), st.integers(0, 20)),
@@ -412,7 +412,7 @@ def test_a_held_sequence_gives_its_place_to_a_newcomer_and_gets_it_back():
     assert len(held.output_ids) == 5
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     requests=st.lists(
         st.tuples(prompts(), st.integers(1, 12), st.integers(-1, 1), st.booleans()),

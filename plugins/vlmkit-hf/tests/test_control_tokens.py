@@ -21,9 +21,6 @@ CheckpointOf = Callable[[str], Checkpoint]
 
 some = settings(
     max_examples=40,
-    deadline=None,
-    database=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -38,9 +38,6 @@ def plain(width: int, height: int) -> Image:
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
 @settings(
     max_examples=25,
-    deadline=None,
-    database=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(short=st.integers(2, 40), ratio=st.floats(1, 100), is_wide=st.booleans())

@@ -114,9 +114,6 @@ def test_half_a_character_before_a_mark_is_reasoning(
 
 @settings(
     max_examples=40,
-    deadline=None,
-    database=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

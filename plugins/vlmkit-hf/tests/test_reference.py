@@ -20,9 +20,6 @@ Turn = tuple[Role, list[str | Any]]
 
 few = settings(
     max_examples=25,
-    deadline=None,
-    database=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 # No character that begins a control token: those texts have a test of their own.

@@ -12,7 +12,7 @@ from vlmkit_hf.sentinel import Segment, StandIns
 from vlmkit_hf.template import ChatTemplate
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-quick = settings(max_examples=100, deadline=None, database=None, derandomize=True)
+quick = settings(max_examples=100)
 
 
 def written(template: str, text: str, **more: Any) -> str:

@@ -29,7 +29,7 @@ def bpe() -> Tokenizer:
 
 
 @pytest.mark.parametrize("make", [unigram, bpe])
-@settings(max_examples=80, deadline=None, database=None, derandomize=True)
+@settings(max_examples=80)
 @given(texts=st.lists(st.sampled_from(["<end>", "<en", "d>", "a", " ", "b"])).map("".join))
 def test_a_vocabulary_that_holds_a_control_token_as_a_word_does_not_make_it(
     make: type, texts: str

@@ -162,9 +162,6 @@ def test_a_template_that_asks_for_no_thoughts_leaves_them_out(
 @pytest.mark.parametrize("template", ["either", "text", "counted", "tags"])
 @settings(
     max_examples=40,
-    deadline=None,
-    database=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

@@ -137,7 +137,7 @@ def test_a_location_that_is_no_plain_path_is_refused(folder, location):
 
 
 @given(location=st.text(alphabet="./\\ablink*:~ %\0", max_size=14))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_taken_lies_in_the_folder_whatever_it_is_called(folder, tmp_path, location):
     (folder / "a").mkdir(exist_ok=True)
     for place in (folder / "b", folder / "a" / "b"):

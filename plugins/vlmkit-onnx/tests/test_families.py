@@ -59,7 +59,7 @@ def rope_index_of(name: str) -> Callable[..., Any]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", QWEN)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(pieces=pieces, tail=st.integers(1, 12))
 def test_positions_of_any_prompt_are_those_of_the_family(
     name: str, pieces: list[tuple[int, tuple[int, int, int]]], tail: int

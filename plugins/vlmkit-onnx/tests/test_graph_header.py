@@ -20,7 +20,7 @@ from vlmkit_onnx.folder.graph_header import (
 )
 
 value = helper.make_tensor_value_info
-ONE_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+ONE_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def external(name, location, offset="0", length="16", shape=(4,), **more):

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from vlmkit_onnx.export.quantize import BLOCKS, BlockLinear, TokenLinear  # noqa: E402
 
 SIZES = st.tuples(st.integers(1, 80), st.integers(1, 9), st.booleans(), st.integers(0, 2**31))
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 
 
 def _linear(size: tuple[int, int, bool, int]) -> tuple[nn.Linear, torch.Generator]:

@@ -268,7 +268,7 @@ class Slots(RuleBasedStateMachine):
             self.memory[slot] = -1
 
 
-Slots.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Slots.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestSlots = Slots.TestCase
 
 

@@ -41,7 +41,7 @@ class Recorder:
 
 
 @pytest.mark.torch
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows=cells, columns=cells, merge=merges, side=st.integers(1, 5))
 def test_places_and_windows_of_any_grid_are_those_of_transformers(
     rows: int, columns: int, merge: int, side: int
@@ -64,7 +64,7 @@ def test_places_and_windows_of_any_grid_are_those_of_transformers(
 
 
 @pytest.mark.torch
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows=cells, columns=cells, merge=merges, side=st.integers(1, 20))
 def test_a_table_is_resampled_as_by_transformers(
     rows: int, columns: int, merge: int, side: int
@@ -82,7 +82,7 @@ def test_a_table_is_resampled_as_by_transformers(
 
 
 @pytest.mark.torch
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     height=st.integers(1, 3000),
     width=st.integers(1, 3000),
@@ -107,7 +107,7 @@ def test_the_best_resolution_and_what_is_unpadded_are_those_of_transformers(
 
 @pytest.mark.torch
 @given(length=st.integers(1, 40), size=st.integers(1, 40))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_an_axis_is_resampled_as_by_torch(length: int, size: int) -> None:
     torch = pytest.importorskip("torch")
     line = np.random.default_rng(length).normal(size=(length, 3)).astype(np.float32)

@@ -78,7 +78,7 @@ def written_out(
     return torch.stack(rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     decodes=st.lists(st.integers(0, 30), max_size=4),
     chunks=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), max_size=3),

@@ -160,7 +160,7 @@ def test_no_header_holds_more_than_names(server, name):
         assert "set-cookie" not in answer.headers
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(max_size=80).map("_{}".format), st.just(1), max_size=60))
 def test_the_header_is_bounded_sorted_and_of_plain_letters(server, keys):
     names = (ignored(server.post(keys | chat())) or "").split(", ")
@@ -172,7 +172,7 @@ def test_the_header_is_bounded_sorted_and_of_plain_letters(server, keys):
 LONG = st.text(alphabet='x"\\\\é\n', max_size=6).map(lambda text: text + "x" * 20_000 + text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(LONG, min_size=1, max_size=3), st.booleans())
 def test_keys_around_long_texts_are_found_and_those_inside_are_none(texts, is_ascii):
     parts = [{"type": "text", "text": text, "mark": text} for text in texts]

@@ -240,7 +240,7 @@ def test_no_body_raises_anything_but_a_request_error(body):
         CHAT.read(body)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(BODY)
 def test_no_body_makes_the_server_fail(server, body):
     answer = server.post({"max_tokens": 3} | body)
@@ -251,7 +251,7 @@ def test_no_body_makes_the_server_fail(server, body):
         assert error["type"] == "invalid_request_error"
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(BODY)
 def test_every_stream_is_well_formed(server, body):
     answer = server.post({"max_tokens": 3} | body | {"stream": True})
