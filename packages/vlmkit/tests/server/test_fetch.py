@@ -15,8 +15,8 @@ from hypothesis import given, strategies as st
 from running_server import chat, image_part, mock_pipeline, picture, running
 
 from vlmkit.errors import ImageError, OutOfMemory
+from vlmkit.kit.image_fetcher import ImageFetcher, is_public
 from vlmkit.server.convert import Converter
-from vlmkit.server.fetch import ImageFetcher, is_public
 from vlmkit.server.wire import CHAT
 from vlmkit.settings.server import FetchSettings, ServerSettings
 

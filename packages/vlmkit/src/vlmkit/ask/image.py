@@ -2,7 +2,8 @@
 
 Everything hostile about picture files ends here: size and scans are read from the file before a
 pixel is decoded, only listed formats are opened, and no text of the decoder's errors leaves it.
-Resizing and normalising for a model is the tokenizer's business; fetching by URL is the server's.
+Resizing and normalising for a model is the tokenizer's business; fetching by URL is that of
+:mod:`vlmkit.kit.image_fetcher`.
 """
 
 import binascii

@@ -71,7 +71,7 @@ def path_of(url: str) -> str:
 def _fetched(url: str, limits: "ImageLimits") -> bytes:
     """Fetch what the owner of this machine asked for; any address they can reach is theirs."""
     from vlmkit.errors import ImageError
-    from vlmkit.server.fetch import ImageFetcher
+    from vlmkit.kit.image_fetcher import ImageFetcher
     from vlmkit.settings.server import FetchSettings
 
     settings = FetchSettings(enabled=True, allow_http=True, max_bytes=limits.max_bytes)

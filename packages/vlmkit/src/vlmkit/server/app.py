@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from litestar import Litestar
 from litestar.di import Provide
 
+from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.server.capabilities import CapabilitiesController
 from vlmkit.server.chat import ChatController
 from vlmkit.server.completions import CompletionsController
 from vlmkit.server.convert import Converter
 from vlmkit.server.embeddings import EmbeddingsController
 from vlmkit.server.errors import error_handlers
-from vlmkit.server.fetch import ImageFetcher
 from vlmkit.server.gate import Gate
 from vlmkit.server.health import HealthController
 from vlmkit.server.messages import MessagesController

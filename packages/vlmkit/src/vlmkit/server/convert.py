@@ -13,9 +13,9 @@ from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ImageError, PromptTooLong, RequestError
+from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server import wire
-from vlmkit.server.fetch import ImageFetcher, not_allowed
 from vlmkit.server.forms import asked_form
 from vlmkit.server.prompt_options import goes_on, prompt_options, template_kinds
 from vlmkit.server.sampling import sampling_values
