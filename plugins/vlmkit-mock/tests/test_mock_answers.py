@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from vlmkit.ask.message import Message
+from vlmkit.ask.message import Message, TextPart
+from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
@@ -12,7 +13,7 @@ from vlmkit.seams.prompt import Prompt
 from vlmkit.testing import picture
 from vlmkit_mock.answer import answer_to
 from vlmkit_mock.engine import MockEngine
-from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings, Script
+from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings, Reply, Script
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
 
@@ -44,6 +45,33 @@ def test_it_repeats_the_last_user_text(model: Model) -> None:
         Message.of("user", "third 👍"),
     ]
     assert model.generate(messages).text == "third 👍"
+
+
+def called(result: str, *, call_id: str | None = "call-1") -> list[Message]:
+    return [
+        Message.of("user", '{"mock": {"text": "I call."}}'),
+        Message("assistant", (ToolCallPart("call-1", "look", "{}"),)),
+        Message("tool", (TextPart(result),), call_id),
+    ]
+
+
+@pytest.mark.parametrize("call_id", ["call-1", '"', None])
+def test_it_repeats_what_a_tool_returned_last(model: Model, call_id: str | None) -> None:
+    assert model.generate(called("sunny", call_id=call_id)).text == "sunny"
+    assert model.generate(called('{"mock": {"text": "so"}}', call_id=call_id)).text == "so"
+    assert model.generate(called('"sun', call_id=call_id)).text == '"sun'
+    asked = [*called("sunny", call_id=call_id), Message.of("user", "and now?")]
+    assert model.generate(asked).text == "and now?"
+
+
+def test_a_reply_is_given_to_the_first_text_that_it_is_for() -> None:
+    replies = Reply(to="weather", text="I look."), Reply(to="the", text="what?", tokens=7)
+    with assemble(MockEngineSettings(replies=replies, text="else")) as model:
+        assert model.generate("How is the weather?").text == "I look."
+        assert model.generate("Who is the king?").text == "what?wh"
+        assert model.generate("Hello!").text == "else"
+        assert model.generate('{"mock": {"reasoning": "the"}}').text == "else"
+        assert model.generate(called("weather: sunny")).text == "I look."
 
 
 def test_it_names_the_size_and_digest_of_every_image(model: Model) -> None:

@@ -31,3 +31,5 @@ def test_its_settings_are_settings() -> None:
     engine = tomllib.loads(blocks("toml")[0])["engine"]
     assert engine.pop("use") == "mock"
     assert msgspec.convert(engine, MockEngineSettings).capacity_tokens == 4096
+    more = tomllib.loads(blocks("toml")[1])["engine"]
+    assert msgspec.convert(more, MockEngineSettings).replies[0].calls[0].name == "weather"

@@ -1,7 +1,8 @@
 """What the mock says to a prompt: what its directive scripts, or else what it was shown.
 
-A directive is a last user text, or a plain text, that is a JSON object with the one key ``mock``,
-such as ``{"mock": {"text": "hello", "fail_at_token": 3}}``; its fields are those of ``Script``.
+It answers what was said last: a user's text, a tool's result, or a plain text. A directive is one
+that is a JSON object with the one key ``mock``, such as
+``{"mock": {"text": "hello", "fail_at_token": 3}}``; its fields are those of ``Script``.
 """
 
 import json
@@ -15,7 +16,7 @@ import numpy as np
 from vlmkit.errors import RequestError
 from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit_mock import vocabulary as v
-from vlmkit_mock.settings import Script
+from vlmkit_mock.settings import Reply, Script
 
 NUM_DIGEST_DIGITS = 16
 
@@ -52,14 +53,22 @@ class Answer:
         return self.said[(index - num_thought) % len(self.said)]
 
 
-def answer_to(prompt: Prompt, default: Script) -> Answer:
-    """Return the answer to a prompt; its directive overrides ``default`` field by field.
+def answer_to(prompt: Prompt, default: Script, replies: Seq[Reply] = ()) -> Answer:
+    """Return the answer to a prompt.
+
+    Args:
+        prompt: what is answered.
+        default: a script, which a directive overrides field by field.
+        replies: scripts in its place, for what has no directive; the first that fits is taken.
 
     Raises:
         RequestError: the directive is not valid.
     """
-    said = _last_user_text(prompt)
-    script = _scripted(said, default) if said.lstrip().startswith('{"mock"') else default
+    said = _said_last(prompt)
+    if said.lstrip().startswith('{"mock"'):
+        script = _scripted(said, default)
+    else:
+        script = next((reply for reply in replies if reply.to in said), default)
     text = script.text
     if text is None:
         text = "" if script.calls else _description(prompt, said)
@@ -97,14 +106,25 @@ def _fields_of(script: Script) -> dict[str, Any]:
     return {name: getattr(script, name) for name in Script.__struct_fields__}
 
 
-def _last_user_text(prompt: Prompt) -> str:
-    """Return the text of the last user turn, or a plain text; empty if nobody spoke."""
+def _said_last(prompt: Prompt) -> str:
+    """Return what a user or a tool said last, or a plain text; empty if none spoke."""
     ids = prompt.token_ids
-    if v.USER not in ids:
+    turns = [place for place, token_id in enumerate(ids) if token_id in (v.USER, v.TOOL)]
+    if not turns:
         return _text(ids) if prompt.is_plain else ""
-    start = len(ids) - ids[::-1].index(v.USER)
+    start = turns[-1] + 1
     stop = ids.index(v.END, start) if v.END in ids[start:] else len(ids)
-    return _text(ids[start:stop])
+    text = _text(ids[start:stop])
+    return _result(text) if ids[turns[-1]] == v.TOOL else text
+
+
+def _result(turn: str) -> str:
+    """Return what a tool's turn holds behind the id of its call, which is a string of JSON."""
+    try:
+        stop = json.JSONDecoder().raw_decode(turn)[1] if turn.startswith('"') else 0
+    except ValueError:  # there is no id
+        stop = 0
+    return turn[stop:]
 
 
 def _text(ids: Seq[int]) -> str:
@@ -112,7 +132,7 @@ def _text(ids: Seq[int]) -> str:
 
 
 def _description(prompt: Prompt, said: str) -> str:
-    """Return one line for each image, then what the user said."""
+    """Return one line for each image, then what was said last."""
     lines = [_image_line(number, slot) for number, slot in enumerate(prompt.media, start=1)]
     return "\n".join([*lines, said])
 

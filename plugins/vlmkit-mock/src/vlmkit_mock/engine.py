@@ -84,7 +84,7 @@ class MockEngine:
         """
         slots = prompt.media if self._settings.images_are_atomic else ()
         spans = tuple(Span(slot.start, slot.stop) for slot in slots)
-        return PromptPlan(spans, answer_to(prompt, self._settings))
+        return PromptPlan(spans, answer_to(prompt, self._settings, self._settings.replies))
 
     def admit(self, sequence: SequenceView) -> Admission | None:
         """Make room for a sequence; see :meth:`vlmkit.seams.engine.Cache.admit`."""

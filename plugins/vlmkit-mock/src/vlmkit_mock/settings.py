@@ -54,10 +54,21 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     crash_at_token: Count | None = None
 
 
+class Reply(Script, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the answer goes to what holds a text.
+
+    Attributes:
+        to: the text, as part of what a user or a tool said last.
+    """
+
+    to: str
+
+
 class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How large the engine is; the fields of :class:`Script` are what a directive overrides.
 
     Attributes:
+        replies: answers to what clients say of themselves; the first that fits is given.
         capacity_tokens: tokens that the cache holds.
         max_sequence_tokens: longest sequence, prompt and answer together.
         max_sequences: most sequences admitted at once.
@@ -69,6 +80,7 @@ class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_field
         images_are_atomic: whether an image must be computed in one chunk.
     """
 
+    replies: tuple[Reply, ...] = ()
     capacity_tokens: Positive = 2**17
     max_sequence_tokens: Positive = 2**15
     max_sequences: Positive = 256
