@@ -62,6 +62,18 @@ class Call(ABC, Generic[B]):
                 del body  # what was sent need not wait for the answer: it can be large
             await response(scope, receive, send)
 
+    async def runner(self, name: str | None) -> Runner:
+        """Return who answers for a model, once it can.
+
+        Args:
+            name: None takes the only model.
+
+        Raises:
+            RequestError: there is no such model, or none is named and there are several.
+            Unavailable: it can answer nothing now.
+        """
+        return self.service.runner(self.service.name(name))
+
     def _note(self, ignored: frozenset[str]) -> None:
         """Tell the client and the operator which keys of the body are ignored.
 

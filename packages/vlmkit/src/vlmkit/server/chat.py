@@ -38,7 +38,7 @@ class _ChatCall(MessagesCall[ChatRequest]):
 
     async def start(self, body: ChatRequest) -> ASGIApp:
         """Submit the request; its answer is streamed or waited for."""
-        runner = self.service.runner(body.model)
+        runner = await self.runner(body.model)
         head = answer_head("chatcmpl", body.model, runner)
         try:
             request, images_s = await self.converter.request(body, runner.facts, head.id)

@@ -49,7 +49,7 @@ class _CompletionCall(Call[CompletionRequest]):
 
     async def start(self, body: CompletionRequest) -> ASGIApp:
         """Submit a request for each text; their answers are streamed or waited for as one."""
-        runner = self.service.runner(body.model)
+        runner = await self.runner(body.model)
         params = _params(body, runner.facts)
         prompts = _Prompts(body, runner, params, self._texts(body, params, runner.facts))
         head = answer_head("cmpl", body.model, runner)

@@ -53,7 +53,7 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
 
     async def start(self, body: EmbeddingRequest) -> ASGIApp:
         """Embed everything, side by side as far as the engine has room; nothing is sent before."""
-        runner = self.service.runner(body.model)
+        runner = await self.runner(body.model)
         _check_dimensions(body.dimensions, runner.facts)
         requests = await self._requests(body, runner.facts)
         names = [f"input[{n}]" for n in range(len(requests))] if len(requests) > 1 else ["input"]

@@ -63,7 +63,7 @@ class _MessageCall(MessagesCall[MessagesRequest]):
 
     async def start(self, body: MessagesRequest) -> ASGIApp:
         """Submit the request; its answer is streamed or waited for."""
-        runner = self.service.runner(body.model)
+        runner = await self.runner(body.model)
         head = answer_head("msg", body.model, runner)
         said = as_chat(body)
         try:
@@ -89,7 +89,7 @@ class _CountCall(MessagesCall[CountRequest]):
 
     async def start(self, body: CountRequest) -> ASGIApp:
         """Let the runner read the prompt that the messages would be."""
-        runner = self.service.runner(body.model)
+        runner = await self.runner(body.model)
         said = as_chat(body)
         try:
             request, _ = await self.converter.request(said.chat, runner.facts, "")

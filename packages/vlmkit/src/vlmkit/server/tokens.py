@@ -53,7 +53,7 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
 
     async def start(self, body: TokenizeRequest) -> ASGIApp:
         """Let the runner read the prompt."""
-        runner = self.service.runner(self.service.name(body.model))
+        runner = await self.runner(body.model)
         try:
             found = await runner.atokenize(await self._asked(body, runner))
         except RequestError as error:
@@ -82,7 +82,7 @@ class _DetokenizeCall(Call[DetokenizeRequest]):
 
     async def start(self, body: DetokenizeRequest) -> ASGIApp:
         """Let the runner read the tokens, in a thread: they can be many."""
-        runner = self.service.runner(self.service.name(body.model))
+        runner = await self.runner(body.model)
         try:
             check_plain_size([body.tokens], self.service.settings.max_text_chars, runner.facts)
         except RequestError as error:
