@@ -44,6 +44,11 @@ def answering(request: Request, prompt: Prompt, *, holds: bool) -> Answering:
         ConstraintError: it asks for what only a constraint can give.
     """
     calling = None if prompt.is_plain else prompt.calling
+    if prompt.is_plain and request.tool_choice not in ("auto", "none"):
+        raise RequestError(
+            "tool_choice makes the answer call, but an answer that goes on with a message is text",
+            param="tool_choice",
+        )
     if request.tools and calling is None and not prompt.is_plain and request.tool_choice != "none":
         raise RequestError(
             "this model takes no tools: how it calls them is not known",

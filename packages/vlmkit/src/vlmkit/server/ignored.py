@@ -100,6 +100,7 @@ COUNTED = frozenset(
         "system.cache_control",
         "thinking.budget_tokens",
         "thinking.display",
+        "tools.cache_control",
     }
 )
 """What clients are known to send. Any other name is a client's own text and is counted as other."""

@@ -5,7 +5,11 @@ from typing import Literal
 import msgspec
 
 from vlmkit.ask.completion import Choice, Completion, FinishReason, Usage
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.errors import RequestError
 from vlmkit.server.answer import AnswerHead
+
+NO_OBJECT = "INVALID_JSON"  # the key by which Anthropic's guide wraps what is no object
 
 _REASONS: dict[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens"}
 
@@ -49,12 +53,23 @@ class ThoughtBlock(msgspec.Struct, tag_field="type", tag="thinking"):
     signature: str = ""
 
 
+class CalledBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+Block = SaidBlock | ThoughtBlock | CalledBlock
+
+
 class MessageBody(msgspec.Struct):
     """A whole answer, or the begin of one in a stream."""
 
     id: str
     model: str
-    content: list[SaidBlock | ThoughtBlock]
+    content: list[Block]
     usage: MessageUsage
     stop_reason: str | None = None
     stop_sequence: str | None = None
@@ -62,10 +77,14 @@ class MessageBody(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
 
 
-def stop_reason(finish_reason: FinishReason | None, stop_string: str | None) -> str | None:
-    """Return why an answer ended, in Anthropic's words."""
+def stop_reason(
+    finish_reason: FinishReason | None, stop_string: str | None, *, calls: bool
+) -> str | None:
+    """Return why an answer ended, in Anthropic's words; one that calls, to have that done."""
     if stop_string is not None:
         return "stop_sequence"
+    if calls and finish_reason == "stop":
+        return "tool_use"
     return _REASONS.get(finish_reason) if finish_reason else None
 
 
@@ -77,16 +96,25 @@ def message_body(head: AnswerHead, completion: Completion) -> bytes:
         head.model,
         _content(choice),
         MessageUsage.of(completion.usage),
-        stop_reason(choice.finish_reason, choice.stop_string),
+        stop_reason(choice.finish_reason, choice.stop_string, calls=bool(choice.tool_calls)),
         choice.stop_string,
     )
     return msgspec.json.encode(body)
 
 
-def _content(choice: Choice) -> list[SaidBlock | ThoughtBlock]:
-    content: list[SaidBlock | ThoughtBlock] = []
+def _content(choice: Choice) -> list[Block]:
+    content: list[Block] = []
     if choice.reasoning:
         content.append(ThoughtBlock(choice.reasoning))
     if choice.text:
         content.append(SaidBlock(choice.text))
-    return content
+    return content + [CalledBlock(call.id, call.name, _input(call)) for call in choice.tool_calls]
+
+
+def _input(call: ToolCallPart) -> msgspec.Raw:
+    """Return a call's arguments as the model wrote them; what is no object is a text in one."""
+    try:
+        call.parsed()
+    except RequestError:
+        return msgspec.Raw(msgspec.json.encode({NO_OBJECT: call.arguments}))
+    return msgspec.Raw((call.arguments.strip() or "{}").encode())

@@ -12,12 +12,14 @@ import msgspec
 from vlmkit.errors import RequestError
 from vlmkit.server import wire, wire_messages as own
 from vlmkit.server.forms import JsonSchemaForm, NamedSchema
+from vlmkit.server.wire_message_tools import chat_tools
 from vlmkit.server.wire_sampling import AnswerFields
 
 _SHARED = frozenset(AnswerFields.__struct_fields__)
 _PLACES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "chat_template_kwargs": "thinking",
     "chat_template_kwargs.enable_thinking": "thinking",
     "chat_template_kwargs.thinking": "thinking",
@@ -47,13 +49,21 @@ def as_chat(body: own.MessagesRequest | own.CountRequest) -> Translation:
     """Return what a body says as a body of the chat API.
 
     Raises:
-        RequestError: it says one thing in two ways, or a call's input is no text.
+        RequestError: it says one thing in two ways, or half of it, or a call's input is no text.
     """
+    if isinstance(body, own.MessagesRequest) and body.thread:
+        raise RequestError(
+            "thread is not supported by this server, which keeps no conversations",
+            param="thread",
+            code="thread_unsupported_request",
+            hint="send the whole conversation",
+        )
     conversation = _Conversation()
     if body.system:
         conversation.instruct(_placed("system", body.system))
     conversation.add(body.messages)
     fields = {name: getattr(body, name) for name in _SHARED & set(body.__struct_fields__)}
+    fields |= chat_tools(body.tools, body.tool_choice)
     if isinstance(body, own.MessagesRequest):
         fields["stop"] = body.stop_sequences
     if isinstance(body.thinking, own.Thinks | own.ThinksNot):
@@ -98,20 +108,22 @@ class _Conversation:
 
     def instruct(self, blocks: Iterable[_Placed]) -> None:
         """Say what holds for all that follows."""
-        texts = [wire.TextPart(text=block.text) for _, block in blocks]
-        self.messages.append(wire.SystemMessage(content=texts))
+        placed = list(blocks)
+        texts = [wire.TextPart(text=block.text) for _, block in placed]
+        self._say(wire.SystemMessage(content=texts), placed[0].place)
 
     def _user(self, blocks: Iterable[_Placed]) -> None:
         for is_said, run in groupby(blocks, lambda b: not isinstance(b.block, own.ToolResultBlock)):
+            placed = list(run)
             if is_said:
-                self.messages.append(wire.UserMessage(content=self._parts(run)))
+                self._say(wire.UserMessage(content=self._parts(placed)), placed[0].place)
                 continue
-            for place, result in run:
+            for place, result in placed:
                 parts = self._parts(_placed(f"{place}.content", result.content or ""))
                 message = wire.ToolMessage(content=parts, tool_call_id=result.tool_use_id)
-                self.messages.append(message)
+                self._say(message, place)
 
-    def _assistant(self, blocks: Iterable[_Placed]) -> None:
+    def _assistant(self, blocks: Sequence[_Placed]) -> None:
         texts: list[wire.TextPart] = []
         thoughts: list[str] = []
         calls: list[wire.ToolCall] = []
@@ -125,13 +137,17 @@ class _Conversation:
                 self.places[arguments] = f"{place}.input"
                 called = wire.CalledFunction(name=block.name, arguments=_text(block.input))
                 calls.append(wire.ToolCall(id=block.id, function=called))
-        self.messages.append(
-            wire.AssistantMessage(
-                content=texts or None,
-                reasoning_content="".join(thoughts) or None,
-                tool_calls=calls or None,
-            )
+        message = wire.AssistantMessage(
+            content=texts or None,
+            reasoning_content="".join(thoughts) or None,
+            tool_calls=calls or None,
         )
+        self._say(message, blocks[0].place)
+
+    def _say(self, message: wire.ChatMessage, first: str) -> None:
+        """Add a message, whose first block was sent at a place."""
+        self.places[self._here] = first.partition(".")[0]
+        self.messages.append(message)
 
     def _parts(self, blocks: Iterable[_Placed]) -> list[wire.TextPart | wire.ImagePart]:
         """Return the parts of the next message."""

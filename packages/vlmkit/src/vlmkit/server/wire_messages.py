@@ -1,6 +1,6 @@
 """Bodies of ``/v1/messages``, Anthropic's API: shapes and bounds, no behaviour."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -8,6 +8,7 @@ from msgspec.structs import fields
 
 from vlmkit.server.body import BodyReader
 from vlmkit.server.wire import NotSupported, Text
+from vlmkit.server.wire_message_tools import OwnChoice, OwnTools
 from vlmkit.server.wire_sampling import AnswerFields, Label, ModelName
 
 
@@ -135,6 +136,8 @@ class MessagesRequest(AnswerFields, kw_only=True):
     stop_sequences: list[str] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    tools: OwnTools | None = None
+    tool_choice: OwnChoice | None = None
 
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
     metadata: Metadata | None = None
@@ -142,6 +145,7 @@ class MessagesRequest(AnswerFields, kw_only=True):
     speed: Literal["standard"] | None = None
 
     # Refused: nothing here has it, or OpenAI's APIs alone do.
+    thread: dict[str, Any] | None = None  # by a code at which clients send what they held back
     container: NotSupported = None
     context_management: NotSupported = None
     logprobs: NotSupported = None
@@ -151,8 +155,6 @@ class MessagesRequest(AnswerFields, kw_only=True):
     prefill: NotSupported = None
     reasoning_effort: NotSupported = None
     stop: NotSupported = None
-    tool_choice: NotSupported = None
-    tools: NotSupported = None
     top_logprobs: NotSupported = None
 
 
@@ -164,13 +166,13 @@ class CountRequest(_Wire):
     system: Text | Texts | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    tools: OwnTools | None = None
+    tool_choice: OwnChoice | None = None
 
     # Refused.
     context_management: NotSupported = None
     mcp_servers: NotSupported = None
     prefill: NotSupported = None
-    tool_choice: NotSupported = None
-    tools: NotSupported = None
 
 
 class CountedTokens(msgspec.Struct):
@@ -180,6 +182,7 @@ class CountedTokens(msgspec.Struct):
 
 
 MESSAGES = BodyReader(
-    MessagesRequest, {f.name for f in fields(MessagesRequest) if f.type == NotSupported}
+    MessagesRequest,
+    {"thread"}.union(f.name for f in fields(MessagesRequest) if f.type == NotSupported),
 )
 COUNT = BodyReader(CountRequest, {f.name for f in fields(CountRequest) if f.type == NotSupported})

@@ -1,0 +1,75 @@
+"""Bodies of Anthropic's API and its official client; what tests of ``/v1/messages`` start from."""
+
+import json
+from contextlib import contextmanager
+
+import anthropic
+from running_server import picture
+
+PATH = "/v1/messages"
+
+
+def client_of(server):
+    return anthropic.Anthropic(
+        base_url=server.url, api_key="none", max_retries=0, http_client=server.http
+    )
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+def body(content="hello", **fields):
+    """A body that asks one question."""
+    return {"model": "mock", "max_tokens": 64, "messages": [user(content)]} | fields
+
+
+def ask(client, content="hello", **fields):
+    return client.messages.create(**body(content, **fields))
+
+
+def image(url=None):
+    """A block that shows a picture."""
+    data = (url or picture()).partition(",")[2]
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def text(said):
+    return {"type": "text", "text": said}
+
+
+def events(server, sent):
+    """Names and data of a stream's events."""
+    found = []
+    for event in server.post(sent | {"stream": True}, PATH).text.split("\n\n")[:-1]:
+        name, data = event.split("\n")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    assert all(data["type"] == name for name, data in found)
+    return found
+
+
+@contextmanager
+def asked(server, monkeypatch):
+    """Yields a list of the requests that the model gets."""
+    runner, requests = server.runner(), []
+    submit = type(runner).asubmit
+
+    async def noted(self, request):
+        requests.append(request)
+        return await submit(self, request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runner), "asubmit", noted)
+        yield requests
+
+
+def said(message):
+    """What a message says, pictures by their digests."""
+    parts = [
+        part.image.digest if type(part).__name__ == "ImagePart" else part for part in message.parts
+    ]
+    return message.role, message.call_id, parts
