@@ -32,6 +32,7 @@ from vlmkit.running.loop import Loop
 from vlmkit.running.media import MediaIntake
 from vlmkit.running.observers import Observers
 from vlmkit.running.pictures import Pictures
+from vlmkit.running.prompts import Prompts
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.running.stream import Stream
@@ -107,16 +108,22 @@ class Pipeline:
         self._features = FeatureCache(facts.bounds.feature_cache_bytes)
         self._workers = ThreadPoolExecutor(facts.bounds.num_workers, "vlmkit-prompt")
         num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
+        loaders = {"image": ImageLoader()} if media_loaders is None else media_loaders
+        pooling = cache(pooling)
+        self._prompts = Prompts(
+            tokenizer,
+            MediaIntake(loaders, facts),
+            Pictures(self._workers, num_at_once),
+            pooling,
+            facts.limits,
+        )
         self._intake = Intake(
             tokenizer=tokenizer,
+            prompts=self._prompts,
             engine=engine,
             encoder=media_encoder,
-            media=MediaIntake(
-                {"image": ImageLoader()} if media_loaders is None else media_loaders, facts
-            ),
             facts=facts,
-            pictures=Pictures(self._workers, num_at_once),
-            pooling=cache(pooling),
+            pooling=pooling,
             constraint=constraint,
         )
         self._is_closed = False
@@ -208,8 +215,7 @@ class Pipeline:
             RequestError: the request is wrong.
             EngineError: the pipeline is closed.
         """
-        prompt = await asyncio.wrap_future(self._in_worker(self._intake.prompt, request))
-        return PromptTokens(prompt.token_ids, _image_tokens(prompt))
+        return await asyncio.wrap_future(self._in_worker(self._prompts.tokens, request))
 
     def detokenize(self, token_ids: Seq[int]) -> str:
         """Return the text of tokens, without special tokens."""

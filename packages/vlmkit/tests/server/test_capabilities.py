@@ -11,10 +11,13 @@ from vlmkit_mock.engine import MockEngine
 
 MINIMAL = {
     "/v1/chat/completions": chat(),
+    "/v1/chat/completions/render": chat(),
     "/v1/completions": {"model": "mock", "prompt": "x"},
+    "/v1/completions/render": {"model": "mock", "prompt": "x"},
     "/v1/embeddings": {"model": "mock", "input": "x"},
     "/v1/messages": chat(max_tokens=1),
     "/v1/messages/count_tokens": chat(),
+    "/v1/messages/render": chat(max_tokens=1),
     "/tokenize": {"model": "mock", "prompt": "x"},
     "/detokenize": {"model": "mock", "tokens": []},
 }

@@ -2,6 +2,33 @@
 
 from dataclasses import dataclass
 
+Size = tuple[int, int]
+"""Width and height in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMedium:
+    """Where an image, or another medium, stands among the tokens of a prompt.
+
+    Attributes:
+        kind: what it is, such as ``image``.
+        start: its first token; families put marks inside, so not each of its tokens is one of
+            ``num_tokens``.
+        stop: one past its last token.
+        num_tokens: tokens whose place its features take.
+        digest: sha256 over content, options and processor; empty in a light prompt.
+        size: of an upright image; None of other media.
+        used_size: of the picture that the model looks at; None where the processor does not say.
+    """
+
+    kind: str
+    start: int
+    stop: int
+    num_tokens: int
+    digest: bytes = b""
+    size: Size | None = None
+    used_size: Size | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
@@ -9,8 +36,18 @@ class PromptTokens:
 
     Attributes:
         token_ids: all of them, with every image expanded to its placeholder tokens.
-        image_tokens: placeholder tokens of each image, in order.
+        media: what stands among them, in order.
     """
 
     token_ids: tuple[int, ...]
-    image_tokens: tuple[int, ...] = ()
+    media: tuple[PromptMedium, ...] = ()
+
+    @property
+    def images(self) -> tuple[PromptMedium, ...]:
+        """Those media that are images."""
+        return tuple(medium for medium in self.media if medium.kind == "image")
+
+    @property
+    def image_tokens(self) -> tuple[int, ...]:
+        """Placeholder tokens of each image, in order."""
+        return tuple(image.num_tokens for image in self.images)

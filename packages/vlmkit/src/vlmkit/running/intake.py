@@ -8,14 +8,12 @@ import hashlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vlmkit.ask.constraint import Constraint
-from vlmkit.ask.message import images_of
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
-from vlmkit.errors import ConstraintError, OutOfMemory, PromptTooLong, RequestError, VlmkitError
+from vlmkit.errors import ConstraintError, PromptTooLong, RequestError, VlmkitError
 from vlmkit.kit.pooling import Pooled, Pooling
 from vlmkit.running.calling import Answering, answering
 from vlmkit.running.channel import Channel
@@ -23,9 +21,8 @@ from vlmkit.running.constraints import Constraints, MakeCompiler
 from vlmkit.running.guide import Guide
 from vlmkit.running.isolation import engine_error
 from vlmkit.running.job import AnswerJob, Job, ReadingJob
-from vlmkit.running.media import MediaIntake
-from vlmkit.running.params import check_ids, check_options, checked_params
-from vlmkit.running.pictures import Pictures
+from vlmkit.running.params import checked_params
+from vlmkit.running.prompts import Prompts
 from vlmkit.running.reading import check_task, to_embed, to_score
 from vlmkit.running.text import AnswerText
 from vlmkit.seams.engine import Engine
@@ -54,12 +51,11 @@ class Intake:
     """Makes sequences of requests for one model.
 
     Args:
-        tokenizer: makes prompts.
+        tokenizer: reads answers.
+        prompts: makes prompts.
         engine: reads them.
         encoder: None for a model of texts.
-        media: opens and checks what a conversation shows.
         facts: the model's name, defaults and bounds.
-        pictures: decodes images.
         pooling: returns how hidden states become a vector.
         constraint: makes what compiles constraints; None where nothing can.
     """
@@ -68,21 +64,19 @@ class Intake:
         self,
         *,
         tokenizer: Tokenizer,
+        prompts: Prompts,
         engine: Engine,
         encoder: MediaEncoder | None,
-        media: MediaIntake,
         facts: RunnerFacts,
-        pictures: Pictures,
         pooling: Callable[[], Pooling],
         constraint: MakeCompiler | None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._prompts = prompts
         self._engine = engine
         self._facts = facts
         self._limits = facts.limits
         self._encoder = encoder
-        self._media = media
-        self._pictures = pictures
         self._pooling = pooling
         # Some checkpoints name tokens that the model's output has no column for.
         self._banned_ids = tuple(sorted(filter(self._is_in_vocabulary, tokenizer.banned_ids)))
@@ -107,54 +101,12 @@ class Intake:
         """
         check_task(request, self._limits)
         params = checked_params(request, self._facts, self._tokenizer)
-        prompt = self.prompt(request)
+        prompt = self._prompts.made(request)
         asked = answering(request, prompt, holds=self._constraints is not None)
         return Asked(params, asked.prompt, self._sequences(request, asked, params))
 
     def _is_in_vocabulary(self, token_id: int) -> bool:
         return 0 <= token_id < self._limits.vocab_size
-
-    def prompt(self, request: Request) -> Prompt:
-        """Return a request's prompt, which may be too long to be answered.
-
-        Raises:
-            RequestError: it is wrong.
-            OutOfMemory: this machine has no room for it now.
-        """
-        is_plain = request.text is not None or request.token_ids is not None
-        if bool(request.messages) == is_plain or None not in (request.text, request.token_ids):
-            problem = (
-                "messages, text and token_ids exclude each other"
-                if is_plain
-                else "messages is empty"
-            )
-            raise RequestError(problem, param="messages")
-        check_options(request, self._tokenizer)
-        try:
-            if is_plain:
-                prompt = Prompt(self._plain(request), is_plain=True)
-            else:
-                messages = self._media.read(request.messages)
-                with self._pictures.decoded(images_of(messages)):
-                    prompt = self._tokenizer.prompt(
-                        messages, tools=request.tools, options=request.options
-                    )
-                if request.options.continue_final_message:
-                    prompt = replace(prompt, is_plain=True)
-        except MemoryError as error:
-            raise OutOfMemory("this prompt") from error
-        if not prompt.token_ids:
-            raise RequestError("the prompt has no tokens", param="messages")
-        return prompt
-
-    def _plain(self, request: Request) -> tuple[int, ...]:
-        """Return the tokens of a text that is no conversation."""
-        if request.token_ids is not None:
-            check_ids(request.token_ids, self._limits, "token_ids")
-            return tuple(request.token_ids)
-        prefix = self._pooling().prefix if request.task == "embed" else ""
-        text = prefix + (request.text or "")
-        return tuple(self._tokenizer.encode(text, adds_special=request.adds_special))
 
     def _sequences(
         self, request: Request, asked: Answering, params: SamplingParams

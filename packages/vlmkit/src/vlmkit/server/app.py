@@ -17,6 +17,7 @@ from vlmkit.server.health import HealthController
 from vlmkit.server.messages import MessagesController
 from vlmkit.server.models import ModelsController
 from vlmkit.server.origins import Origins
+from vlmkit.server.render import RenderController
 from vlmkit.server.service import Served, Service, runner_of
 from vlmkit.server.tokens import TokensController
 from vlmkit.settings.server import ServerSettings
@@ -44,6 +45,7 @@ def create_app(
             CompletionsController,
             EmbeddingsController,
             MessagesController,
+            RenderController,
             TokensController,
             ModelsController,
             CapabilitiesController,

@@ -27,10 +27,13 @@ from vlmkit.settings.images import ImageLimits
 
 _BODIES: Mapping[str, BodyReader[Any]] = {
     "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/render": CHAT,
     "/v1/completions": COMPLETIONS,
+    "/v1/completions/render": COMPLETIONS,
     "/v1/embeddings": EMBEDDINGS,
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": COUNT,
+    "/v1/messages/render": MESSAGES,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

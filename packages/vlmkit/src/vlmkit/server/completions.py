@@ -18,7 +18,14 @@ from vlmkit.server.call import Call, answer_head
 from vlmkit.server.errors import Unavailable
 from vlmkit.server.forms import asked_form
 from vlmkit.server.joined import JoinedStream
-from vlmkit.server.plain import Plain, blame, check_plain_size, plain_fields, plain_texts
+from vlmkit.server.plain import (
+    Plain,
+    blame,
+    check_plain_size,
+    plain_fields,
+    plain_names,
+    plain_texts,
+)
 from vlmkit.server.sampling import sampling_values
 from vlmkit.server.service import Service
 from vlmkit.server.silence import Silence
@@ -50,8 +57,9 @@ class _CompletionCall(Call[CompletionRequest]):
     async def start(self, body: CompletionRequest) -> ASGIApp:
         """Submit a request for each text; their answers are streamed or waited for as one."""
         runner = await self.runner(body.model)
-        params = _params(body, runner.facts)
-        prompts = _Prompts(body, runner, params, self._texts(body, params, runner.facts))
+        params = completion_params(body, runner.facts)
+        texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
+        prompts = _Prompts(body, runner, params, texts)
         head = answer_head("cmpl", body.model, runner)
         echoes = await prompts.echoes() if body.echo else []
         stream: AnswerStream | JoinedStream | Silence
@@ -78,22 +86,6 @@ class _CompletionCall(Call[CompletionRequest]):
             return EventStream(stream, answers, self.service, self.headers)
         return WholeAnswer(stream, answers.whole, self.service, self.headers)
 
-    def _texts(
-        self, body: CompletionRequest, params: SamplingParams, facts: RunnerFacts
-    ) -> list[Plain]:
-        """Return the prompts, of which there are few: each is answered at once."""
-        texts = plain_texts(body.prompt, "prompt")
-        if len(texts) * params.n > MAX_CHOICES:
-            raise RequestError(
-                f"prompt and n ask for over {MAX_CHOICES} answers together", param="prompt"
-            )
-        try:
-            check_plain_size(texts, self.service.settings.max_text_chars, facts)
-        except RequestError as error:
-            blame(error, "prompt")
-            raise
-        return texts
-
 
 class _Prompts:
     """The texts of one body, and what is asked of each."""
@@ -105,8 +97,7 @@ class _Prompts:
         self._runner = runner
         self._params = params
         self._form = asked_form(body)
-        names = [f"prompt[{n}]" for n in range(len(texts))] if len(texts) > 1 else ["prompt"]
-        self._named = list(zip(names, texts, strict=True))
+        self._named = list(zip(plain_names(texts, "prompt"), texts, strict=True))
 
     async def begun(self) -> list[AnswerStream]:
         """Submit a request for each; those that began end where another is refused."""
@@ -172,7 +163,28 @@ class _Prompts:
         return Asked(cache_salt=body.cache_salt or "", priority=body.priority or 0, **fields)
 
 
-def _params(body: CompletionRequest, facts: RunnerFacts) -> SamplingParams:
+def completion_texts(
+    body: CompletionRequest, params: SamplingParams, facts: RunnerFacts, max_chars: int
+) -> list[Plain]:
+    """Return the prompts, of which there are few: each is answered at once.
+
+    Raises:
+        RequestError: there are too many, or too much of them.
+    """
+    texts = plain_texts(body.prompt, "prompt")
+    if len(texts) * params.n > MAX_CHOICES:
+        raise RequestError(
+            f"prompt and n ask for over {MAX_CHOICES} answers together", param="prompt"
+        )
+    try:
+        check_plain_size(texts, max_chars, facts)
+    except RequestError as error:
+        blame(error, "prompt")
+        raise
+    return texts
+
+
+def completion_params(body: CompletionRequest, facts: RunnerFacts) -> SamplingParams:
     """Return a body's sampling parameters on top of the model's own defaults."""
     values = {"max_tokens": DEFAULT_MAX_TOKENS} | sampling_values(body)
     if body.logprobs is not None:

@@ -20,7 +20,13 @@ from vlmkit.server.answer import PromptTokensDetails
 from vlmkit.server.call import MessagesCall
 from vlmkit.server.convert import Converter, field_of
 from vlmkit.server.errors import Unavailable
-from vlmkit.server.plain import blame, check_plain_size, plain_fields, plain_texts
+from vlmkit.server.plain import (
+    blame,
+    check_plain_size,
+    plain_fields,
+    plain_names,
+    plain_texts,
+)
 from vlmkit.server.service import Service
 from vlmkit.server.together import together
 from vlmkit.server.wire_embeddings import (
@@ -56,7 +62,7 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
         runner = await self.runner(body.model)
         _check_dimensions(body.dimensions, runner.facts)
         requests = await self._requests(body, runner.facts)
-        names = [f"input[{n}]" for n in range(len(requests))] if len(requests) > 1 else ["input"]
+        names = plain_names(requests, "input")
 
         async def embedded(item: tuple[str, Asked]) -> Completion:
             name, request = item

@@ -70,7 +70,7 @@ class _MessageCall(MessagesCall[MessagesRequest]):
             request, images_s = await self.converter.request(said.chat, runner.facts, head.id)
             stream = await runner.asubmit(request)
         except RequestError as error:
-            error.param = _field_of(error, said)
+            error.param = field_of_messages(error, said)
             raise
         if body.stream:
             events = MessageEvents(head, len(stream.prompt_token_ids))
@@ -95,13 +95,13 @@ class _CountCall(MessagesCall[CountRequest]):
             request, _ = await self.converter.request(said.chat, runner.facts, "")
             found = await runner.atokenize(request)
         except RequestError as error:
-            error.param = _field_of(error, said)
+            error.param = field_of_messages(error, said)
             raise
         content = msgspec.json.encode(CountedTokens(len(found.token_ids)))
         return ASGIResponse(body=content, headers=self.headers)
 
 
-def _field_of(error: RequestError, said: Translation) -> str | None:
+def field_of_messages(error: RequestError, said: Translation) -> str | None:
     """Return which field of what was sent an error is about."""
     field = field_of_chat(error, said.chat)
     return said.places.get(field, field) if field else None

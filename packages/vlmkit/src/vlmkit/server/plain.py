@@ -1,6 +1,6 @@
 """Texts that are no conversation, as several routes take them: one or many, text or tokens."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence as Seq, Sized
 from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
@@ -37,6 +37,11 @@ def plain_texts(given: PlainInput, name: str) -> list[Plain]:
     if len(texts) > MAX_TEXTS:
         raise RequestError(f"{name} has over {MAX_TEXTS} texts", param=name)
     return texts
+
+
+def plain_names(texts: Sized, name: str) -> list[str]:
+    """Return what errors call each text of a field."""
+    return [f"{name}[{n}]" for n in range(len(texts))] if len(texts) > 1 else [name]
 
 
 def check_plain_size(texts: Seq[Plain], most: int, facts: RunnerFacts) -> None:

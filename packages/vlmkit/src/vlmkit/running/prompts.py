@@ -1,0 +1,101 @@
+"""From a request to its prompt: media opened, images decoded, tokens made.
+
+Runs in the thread of whoever asks, or in a worker. What the engine makes of a prompt, and whether
+an answer to it fits the context, is the intake's business.
+"""
+
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
+
+from vlmkit.ask.message import Message, images_of
+from vlmkit.ask.prompt_tokens import PromptTokens
+from vlmkit.ask.request import Request
+from vlmkit.errors import OutOfMemory, RequestError
+from vlmkit.kit.pooling import Pooling
+from vlmkit.running.media import MediaIntake
+from vlmkit.running.params import check_ids, check_options
+from vlmkit.running.pictures import Pictures
+from vlmkit.running.told import told
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.tokenizer import Tokenizer
+
+
+class Prompts:
+    """Makes prompts for one model.
+
+    Args:
+        tokenizer: makes tokens.
+        media: opens and checks what a conversation shows.
+        pictures: decodes images.
+        pooling: returns how hidden states become a vector.
+        limits: of the engine.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        media: MediaIntake,
+        pictures: Pictures,
+        pooling: Callable[[], Pooling],
+        limits: EngineLimits,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._media = media
+        self._pictures = pictures
+        self._pooling = pooling
+        self._limits = limits
+
+    def made(self, request: Request) -> Prompt:
+        """Return a request's prompt, which may be too long to be answered.
+
+        Raises:
+            RequestError: it is wrong.
+            OutOfMemory: this machine has no room for it now.
+        """
+        return self._made(request)[0]
+
+    def tokens(self, request: Request) -> PromptTokens:
+        """Return what a request's prompt comes to; errors as for :meth:`made`."""
+        prompt, messages = self._made(request)
+        return told(prompt, images_of(messages))
+
+    def _made(self, request: Request) -> tuple[Prompt, Seq[Message]]:
+        """Return a prompt, and the conversation that it is of, with its media opened."""
+        is_plain = request.text is not None or request.token_ids is not None
+        if bool(request.messages) == is_plain or None not in (request.text, request.token_ids):
+            problem = (
+                "messages, text and token_ids exclude each other"
+                if is_plain
+                else "messages is empty"
+            )
+            raise RequestError(problem, param="messages")
+        check_options(request, self._tokenizer)
+        messages: Seq[Message] = ()
+        try:
+            if is_plain:
+                prompt = Prompt(self._plain(request), is_plain=True)
+            else:
+                messages = self._media.read(request.messages)
+                prompt = self._written(messages, request)
+        except MemoryError as error:
+            raise OutOfMemory("this prompt") from error
+        if not prompt.token_ids:
+            raise RequestError("the prompt has no tokens", param="messages")
+        return prompt, messages
+
+    def _written(self, messages: Seq[Message], request: Request) -> Prompt:
+        """Return the prompt of a conversation."""
+        options = request.options
+        with self._pictures.decoded(images_of(messages)):
+            prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
+        return replace(prompt, is_plain=True) if options.continue_final_message else prompt
+
+    def _plain(self, request: Request) -> tuple[int, ...]:
+        """Return the tokens of a text that is no conversation."""
+        if request.token_ids is not None:
+            check_ids(request.token_ids, self._limits, "token_ids")
+            return tuple(request.token_ids)
+        prefix = self._pooling().prefix if request.task == "embed" else ""
+        text = prefix + (request.text or "")
+        return tuple(self._tokenizer.encode(text, adds_special=request.adds_special))

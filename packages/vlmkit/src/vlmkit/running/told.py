@@ -1,0 +1,32 @@
+"""What a prompt comes to, as it is told to those who ask for its tokens and no answer."""
+
+from collections.abc import Iterable
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.prompt_tokens import PromptMedium, PromptTokens
+from vlmkit.seams.prompt import MediaSlot, Prompt
+
+
+def told(prompt: Prompt, images: Iterable[Image]) -> PromptTokens:
+    """Return the tokens of a prompt, and where its media stand among them.
+
+    Args:
+        prompt: what the tokenizer made.
+        images: what it showed, in order.
+    """
+    shown = iter(images)
+    media = (_medium(s, next(shown) if s.kind == "image" else None) for s in prompt.media)
+    return PromptTokens(prompt.token_ids, tuple(media))
+
+
+def _medium(slot: MediaSlot, image: Image | None) -> PromptMedium:
+    used = slot.transform.used_size[::-1] if slot.transform else None
+    return PromptMedium(
+        slot.kind,
+        slot.start,
+        slot.stop,
+        slot.num_features,
+        slot.digest,
+        None if image is None else (image.width, image.height),
+        None if used is None else (used[0], used[1]),
+    )

@@ -1,0 +1,144 @@
+"""``POST .../render``: a prompt as it would be computed, and where its images are; no answer.
+
+Fleets ask for it, to send requests where their prefix is known, and to know what they cost.
+"""
+
+import asyncio
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from vlmkit.ask.request import Request as Asked
+from vlmkit.errors import RequestError
+from vlmkit.server.call import Call, MessagesCall, answer_head
+from vlmkit.server.completions import completion_params, completion_texts
+from vlmkit.server.convert import Converter, field_of_chat
+from vlmkit.server.errors import error_handlers
+from vlmkit.server.forms import asked_form
+from vlmkit.server.message_errors import message_error
+from vlmkit.server.message_turns import as_chat
+from vlmkit.server.messages import field_of_messages
+from vlmkit.server.plain import Plain, blame, plain_fields, plain_names
+from vlmkit.server.rendering import rendered
+from vlmkit.server.service import Service
+from vlmkit.server.together import together
+from vlmkit.server.wire import CHAT, ChatRequest
+from vlmkit.server.wire_completions import COMPLETIONS, CompletionRequest
+from vlmkit.server.wire_messages import MESSAGES, MessagesRequest
+from vlmkit.server.wire_render import Rendered
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class RenderController(Controller):
+    """Makes prompts that nobody answers."""
+
+    path = "/v1"
+
+    @post("/chat/completions/render", status_code=200)
+    async def chat(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return the prompt of a conversation."""
+        return _RenderChatCall(request, service, CHAT, converter)
+
+    @post("/completions/render", status_code=200)
+    async def completions(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> ASGIApp:
+        """Return the prompts of plain texts."""
+        return _RenderTextsCall(request, service, COMPLETIONS)
+
+    @post("/messages/render", status_code=200, exception_handlers=error_handlers(message_error))
+    async def messages(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return the prompt of a conversation of Anthropic's API."""
+        return _RenderMessagesCall(request, service, MESSAGES, converter)
+
+
+class _ConversationCall(MessagesCall[B]):
+    """Renders one conversation."""
+
+    async def rendered(self, chat: ChatRequest, kind: str) -> ASGIApp:
+        """Let the runner read the prompt; nothing is computed."""
+        runner = await self.runner(chat.model)
+        request_id = answer_head(kind, chat.model, runner).id
+        request, _ = await self.converter.request(chat, runner.facts, request_id)
+        found = await runner.atokenize(request)
+        made = rendered(chat, request, found, runner.facts)
+        return await _answer(made, self.headers)
+
+
+class _RenderChatCall(_ConversationCall[ChatRequest]):
+    """Renders what the chat API would answer."""
+
+    async def start(self, body: ChatRequest) -> ASGIApp:
+        """Render the messages."""
+        try:
+            return await self.rendered(body, "chatcmpl")
+        except RequestError as error:
+            error.param = field_of_chat(error, body)
+            raise
+
+
+class _RenderMessagesCall(_ConversationCall[MessagesRequest]):
+    """Renders what Anthropic's API would answer."""
+
+    async def start(self, body: MessagesRequest) -> ASGIApp:
+        """Render the turns."""
+        said = as_chat(body)
+        try:
+            return await self.rendered(said.chat, "msg")
+        except RequestError as error:
+            error.param = field_of_messages(error, said)
+            raise
+
+
+class _RenderTextsCall(Call[CompletionRequest]):
+    """Renders plain texts."""
+
+    async def start(self, body: CompletionRequest) -> ASGIApp:
+        """Let the runner read each text, a few at a time."""
+        runner = await self.runner(body.model)
+        params = completion_params(body, runner.facts)
+        texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
+        form = asked_form(body)
+
+        async def one(named: tuple[str, Plain]) -> Rendered:
+            name, text = named
+            request = Asked(
+                **plain_fields(text),
+                adds_special=body.add_special_tokens is not False,
+                params=params,
+                constraint=form.constraint if form else None,
+                cache_salt=body.cache_salt or "",
+                priority=body.priority or 0,
+                id=answer_head("cmpl", body.model, runner).id,
+            )
+            try:
+                found = await runner.atokenize(request)
+            except RequestError as error:
+                blame(error, name)
+                raise
+            return rendered(body, request, found, runner.facts)
+
+        named = zip(plain_names(texts, "prompt"), texts, strict=True)
+        made = await together(one, named, runner.facts.bounds.num_workers)
+        return await _answer(made, self.headers)
+
+
+async def _answer(made: Rendered | list[Rendered], headers: dict[str, str]) -> ASGIApp:
+    """Return the response; in a thread, since there can be many tokens."""
+    content = await asyncio.to_thread(msgspec.json.encode, made)
+    return ASGIResponse(body=content, headers=headers)

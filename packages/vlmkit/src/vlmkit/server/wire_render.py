@@ -1,0 +1,57 @@
+"""What the routes that render answer: shapes, no behaviour.
+
+The shape is vLLM's, of a body for ``/inference/v1/generate``; what is ours besides has no effect
+there.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.server.wire_sampling import StreamOptions
+
+Place = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+class PlacedTokens(msgspec.Struct):
+    """Where the tokens of an image are."""
+
+    offset: Place
+    length: Place
+
+
+class RenderedFeatures(msgspec.Struct):
+    """The images of a prompt, in order; ``mm_hashes`` is null where no pixel was decoded."""
+
+    mm_placeholders: dict[str, list[PlacedTokens]]
+    mm_hashes: dict[str, list[str]] | None
+
+
+class RenderedImage(msgspec.Struct):
+    """One image, ours: what it costs, how large it is, and how large the model sees it."""
+
+    num_tokens: int
+    width: int | None
+    height: int | None
+    used_width: int | None
+    used_height: int | None
+
+
+class Rendered(msgspec.Struct):
+    """One prompt as it would be computed, and how its answer would be made."""
+
+    request_id: str
+    model: str
+    token_ids: tuple[int, ...]
+    features: RenderedFeatures | None
+    sampling_params: dict[str, Any]
+    stream: bool
+    stream_options: StreamOptions | None
+    cache_salt: str | None
+    priority: int
+
+    # Ours.
+    num_tokens: int
+    max_model_len: int
+    images: list[RenderedImage]

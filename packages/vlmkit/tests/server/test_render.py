@@ -1,0 +1,172 @@
+"""``/render``: the prompt that an answer would be computed from, and where its images are."""
+
+import pytest
+from running_server import chat, image_part, picture
+
+from vlmkit_mock import vocabulary as v
+
+CHAT = "/v1/chat/completions"
+LARGE = picture(40, 30)
+
+
+def rendered(server, body, path=CHAT):
+    answer = server.post(body, f"{path}/render")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refusal(server, body, path=CHAT):
+    answer = server.post(body, f"{path}/render")
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+def shown(*urls, **fields):
+    parts = [{"type": "text", "text": "and"}, *map(image_part, urls)]
+    return {"model": "mock", "messages": [{"role": "user", "content": parts}]} | fields
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}]},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"add_generation_prompt": False},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+         "continue_final_message": True},
+    ],
+)  # fmt: skip
+def test_a_conversation_has_the_tokens_that_its_answer_is_computed_from(server, fields):
+    body = shown(picture(), LARGE) | fields
+    answer = server.post(body | {"return_token_ids": True}).json()
+    found = rendered(server, body)
+    assert found["token_ids"] == answer["prompt_token_ids"]
+    assert found["num_tokens"] == len(found["token_ids"]) == answer["usage"]["prompt_tokens"]
+    each = [image["num_tokens"] for image in found["images"]]
+    assert each == answer["usage"]["prompt_tokens_details"]["image_tokens_each"]
+
+
+def test_each_image_has_its_place_its_digest_its_sizes_and_its_tokens(server):
+    found = rendered(server, shown(picture(), LARGE, picture()))
+    features, ids = found["features"], found["token_ids"]
+    places = features["mm_placeholders"]["image"]
+    assert [place["length"] for place in places] == [6, 6, 6]
+    assert {ids[place["offset"]] for place in places} == {v.IMAGE_START}
+    first, second, third = features["mm_hashes"]["image"]
+    assert first == third != second
+    assert [len(bytes.fromhex(digest)) for digest in (first, second)] == [32, 32]
+    assert found["images"][1] == {
+        "num_tokens": 4, "width": 40, "height": 30, "used_width": 40, "used_height": 30,
+    }  # fmt: skip
+
+
+def test_a_text_alone_has_no_features(server):
+    found = rendered(server, chat())
+    assert (found["features"], found["images"]) == (None, [])
+
+
+def test_how_the_answer_would_be_made_is_told_by_vllms_names(server):
+    found = rendered(
+        server,
+        chat(max_completion_tokens=7, temperature=0.5, stop=["a"], logprobs=True, top_logprobs=3,
+             logit_bias={"5": 1.0}, seed=4, n=2, stream=True, cache_salt="s", priority=3),
+    )  # fmt: skip
+    params = found.pop("sampling_params")
+    asked = {"max_tokens": 7, "temperature": 0.5, "stop": ["a"], "logprobs": 3, "n": 2, "seed": 4}
+    assert asked.items() <= params.items()
+    assert params["logit_bias"] == {"5": 1.0}
+    assert "top_logprobs" not in params
+    assert (found["model"], found["stream"], found["cache_salt"]) == ("mock", True, "s")
+    assert found["priority"] == 3
+    assert found["request_id"].startswith("chatcmpl-")
+
+
+def test_what_a_client_did_not_say_is_the_models_own(server):
+    params = rendered(server, chat())["sampling_params"]
+    defaults = server.runner().facts.defaults
+    assert params["temperature"] == defaults.temperature
+    assert (params["max_tokens"], params["logprobs"], params["structured_outputs"]) == (
+        None, None, None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_grammar": "start: X"}, {"grammar": "start: X"}),
+        ({"guided_json": {"type": "object"}}, {"json": {"type": "object"}}),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+    ],
+)
+def test_the_form_of_an_answer_is_told(server, form, told):
+    assert rendered(server, chat(**form))["sampling_params"]["structured_outputs"] == told
+
+
+def test_each_text_has_the_tokens_that_its_completion_is_computed_from(server):
+    path = "/v1/completions"
+    body = {"model": "mock", "prompt": ["né", "xy"], "return_token_ids": True}
+    choices = server.post(body, path).json()["choices"]
+    found = rendered(server, body, path)
+    assert [each["token_ids"] for each in found] == [each["prompt_token_ids"] for each in choices]
+    assert [each["sampling_params"]["max_tokens"] for each in found] == [16, 16]
+    (bare,) = rendered(server, body | {"prompt": [97, 98]}, path)
+    assert bare["token_ids"] == [97, 98]
+    (bare,) = rendered(server, body | {"prompt": "ab", "add_special_tokens": False}, path)
+    assert bare["token_ids"] == [97, 98]
+
+
+def test_a_conversation_of_anthropics_api_has_the_tokens_that_are_counted(server):
+    data = picture().partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    turn = {"role": "user", "content": [{"type": "image", "source": source}]}
+    body = {"model": "mock", "max_tokens": 5, "system": "be brief", "messages": [turn]}
+    usage = server.post(body, "/v1/messages").json()["usage"]
+    found = rendered(server, body, "/v1/messages")
+    assert len(found["token_ids"]) == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert len(found["features"]["mm_hashes"]["image"]) == 1
+
+
+def test_a_prompt_that_is_too_long_to_be_answered_is_rendered(server):
+    most = server.runner().facts.limits.max_sequence_tokens
+    found = rendered(server, chat("x" * most))
+    assert found["num_tokens"] > found["max_model_len"] == most
+
+
+def test_nothing_runs_for_what_is_only_rendered(server):
+    before = server.runner().stats().counters
+    rendered(server, shown(picture()))
+    assert server.runner().stats().counters == before
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "path"),
+    [
+        (shown("data:image/png;base64,AAAA"), "messages[0].content[1].image_url.url", CHAT),
+        (chat(temperature=9), "temperature", CHAT),
+        (chat(guided_choice=[]), "guided_choice", CHAT),
+        (chat(audio={}), "audio", CHAT),
+        ({"model": "mock", "prompt": ["x", [9999]]}, "prompt[1]", "/v1/completions"),
+        ({"model": "mock", "prompt": "x", "n": 999}, "n", "/v1/completions"),
+    ],
+)
+def test_what_cannot_be_rendered_is_refused_as_its_answer_would_be(server, body, param, path):
+    assert refusal(server, body, path)["param"] == param
+    assert server.post(body, path).json()["error"]["param"] == param
+
+
+def test_anthropics_clients_get_their_errors(server):
+    body = chat(max_tokens=5, temperature=9)
+    answer = server.post(body, "/v1/messages/render")
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+    assert answer.json()["error"]["message"].startswith("temperature")
+
+
+def test_ignored_keys_are_told_and_rendering_counts_as_a_request(server):
+    answer = server.post(chat(flavour=1), f"{CHAT}/render")
+    assert answer.headers["x-vlmkit-ignored"] == "flavour"
+    assert server.post(chat() | {"model": "other"}, f"{CHAT}/render").status_code == 404
+    strict = server.post(chat(flavour=1), f"{CHAT}/render", headers={"x-vlmkit-strict": "1"})
+    assert strict.status_code == 400
