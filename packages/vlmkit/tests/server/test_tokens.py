@@ -41,6 +41,30 @@ def test_a_conversation_is_counted_as_its_answer_counts_it_with_every_image(serv
     assert counted["image_tokens_each"] == usage["prompt_tokens_details"]["image_tokens_each"]
 
 
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL]},
+        {"tools": []},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": True, "tools": [TOOL]},
+        {
+            "continue_final_message": True,
+            "messages": [*shown(), {"role": "assistant", "content": "It is"}],
+        },
+        {"messages": [*shown(), {"role": "assistant", "content": "It is", "prefix": True}]},
+    ],
+)
+def test_a_prompt_is_counted_as_it_is_written_for_a_chat(server, fields):
+    fields = {"messages": shown()} | fields
+    answer = server.post(chat(return_token_ids=True, max_tokens=1) | fields).json()
+    assert tokenized(server, **fields)["tokens"] == answer["prompt_token_ids"]
+
+
 def test_a_prompt_that_is_too_long_to_be_answered_is_counted(server):
     most = server.runner().facts.limits.max_sequence_tokens
     assert tokenized(server, prompt="x" * (most + 1))["count"] > most
@@ -67,10 +91,12 @@ def test_nothing_runs_for_what_is_only_counted(server):
         ({"prompt": ["x"]}, "prompt"),
         ({"messages": []}, "messages"),
         ({"messages": shown(), "add_special_tokens": True}, "add_special_tokens"),
-        ({"messages": shown(), "add_generation_prompt": False}, "add_generation_prompt"),
         ({"messages": shown(), "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
-        ({"messages": [{"role": "assistant", "content": "x", "prefix": True}]}, "messages[0]"),
-        ({"messages": shown(), "tools": [{}]}, "tools"),
+        ({"messages": shown(), "continue_final_message": True}, "continue_final_message"),
+        ({"messages": shown(), "tools": [{}]}, "tools[0]"),
+        ({"prompt": "x", "tools": [TOOL]}, "tools"),
+        ({"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"prompt": "x", "chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs"),
         (
             {"messages": [{"role": "user", "content": [image_part("data:image/png;base64,AAAA")]}]},
             "messages[0].content[0].image_url.url",

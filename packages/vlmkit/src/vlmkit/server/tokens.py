@@ -12,11 +12,12 @@ from litestar.types import ASGIApp
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import RequestError
-from vlmkit.seams.runner import Runner
+from vlmkit.seams.runner import Runner, RunnerFacts
 from vlmkit.server.call import Call, MessagesCall
-from vlmkit.server.convert import Converter, field_of
+from vlmkit.server.convert import Converter, field_of_chat
 from vlmkit.server.plain import blame, check_plain_size
 from vlmkit.server.service import Service
+from vlmkit.server.wire import ChatMessage, ChatRequest
 from vlmkit.server.wire_tokens import (
     DETOKENIZE,
     TOKENIZE,
@@ -25,6 +26,11 @@ from vlmkit.server.wire_tokens import (
     TokenizeRequest,
     Tokens,
 )
+
+_OF_MESSAGES = sorted(
+    {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {"model", "messages"}
+)
+"""The fields that a chat has, too, and that say how messages are written."""
 
 
 class TokensController(Controller):
@@ -53,28 +59,33 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
 
     async def start(self, body: TokenizeRequest) -> ASGIApp:
         """Let the runner read the prompt."""
-        runner = await self.runner(body.model)
-        try:
-            found = await runner.atokenize(await self._asked(body, runner))
-        except RequestError as error:
-            error.param = field_of(error, body.messages or ())
-            raise
+        name = self.service.name(body.model)
+        runner = self.service.runner(name)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("send either prompt or messages", param="prompt")
+        if body.messages is None:
+            found = await runner.atokenize(self._text(body, runner.facts))
+        else:
+            found = await self._conversation(_chat(body, name, body.messages), runner)
         content = await asyncio.to_thread(_told, found, runner, wants_texts=body.return_token_strs)
         return ASGIResponse(body=content, headers=self.headers)
 
-    async def _asked(self, body: TokenizeRequest, runner: Runner) -> Asked:
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError("send either prompt or messages", param="prompt")
-        if body.prompt is not None:
-            check_plain_size([body.prompt], self.service.settings.max_text_chars, runner.facts)
-            return Asked(text=body.prompt, adds_special=body.add_special_tokens is not False)
-        if body.add_special_tokens:
-            raise RequestError(
-                "the chat template alone says what is put around messages",
-                param="add_special_tokens",
-                code="unsupported_parameter",
-            )
-        return Asked(messages=await self.converter.messages(body.messages or [], runner.facts))
+    def _text(self, body: TokenizeRequest, facts: RunnerFacts) -> Asked:
+        """Return the request for a text, which no chat template writes."""
+        if given := [field for field in _OF_MESSAGES if getattr(body, field) not in (None, [], {})]:
+            raise RequestError(f"{given[0]} is for messages, not for a text", param=given[0])
+        text = body.prompt or ""
+        check_plain_size([text], self.service.settings.max_text_chars, facts)
+        return Asked(text=text, adds_special=body.add_special_tokens is not False)
+
+    async def _conversation(self, chat: ChatRequest, runner: Runner) -> PromptTokens:
+        """Return what a chat's prompt comes to."""
+        try:
+            request, _ = await self.converter.request(chat, runner.facts, "")
+            return await runner.atokenize(request)
+        except RequestError as error:
+            error.param = field_of_chat(error, chat)
+            raise
 
 
 class _DetokenizeCall(Call[DetokenizeRequest]):
@@ -92,6 +103,18 @@ class _DetokenizeCall(Call[DetokenizeRequest]):
             raise RequestError("tokens has one that is not in the vocabulary", param="tokens")
         said = Detokenized(await asyncio.to_thread(runner.detokenize, body.tokens))
         return ASGIResponse(body=msgspec.json.encode(said), headers=self.headers)
+
+
+def _chat(body: TokenizeRequest, model: str, messages: list[ChatMessage]) -> ChatRequest:
+    """Return the body of the chat whose prompt is meant."""
+    if body.add_special_tokens:
+        raise RequestError(
+            "the chat template alone says what is put around messages",
+            param="add_special_tokens",
+            code="unsupported_parameter",
+        )
+    fields = {field: getattr(body, field) for field in _OF_MESSAGES}
+    return ChatRequest(model=model, messages=messages, **fields)
 
 
 def _told(found: PromptTokens, runner: Runner, *, wants_texts: bool | None) -> bytes:

@@ -99,12 +99,14 @@ class ToolMessage(_Wire, tag_field="role", tag="tool"):
 
 
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+ChatMessages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
+TemplateValues = Annotated[dict[str, Any], Meta(max_length=64)]
 
 
 class ChatRequest(ToolFields, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
+    messages: ChatMessages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -112,7 +114,7 @@ class ChatRequest(ToolFields, kw_only=True):
     # Ours.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
+    chat_template_kwargs: TemplateValues | None = None
 
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
     safety_identifier: Label | None = None

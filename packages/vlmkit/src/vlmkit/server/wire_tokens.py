@@ -1,25 +1,28 @@
 """Bodies of ``/tokenize`` and ``/detokenize``: shapes and bounds, no behaviour."""
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
 
 from vlmkit.server.body import BodyReader
 from vlmkit.server.plain import TokenId
-from vlmkit.server.wire import ChatMessage, NotSupported
+from vlmkit.server.wire import ChatMessages, TemplateValues
 from vlmkit.server.wire_sampling import ModelName
+from vlmkit.server.wire_tools import Tools
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """The body of ``POST /tokenize``: a prompt, or messages."""
+    """The body of ``POST /tokenize``: a prompt, or messages and how they are written."""
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)] | None = None
+    messages: ChatMessages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    tools: NotSupported = None
+
+    # Of messages, as chats have them.
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateValues | None = None
 
 
 class Tokens(msgspec.Struct):
@@ -45,5 +48,5 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-TOKENIZE = BodyReader(TokenizeRequest, {"tools"})
+TOKENIZE = BodyReader(TokenizeRequest)
 DETOKENIZE = BodyReader(DetokenizeRequest)

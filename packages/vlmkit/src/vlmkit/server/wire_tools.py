@@ -38,10 +38,13 @@ class ChosenTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function")
     function: ChosenFunction
 
 
+Tools = Annotated[list[Tool], Meta(max_length=128)]
+
+
 class ToolFields(SamplingFields, kw_only=True):
     """The fields of a body that offer tools."""
 
-    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
 
