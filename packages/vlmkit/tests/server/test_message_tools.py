@@ -138,12 +138,13 @@ def test_the_clients_own_loop_runs_tools_until_there_is_no_more_to_call(server):
         seen.append(at)
         return "a tree"
 
-    sent = {"model": "mock", "max_tokens": 400, "max_iterations": 2}
-    question = user(scripted(calls=CALLS))
-    runner = client_of(server).beta.messages.tool_runner(**sent, messages=[question], tools=[look])
+    runner = client_of(server).beta.messages.tool_runner(
+        model="mock", max_tokens=400, messages=[user(scripted(calls=CALLS))], tools=[look]
+    )
     answers = list(runner)
-    assert [answer.stop_reason for answer in answers] == ["tool_use"] * 2
-    assert seen[:2] == ["Köln", ""]
+    assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"]
+    assert answers[-1].content[0].text == "a tree"
+    assert seen == ["Köln", ""]
 
 
 def test_definitions_are_read_by_the_model(client):
