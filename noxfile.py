@@ -38,6 +38,12 @@ OLDEST = {
     ONNX_CPU: [CORE, HF, ONNX_CPU, DEMO],
     GUIDANCE: [CORE, MOCK, HF, GUIDANCE],
 }
+# What each client needs to be tried by the file of tests/clients that has its name.
+CLIENTS = {
+    "openai": ["openai"],
+    "anthropic": ["anthropic"],
+    "langchain": ["langchain-openai", "langchain-tests"],
+}
 PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
 
 
@@ -143,6 +149,25 @@ def lowest(path: str) -> list[str]:
         for bound in requirement.specifier
         if bound.operator == ">=" and not requirement.name.startswith("vlmkit")
     ]
+
+
+@nox.session(default=False)
+def clients_server(session: nox.Session) -> None:
+    """Install the server that ``clients`` meet."""
+    install(session, CORE, MOCK, HF, ONNX_CPU, DEMO, GUIDANCE)
+
+
+@nox.session(default=False, requires=["clients_server"])
+@nox.parametrize("client", list(CLIENTS), ids=list(CLIENTS))
+def clients(session: nox.Session, client: str) -> None:
+    """Try a client of others, as it is, on a server in an environment of its own."""
+    packages = [name for name in CLIENTS[client] if not name.startswith("npm:")]
+    session.install("-q", "pytest>=9", *packages)
+    folder = session.env_dir.with_name("clients_server")
+    session.env["SERVER_PYTHON"] = str(next(folder.glob("*/python*")))
+    tests = Path("tests/clients")
+    options = ("-c", str(tests / "pytest.ini"), str(tests / f"with_{client}.py"))
+    session.run("pytest", *options, *session.posargs)
 
 
 @nox.session

@@ -93,3 +93,21 @@ def test_a_tool_whose_schema_cannot_be_kept_to_is_refused_as_a_tool(client):
     with pytest.raises(openai.BadRequestError) as refused:
         said(client, stream=False, tools=[tool])
     assert refused.value.param == "tools"
+
+
+def test_an_answer_that_must_call_leaves_out_what_it_would_say(client):
+    call = {"name": "f", "arguments": {"a": "Köln"}}
+    script = json.dumps({"mock": {"text": "I call.", "reasoning": "hm", "calls": [call]}})
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    answer = client.create(
+        model="mock",
+        messages=[{"role": "user", "content": script}],
+        tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        tool_choice="required",
+    )
+    (called,) = answer.choices[0].message.tool_calls
+    assert json.loads(called.function.arguments) == {"a": "Köln"}
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (
+        None,
+        "tool_calls",
+    )

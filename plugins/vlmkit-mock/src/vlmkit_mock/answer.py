@@ -41,6 +41,11 @@ class Answer:
     said: Seq[int]
     num_tokens: int
 
+    @property
+    def num_before_calls(self) -> int:
+        """How many tokens come before the first call; 0 if nothing is called."""
+        return self.said.index(v.CALL) + len(self.thought) if v.CALL in self.said else 0
+
     def token(self, index: int) -> int:
         """Return token ``index`` of the answer: the end of it from ``num_tokens`` on."""
         return self.repeated(index) if index < self.num_tokens else v.END
@@ -75,7 +80,7 @@ def answer_to(prompt: Prompt, default: Script, replies: Seq[Reply] = ()) -> Answ
     encoded = [*text.encode(errors="replace"), *_called(script)]
     thought = _thought(script)
     num_tokens = len(thought) + len(encoded) if script.tokens is None else script.tokens
-    return Answer(script, thought, encoded or b" ", num_tokens)
+    return Answer(script, thought, encoded or [ord(" ")], num_tokens)
 
 
 def _thought(script: Script) -> tuple[int, ...]:
@@ -87,7 +92,8 @@ def _thought(script: Script) -> tuple[int, ...]:
 def _called(script: Script) -> Iterator[int]:
     for call in script.calls:
         yield v.CALL
-        yield from json.dumps({"name": call.name, "arguments": call.arguments}).encode()
+        said = {"name": call.name, "arguments": call.arguments}
+        yield from json.dumps(said, ensure_ascii=False).encode()
         yield v.CALL_END
 
 

@@ -27,7 +27,8 @@ SCRIPTED_LOGIT = 24.0
 """Leaves every other token together less than one in 300 at the highest temperature."""
 
 RUNNER_UP_LOGIT = 12.0
-"""What comes where the end is forbidden, so that longer answers repeat themselves."""
+"""What comes where the end is forbidden, so that longer answers repeat themselves, or where an
+answer with calls must begin with the first."""
 
 NUM_NOISES = 257
 HIDDEN_SIZE = 8
@@ -269,10 +270,13 @@ class MockEngine:
         likeliest, runners_up = [], []
         for sequence, stop in _rows(wanted):
             answer = self._states[sequence].answer
-            index = stop - sequence.num_prompt_tokens
-            known = sequence.prompt.token_ids
+            start = sequence.num_prompt_tokens
+            index, known = stop - start, sequence.prompt.token_ids
+            if index > 0 and sequence.tokens(start, start + 1)[0] == v.CALL:
+                index += answer.num_before_calls  # it was made to call at once
             likeliest.append(answer.token(index) if index >= 0 else known[stop])
-            runners_up.append(answer.repeated(index))
+            is_call = index == 0 and answer.num_before_calls
+            runners_up.append(v.CALL if is_call else answer.repeated(index))
         rows = self._noise[self._noises(wanted)]
         numbers = np.arange(len(rows))
         rows[numbers, runners_up] = RUNNER_UP_LOGIT

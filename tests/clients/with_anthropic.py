@@ -1,0 +1,152 @@
+"""Anthropic's own client, through every call of its API that the server has."""
+
+import asyncio
+import base64
+import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import anthropic
+import httpx2
+import pytest
+from anthropic import Anthropic, AsyncAnthropic
+from conftest import serving
+
+REPLIES = [
+    {"to": "think", "reasoning": "One, two.", "text": "Two."},
+    {"to": "as JSON", "text": '{"colour": "red", "count": 3}'},
+    {"to": "busy", "text": "so ", "tokens": 100_000, "latency_s": 0.01},
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"type": "string"}, "count": {"type": "integer"}},
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def image(png):
+    data = base64.b64encode(png).decode()
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def asked(*content, model="mock"):
+    return {
+        "model": model,
+        "max_tokens": 200,
+        "messages": [{"role": "user", "content": list(content)}],
+    }
+
+
+def text(said):
+    return {"type": "text", "text": said}
+
+
+def test_a_picture_is_asked_about_whole_and_streamed(client, image):
+    question = asked(image, text("What is in this picture?"), model="demo")
+    whole = client.messages.create(**question, extra_body={"temperature": 0})
+    assert "circle" in whole.content[0].text
+    assert (whole.type, whole.role, whole.stop_reason) == ("message", "assistant", "end_turn")
+    with client.messages.stream(**question, extra_body={"temperature": 0}) as stream:
+        streamed = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert streamed == final.content[0].text == whole.content[0].text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_a_count_is_what_an_answer_has_read(client, image):
+    question = asked(image, text("hello")) | {"system": "Be brief."}
+    answer = client.messages.create(**question)
+    del question["max_tokens"]
+    counted = client.messages.count_tokens(**question).input_tokens
+    assert counted == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+
+
+def test_thinking_stands_before_the_answer_and_fits_into_the_next_question(client):
+    question = asked(text("think")) | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    with client.messages.stream(**question) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_message()
+    assert kinds.count("content_block_stop") == 2
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert message.content[1].text == "Two."
+    question["messages"] += [
+        {"role": "assistant", "content": message.content},
+        {"role": "user", "content": "and then?"},
+    ]
+    question["thinking"] = {"type": "disabled"}
+    assert client.messages.create(**question).content[-1].text == "and then?"
+
+
+def test_a_stop_sequence_is_told(client):
+    answer = client.messages.create(**asked(text("one two three")), stop_sequences=["two"])
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "two")
+    assert answer.content[0].text == "one "
+
+
+def test_a_schema_is_kept_to(client):
+    form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    answer = client.messages.create(**asked(text("Tell it as JSON.")), output_config=form)
+    assert json.loads(answer.content[0].text) == {"colour": "red", "count": 3}
+
+
+def test_what_is_wrong_raises_the_error_of_its_status(client, image):
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        client.messages.create(**asked(text("x"), model="claude"))
+    assert unknown.value.body["error"]["type"] == "not_found_error"
+    assert unknown.value.request_id
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(**asked(text("x")), extra_body={"temperature": 3})
+    broken = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(**asked({"type": "image", "source": broken}))
+
+
+def test_an_answer_that_breaks_raises_in_the_middle_of_its_stream(client):
+    directive = json.dumps({"mock": {"text": "abcdef", "fail_at_token": 3}})
+    pieces = []
+    with (
+        client.messages.stream(**asked(text(directive))) as stream,
+        pytest.raises(anthropic.APIError),
+    ):
+        pieces.extend(stream.text_stream)
+    assert "".join(pieces) == "abc"
+
+
+def test_a_refused_request_is_tried_again_until_there_is_room(tmp_path):
+    refused = Event()
+
+    def seen(response):
+        if response.status_code == 429:
+            refused.set()
+
+    with serving(tmp_path, REPLIES, models=["mock"], max_requests=1) as server:
+        hooks = httpx2.Client(event_hooks={"response": [seen]})
+        client = Anthropic(base_url=server.url, api_key="none", max_retries=20, http_client=hooks)
+        with client, ThreadPoolExecutor() as pool:
+            with client.messages.create(**asked(text("busy")), stream=True) as stream:
+                next(iter(stream))
+                later = pool.submit(client.messages.create, **asked(text("hello")))
+                assert refused.wait(300)
+            assert later.result().content[0].text == "hello"
+
+
+def test_the_asynchronous_client_asks_many_at_once(server):
+    async def answers():
+        async with AsyncAnthropic(base_url=server.url, api_key="none") as client:
+            questions = [client.messages.create(**asked(text(f"number {n}"))) for n in range(32)]
+            return [each.content[0].text for each in await asyncio.gather(*questions)]
+
+    assert asyncio.run(answers()) == [f"number {n}" for n in range(32)]
+
+
+def test_models_are_listed(client):
+    assert [model.id for model in client.models.list()] == ["demo", "mock"]
+    assert client.models.retrieve("demo").id == "demo"
