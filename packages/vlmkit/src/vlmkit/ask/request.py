@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from vlmkit.ask.constraint import Constraint, check_constraint
 from vlmkit.ask.message import Message
+from vlmkit.ask.placed_image import PlacedImage
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.tool_choice import NamedTool, ToolChoice, check_tool_choice
@@ -20,6 +21,7 @@ class Request:
         messages: the conversation so far.
         text: a plain text in place of messages, to be read as it is, without a chat template.
         token_ids: the tokens of such a text, in its place.
+        images: what is shown among ``token_ids``, in order; a conversation has its own in messages.
         adds_special: whether a plain text gets the tokens that the tokenizer puts around any.
         task: what is wanted: an answer, a vector, or how likely given continuations are.
         continuations: what is scored, texts or tokens, each by itself, as what follows the prompt.
@@ -38,6 +40,7 @@ class Request:
     messages: Sequence[Message] = ()
     text: str | None = None
     token_ids: Sequence[int] | None = None
+    images: Sequence[PlacedImage] = ()
     adds_special: bool = True
     task: Literal["generate", "embed", "score"] = "generate"
     continuations: Sequence[str | Sequence[int]] = ()

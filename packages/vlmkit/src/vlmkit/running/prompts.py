@@ -15,6 +15,7 @@ from vlmkit.kit.pooling import Pooling
 from vlmkit.running.media import MediaIntake
 from vlmkit.running.params import check_ids, check_options
 from vlmkit.running.pictures import Pictures
+from vlmkit.running.placing import placed, showing
 from vlmkit.running.told import told
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.prompt import Prompt
@@ -73,7 +74,10 @@ class Prompts:
         check_options(request, self._tokenizer)
         messages: Seq[Message] = ()
         try:
-            if is_plain:
+            if request.images:
+                messages = self._media.read(showing(request.images))
+                prompt = self._placed(messages, request)
+            elif is_plain:
                 prompt = Prompt(self._plain(request), is_plain=True)
             else:
                 messages = self._media.read(request.messages)
@@ -90,6 +94,16 @@ class Prompts:
         with self._pictures.decoded(images_of(messages)):
             prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
         return replace(prompt, is_plain=True) if options.continue_final_message else prompt
+
+    def _placed(self, shown: Seq[Message], request: Request) -> Prompt:
+        """Return the prompt of tokens that images stand among."""
+        if request.token_ids is None:
+            raise RequestError("images of their own need token_ids", param="images")
+        token_ids = self._plain(request)
+        with self._pictures.decoded(images_of(shown)):
+            prompt = self._tokenizer.prompt(shown)
+        media = placed(request.images, prompt, token_ids, self._tokenizer.banned_ids)
+        return Prompt(token_ids, media, is_plain=True)
 
     def _plain(self, request: Request) -> tuple[int, ...]:
         """Return the tokens of a text that is no conversation."""

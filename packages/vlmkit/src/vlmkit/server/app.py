@@ -13,6 +13,7 @@ from vlmkit.server.convert import Converter
 from vlmkit.server.embeddings import EmbeddingsController
 from vlmkit.server.errors import error_handlers
 from vlmkit.server.gate import Gate
+from vlmkit.server.generate import GenerateController
 from vlmkit.server.health import HealthController
 from vlmkit.server.messages import MessagesController
 from vlmkit.server.models import ModelsController
@@ -50,6 +51,7 @@ def create_app(
             ModelsController,
             CapabilitiesController,
             HealthController,
+            *([GenerateController] if service.settings.allow_generate else []),
         ],
         dependencies={
             "service": Provide(lambda: service, sync_to_thread=False, use_cache=True),

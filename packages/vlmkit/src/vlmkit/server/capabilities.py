@@ -21,11 +21,14 @@ from vlmkit.server.service import ServedModel, Service, State
 from vlmkit.server.wire import CHAT
 from vlmkit.server.wire_completions import COMPLETIONS
 from vlmkit.server.wire_embeddings import EMBEDDINGS
+from vlmkit.server.wire_generate import GENERATE
 from vlmkit.server.wire_messages import COUNT, MESSAGES
 from vlmkit.server.wire_tokens import DETOKENIZE, TOKENIZE
 from vlmkit.settings.images import ImageLimits
 
-_BODIES: Mapping[str, BodyReader[Any]] = {
+_Bodies = Mapping[str, BodyReader[Any]]
+
+_BODIES: dict[str, BodyReader[Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/render": CHAT,
     "/v1/completions": COMPLETIONS,
@@ -37,6 +40,7 @@ _BODIES: Mapping[str, BodyReader[Any]] = {
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }
+_GENERATE = {"/inference/v1/generate": GENERATE}
 
 
 class Endpoint(msgspec.Struct):
@@ -86,10 +90,15 @@ class CapabilitiesController(Controller):
     @route("/v1/capabilities", http_method=READ)
     async def tell(self, service: NamedDependency[Service]) -> Capabilities:
         """Tell what can be asked."""
-        return Capabilities(__version__, [_model(each) for each in service.models.values()])
+        return Capabilities(__version__, _models(service))
 
 
-def _model(model: ServedModel) -> ModelCapabilities:
+def _models(service: Service) -> list[ModelCapabilities]:
+    bodies = _BODIES | (_GENERATE if service.settings.allow_generate else {})
+    return [_model(each, bodies) for each in service.models.values()]
+
+
+def _model(model: ServedModel, bodies: _Bodies) -> ModelCapabilities:
     if model.runner is None:
         return ModelCapabilities(model.name, model.state)
     facts = model.runner.facts
@@ -107,17 +116,17 @@ def _model(model: ServedModel) -> ModelCapabilities:
             facts.bounds.images,
         ),
         facts.defaults,
-        _endpoints(facts),
+        _endpoints(facts, bodies),
     )
 
 
-def _endpoints(facts: RunnerFacts) -> dict[str, Endpoint]:
+def _endpoints(facts: RunnerFacts, bodies: _Bodies) -> dict[str, Endpoint]:
     """Return what can be posted, but for what this model would refuse."""
     absent = set(get_args(Option)) - facts.options
     if CONSTRAINT not in facts.options:
         absent |= set(Formed.__struct_fields__)
     endpoints = {}
-    for path, reader in _BODIES.items():
+    for path, reader in bodies.items():
         if path != "/v1/embeddings" or facts.limits.hidden_size:
             refused = reader.refused | (absent & reader.fields)
             endpoints[path] = Endpoint(sorted(reader.fields - refused), sorted(refused))

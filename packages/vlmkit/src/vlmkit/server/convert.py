@@ -114,7 +114,7 @@ class Converter:
             place = f"messages[{len(said) - 1}]"
             raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
         self._check_size(said, facts)
-        images = iter(await self._images(said, facts))
+        images = iter(await self.images(list(_image_urls(said)), facts))
         return [_message(n, message, images) for n, message in enumerate(said)]
 
     def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
@@ -132,27 +132,25 @@ class Converter:
                 facts.limits.max_sequence_tokens,
                 f"the text is over {self._settings.max_text_chars} characters",
             )
-        if num_images and not facts.takes_images:
-            raise RequestError("this model takes no images", param="messages")
-        if num_images > facts.bounds.max_images:
-            raise RequestError(
-                f"{num_images} images are over the limit of {facts.bounds.max_images}",
-                param="messages",
-                code="too_many_images",
-            )
+        check_num_images(num_images, facts, "messages")
 
-    async def _images(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> list[Image]:
-        """Fetch and check the images of all messages side by side; raise for the first that fails.
+    async def images(self, found: Sequence[tuple[str, str]], facts: RunnerFacts) -> list[Image]:
+        """Fetch and check images side by side, as many at once as the runner will decode at once.
 
-        As many at once as the runner will decode at once.
+        Args:
+            found: the place and the URL of each; few enough.
+            facts: bounds of the model.
+
+        Raises:
+            RequestError: names the place of the first that fails.
         """
         budget = ImageBudget(self._settings.max_request_pixels)
 
-        async def image(found: tuple[str, str]) -> Image:
-            return await self._image_at(*found, facts, budget)
+        async def image(placed: tuple[str, str]) -> Image:
+            return await self._image_at(*placed, facts, budget)
 
         num_at_once = max(1, facts.bounds.num_workers - 1)
-        return await together(image, _image_urls(said), num_at_once)
+        return await together(image, found, num_at_once)
 
     async def _image_at(
         self, place: str, url: str, facts: RunnerFacts, budget: ImageBudget
@@ -174,6 +172,22 @@ class Converter:
                 raise not_allowed()
             source = await self._fetcher.fetch(url)
         return await asyncio.to_thread(Image.open, source, facts.bounds.images)
+
+
+def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
+    """Refuse more images than a request may have.
+
+    Raises:
+        RequestError: the model takes none, or fewer.
+    """
+    if num and not facts.takes_images:
+        raise RequestError("this model takes no images", param=param)
+    if num > facts.bounds.max_images:
+        raise RequestError(
+            f"{num} images are over the limit of {facts.bounds.max_images}",
+            param=param,
+            code="too_many_images",
+        )
 
 
 def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParams:

@@ -33,9 +33,15 @@ def sampling_values(body: SamplingFields) -> dict[str, Any]:
     """
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
-    values = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
-    if body.stop is not None:
-        values["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    values = said_values(body)
     if body.no_stop_trim:
         values["include_stop_str_in_output"] = True
+    return values
+
+
+def said_values(said: Any) -> dict[str, Any]:
+    """Return those values of sampling parameters that are said by their own names."""
+    values = {name: value for name in _SAME_NAME if (value := getattr(said, name)) is not None}
+    if said.stop is not None:
+        values["stop"] = (said.stop,) if isinstance(said.stop, str) else tuple(said.stop)
     return values

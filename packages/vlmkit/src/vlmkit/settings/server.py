@@ -48,6 +48,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             change the answer: they are named in the answer's header, refused, or ignored.
         chat_template_kwargs: variables of chat templates that clients may set, and to what: a name,
             a colon, and ``bool``, ``int`` or texts with ``|`` between them.
+        allow_generate: answer ``/inference/v1/generate``, whose prompts are tokens as they are,
+            control tokens included, to whoever reaches the server.
         max_connections: open connections; more are answered 503.
         max_requests: requests under way, images and queue included; more are answered 429.
         max_body_bytes: size of one request's body.
@@ -69,6 +71,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allow_public_without_key: bool = False
     unknown_fields: Literal["report", "refuse", "ignore"] = "report"
     chat_template_kwargs: tuple[TemplateVariable, ...] = ("enable_thinking:bool", "thinking:bool")
+    allow_generate: bool = False
     max_connections: Positive = 2048
     max_requests: Positive = 1024
     max_body_bytes: Positive = 64 * 2**20

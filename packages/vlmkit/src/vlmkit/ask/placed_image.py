@@ -1,0 +1,23 @@
+"""An image whose place in a prompt is known, because the prompt is tokens already."""
+
+from dataclasses import dataclass
+
+from vlmkit.ask.image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image among tokens that somebody rendered before.
+
+    Attributes:
+        image: the image.
+        start: the first of its tokens, which must be those that the model gives to it.
+        stop: one past the last of them, if that is known.
+        digest: what its slot must have as its digest, if that is known: sha256 over content,
+            options and processor.
+    """
+
+    image: Image
+    start: int
+    stop: int | None = None
+    digest: bytes | None = None

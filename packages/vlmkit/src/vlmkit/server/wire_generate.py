@@ -1,0 +1,106 @@
+"""Bodies of ``/inference/v1/generate``: shapes and bounds, no behaviour.
+
+The shapes are vLLM's. Arrays of images are no part of them: pictures are sent as such.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
+from msgspec.structs import fields
+
+from vlmkit.ask.sampling import MAX_TOP_LOGPROBS
+from vlmkit.server.body import BodyReader
+from vlmkit.server.forms import StructuredOutputs
+from vlmkit.server.plain import TokenIds
+from vlmkit.server.wire import NotSupported
+from vlmkit.server.wire_render import PlacedTokens
+from vlmkit.server.wire_sampling import Label, ModelName, StreamOptions
+
+MAX_IMAGES = 4096  # of any model; each has its own bound
+RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._~:-]{1,128}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+
+
+class GenerateParams(msgspec.Struct, kw_only=True):
+    """How tokens are chosen; the bounds are those of :class:`vlmkit.SamplingParams`."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[Annotated[int, Meta(ge=0)], float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    # Refused.
+    allowed_token_ids: NotSupported = None
+    bad_words: NotSupported = None
+    prompt_logprobs: NotSupported = None
+
+
+class Places(msgspec.Struct, kw_only=True):
+    """Where the images are, in order."""
+
+    image: Annotated[list[PlacedTokens], Meta(max_length=MAX_IMAGES)]
+    audio: NotSupported = None
+    video: NotSupported = None
+
+
+class Digests(msgspec.Struct, kw_only=True):
+    """What the images were when they were rendered."""
+
+    image: Annotated[list[Digest], Meta(max_length=MAX_IMAGES)]
+    audio: NotSupported = None
+    video: NotSupported = None
+
+
+class GenerateFeatures(msgspec.Struct, kw_only=True):
+    """The images among the tokens, in order, each by its own file or address."""
+
+    mm_placeholders: Places
+    mm_hashes: Digests | None = None
+    image_urls: Annotated[list[str], Meta(max_length=MAX_IMAGES)] | None = None  # ours
+    kwargs_data: NotSupported = None
+    mm_metadata: NotSupported = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """The body of ``POST /inference/v1/generate``."""
+
+    token_ids: TokenIds
+    sampling_params: GenerateParams | None = None
+    model: ModelName | None = None
+    request_id: RequestId | None = None
+    features: GenerateFeatures | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Label | None = None
+    priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
+
+    # What a prompt was rendered with besides; without effect.
+    num_tokens: int | None = None
+    max_model_len: int | None = None
+    images: Raw = Raw()
+
+    # Refused.
+    ec_transfer_params: NotSupported = None
+    kv_transfer_params: NotSupported = None
+
+
+_SHAPES = (GenerateRequest, GenerateParams, GenerateFeatures, Places)
+GENERATE = BodyReader(
+    GenerateRequest, {f.name for shape in _SHAPES for f in fields(shape) if f.type == NotSupported}
+)

@@ -1,0 +1,54 @@
+"""A rendered prompt, given back as tokens with its pictures in place, has the answer of its chat.
+
+On real families, whose engines look for placeholders among the tokens: what looks like a picture
+and is none costs nobody else anything.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import vlmkit
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
+from vlmkit.ask.placed_image import PlacedImage
+from vlmkit.ask.request import Request
+from vlmkit.errors import RequestError
+from zoo.picture import picture
+
+pytest.importorskip("vlmkit_hf")
+pytestmark = pytest.mark.torch
+
+ENGINE = {"use": "torch", "device": "cpu", "cache_tokens": 16_384}
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "paligemma"])
+def test_what_was_rendered_is_answered_token_for_token(
+    name: str, saved: Callable[[str], Path], one_thread: None
+) -> None:
+    images = [Image.open(picture(seed, 60 + 30 * seed, 44)) for seed in (1, 2, 1)]
+    with vlmkit.load(saved(name), engine=ENGINE) as model:
+        params = model.params(max_tokens=8, ignore_eos=True)
+        chat = Request(messages=[Message.of("user", "And?", images)], params=params)
+        found = asyncio.run(model.runner.atokenize(chat))
+        answer = model.submit(chat).result()
+        assert found.token_ids == answer.prompt_token_ids
+        assert found.image_tokens == answer.usage.image_tokens
+        assert [each.size for each in found.images] == [(90, 44), (120, 44), (90, 44)]
+        places = [PlacedImage(i, at.start, at.stop, at.digest)
+                  for i, at in zip(images, found.images, strict=True)]  # fmt: skip
+        given = Request(token_ids=found.token_ids, images=places, params=params)
+        assert model.submit(given).result().choices == answer.choices
+        assert asyncio.run(model.runner.atokenize(given)) == found
+
+        placeholder = found.token_ids[found.images[0].start :][:1]
+        stray = Request(token_ids=found.token_ids + placeholder, images=places, params=params)
+        first_only = Request(token_ids=found.token_ids, images=places[:1], params=params)
+        for wrong in (stray, first_only):
+            with pytest.raises(RequestError):
+                model.submit(wrong)
+        alone = Request(token_ids=placeholder * 3, params=params)
+        assert len(model.submit(alone).result().choices[0].token_ids) == 8
+        assert model.submit(chat).result().choices == answer.choices
