@@ -193,6 +193,8 @@ class Model:
     ) -> Request:
         request = self.request(prompt, images=images)
         continuations = _listed(continuations, "continuations")
+        if not continuations:
+            raise RequestError("continuations are empty", param="continuations")
         return replace(request, task="score", continuations=continuations, params=None)
 
     def request(

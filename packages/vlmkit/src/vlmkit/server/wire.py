@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from vlmkit.server.body import BodyReader
-from vlmkit.server.wire_sampling import Label
+from vlmkit.server.wire_sampling import Label, NumTop
 from vlmkit.server.wire_tools import ToolFields
 
 NotSupported: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
@@ -112,6 +112,7 @@ class ChatRequest(ToolFields, kw_only=True):
     top_logprobs: int | None = None
 
     # Ours.
+    prompt_logprobs: NumTop | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateValues | None = None
