@@ -5,10 +5,11 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import fields
 
+from vlmkit.ask.sampling import MAX_TOP_LOGPROBS
 from vlmkit.server.body import BodyReader
 from vlmkit.server.plain import PlainInput
 from vlmkit.server.wire import NotSupported
-from vlmkit.server.wire_sampling import NumTop, SamplingFields
+from vlmkit.server.wire_sampling import SamplingFields
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -16,8 +17,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     prompt: PlainInput
     echo: bool | None = None
-    logprobs: NumTop | None = None
-    prompt_logprobs: NumTop | None = None  # ours
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
     add_special_tokens: bool | None = None
 
