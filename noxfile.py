@@ -21,9 +21,9 @@ nox.options.sessions = ["tests", "lint", "types"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
-GUIDANCE = "plugins/vlmkit-guidance"
+GUIDANCE, MCP = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
-ALL = [CORE, MOCK, HF, TORCH, ONNX_EXPORT, DEMO, GUIDANCE]
+ALL = [CORE, MOCK, HF, TORCH, ONNX_EXPORT, DEMO, GUIDANCE, MCP]
 PATHS = [path.partition("[")[0] for path in ALL]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
@@ -37,6 +37,7 @@ OLDEST = {
     HF: [CORE, HF],
     ONNX_CPU: [CORE, HF, ONNX_CPU, DEMO],
     GUIDANCE: [CORE, MOCK, HF, GUIDANCE],
+    MCP: [CORE, MOCK, MCP],
 }
 # What each client needs to be tried by the file of tests/clients that has its name.
 CLIENTS = {

@@ -5,8 +5,8 @@ whole pipeline is compared in ``test_pipeline_parity``.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,10 @@ IMAGE_TOKENS = ("image_token_id", "video_token_id")
 
 @dataclass(frozen=True)
 class Request:
-    """A question in transformers' own form, its pictures and what their processor is told."""
+    """A question in transformers' own form, and its pictures."""
 
     messages: list[dict[str, Any]]
     images: list[Any]
-    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,7 @@ def load_reference(name: str, folder: Path) -> Any:
 
 def reference_inputs(name: str, request: Request) -> dict[str, Any]:
     """Return what the family's own processor makes of a request."""
-    made = zoo.reference(
-        name, request.messages, request.images, return_tensors="pt", limits=request.limits
-    )
+    made = zoo.reference(name, request.messages, request.images, return_tensors="pt")
     return {key: value for key, value in made.items() if key != "labels"}
 
 

@@ -1,5 +1,6 @@
 """Vectors and scores are what transformers' own hidden states and logits make them."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable, Sequence as Seq
@@ -15,6 +16,7 @@ import vlmkit
 from parity import runner
 from parity.test_negative_controls import images_blank
 from parity.test_pipeline_parity import conversation
+from vlmkit.ask.request import Request
 from vlmkit.kit.pooling import Mode
 
 pytest.importorskip("vlmkit_hf")
@@ -135,6 +137,31 @@ def test_scores_are_the_sums_of_transformers_log_softmax(
                 found = [sample.logprob for sample in score.samples]
                 assert found == pytest.approx(logprobs, abs=ATOL)
                 assert score.logprob == pytest.approx(sum(logprobs), abs=ATOL * len(logprobs))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("engine", ["torch", "tight", "onnx"])
+def test_texts_of_a_prompt_are_as_likely_as_transformers_logits_say(
+    engine: str, name: str, saved: Saved, exported: Saved
+) -> None:
+    folder = saved(name)
+    asked = runner.requests(name)[0]
+    inputs = runner.reference_inputs(name, asked)
+    with torch.no_grad():
+        logits = runner.load_reference(name, folder)(**inputs).logits[0].double()
+    wanted = logits.log_softmax(-1)
+    request = Request(messages=conversation(asked), task="score")
+    with load(exported(name) if engine == "onnx" else folder, engine) as model:
+        read = asyncio.run(model.runner.atokenize(request))
+        assert list(read.token_ids) == inputs["input_ids"][0].tolist()
+        assert len(read.texts) == 1 + len(read.media)
+        for _ in range(2):
+            choices = model.submit(request).result().choices
+            for (start, stop), choice in zip(read.texts, choices, strict=True):
+                ids = list(read.token_ids[start:stop])
+                rows = wanted[range(start - 1, stop - 1), ids].tolist()
+                assert [sample.token_id for sample in choice.samples] == ids
+                assert [s.logprob for s in choice.samples] == pytest.approx(rows, abs=ATOL)
 
 
 def test_a_graph_that_was_exported_without_states_scores_and_does_not_embed() -> None:

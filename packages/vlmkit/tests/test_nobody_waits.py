@@ -134,6 +134,20 @@ def test_prompts_are_read_as_fast_as_the_engine_can_while_nobody_answers():
     assert [played.step().num_tokens for _ in range(4)] == [256, 256, 256, 232]
 
 
+@pytest.mark.parametrize("limits", [LIMITS, FLAT])
+def test_a_prompt_is_not_cut_for_the_sake_of_a_few_tokens(limits):
+    played = simulation(replace(limits, max_chunk_tokens=2048), StepCost(0.0, 0.0, 0.001))
+    played.add(new_sequence(prompt(0, 30), max_tokens=500))
+    chunks = []
+    for number, num_tokens in enumerate([2000, 240, 260], 1):
+        played.add(asked := new_sequence(prompt(3 * number, num_tokens), max_tokens=1))
+        chunks.append([])
+        while asked in played.unfinished:
+            items = [item for item in played.step().items if item.sequence is asked]
+            chunks[-1] += [item.num_tokens for item in items]
+    assert chunks[1:] == [[240], [200, 60]]
+
+
 def test_an_engine_that_gains_nothing_by_mixing_is_never_given_two_chunks():
     played = simulation()
     for number in range(6):

@@ -45,7 +45,7 @@ def test_chunks_settle_where_a_step_takes_what_it_may(fixed_s, token_s, first, s
     pace.note(first, slowness * (fixed_s + first * token_s))
     seconds = run(pace, lambda n: (fixed_s + n * token_s) * chance.uniform(0.8, 1.2))[-10:]
     typical = sorted(seconds)[5]
-    assert 0.5 * BUDGET_S < typical < 1.5 * BUDGET_S
+    assert 0.5 * pace.most_s < typical < 1.5 * pace.most_s
 
 
 def test_a_hiccup_is_forgotten():
@@ -78,16 +78,20 @@ def test_a_short_chunk_tells_nothing_of_long_ones():
     assert chunk(pace) == before
 
 
-def test_prompts_get_as_much_time_as_answers_where_those_take_longer_than_the_budget():
+@pytest.mark.parametrize("answers_s", [0.0, 0.01, 0.19, 0.21, 3.0])
+def test_a_step_takes_less_than_three_of_answers_or_three_budgets(answers_s):
     pace = new_pace()
-    pace.note(0, 0.5)
-    assert run(pace, lambda n: 0.5 + 0.01 * n)[-1] == pytest.approx(1.0, rel=0.05)
+    pace.note(0, answers_s)
+    assert pace.most_s == pytest.approx(BUDGET_S + 2 * answers_s)
+    assert pace.most_s < 3 * max(BUDGET_S, answers_s)
+    assert run(pace, lambda n: answers_s + 0.001 * n)[-1] == pytest.approx(pace.most_s, rel=0.05)
 
 
 def test_what_answers_have_waited_is_taken_off():
     pace = new_pace()
     pace.note(100, 0.1)
-    assert pace.num_prompt_tokens(0.15) == pytest.approx(50, abs=1)
+    assert pace.num_prompt_tokens(0.05) == pytest.approx(150, abs=1)
+    assert pace.num_prompt_tokens(0.14) == 0, "what is left is too short for a chunk"
     assert pace.num_prompt_tokens(9.0) == 0
 
 

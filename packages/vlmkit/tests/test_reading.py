@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from mock_model import picture, script, wait_until
 
 from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message
+from vlmkit.ask.message import ImagePart, Message, TextPart
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError, PromptTooLong, RequestError
@@ -69,7 +69,7 @@ def expected_vector(prompt, pooling):
 
 
 def expected_logprobs(prompt, text):
-    answer = list(text.encode())
+    answer = list(text.encode() if isinstance(text, str) else text)
     logits = whole(prompt, answer[:-1], num_rows=len(answer)).logits.astype(np.float64)
     sums = np.log(np.exp(logits).sum(-1))
     return logits[np.arange(len(answer)), answer] - sums
@@ -135,6 +135,33 @@ def test_scores_are_the_log_probabilities_of_the_given_tokens(engine, options):
                 assert [s.logprob for s in score.samples] == pytest.approx(logprobs, abs=1e-5)
                 assert score.logprob == pytest.approx(logprobs.sum(), abs=1e-4)
         assert_empty(model)
+
+
+@pytest.mark.parametrize("engine", [MockEngine, FewRows])
+@pytest.mark.parametrize("options", [{}, TIGHT, {"images_are_atomic": True}])
+def test_texts_of_a_prompt_are_scored_behind_all_that_is_before_them(engine, options):
+    shown = [Image.open(picture()), Image.open(picture(4, 9))]
+    parts = (TextPart("see"), ImagePart(shown[0]), ImagePart(shown[1]), TextPart("well?"))
+    messages = [Message("user", parts), Message.of("assistant", "a tree")]
+    prompt = MockTokenizer().prompt(messages)
+    request = Request(messages=messages, task="score")
+    with pipeline(engine=engine, max_step_tokens=24, **options) as model:
+        for _ in range(2):
+            read = asyncio.run(model.runner.atokenize(request))
+            choices = model.submit(request).result().choices
+            assert read.texts == [(1, 5), (17, len(prompt))]
+            for (start, stop), choice in zip(read.texts, choices, strict=True):
+                ids = prompt.token_ids[start:stop]
+                media = tuple(slot for slot in prompt.media if slot.stop <= start)
+                expected = expected_logprobs(Prompt(prompt.token_ids[:start], media), ids)
+                assert [s.token_id for s in choice.samples] == list(ids)
+                assert [s.logprob for s in choice.samples] == pytest.approx(expected, abs=1e-5)
+        assert_empty(model)
+
+
+def test_a_prompt_without_text_to_score_is_refused():
+    with pipeline() as model, pytest.raises(RequestError, match="no token that could be scored"):
+        model.submit(Request(token_ids=[1], task="score"))
 
 
 def test_continuations_share_the_reading_of_their_prompt():
@@ -207,7 +234,7 @@ def test_what_is_too_long_is_refused():
         (lambda m: m.embed("one text"), "texts must be a list"),
         (lambda m: m.embed(["a", "b"], images=[[]]), "images has 1 lists for 2 texts"),
         (lambda m: m.score("?", "no list"), "continuations must be a list"),
-        (lambda m: m.score("?", []), "continuations are what a request for scores has"),
+        (lambda m: m.score("?", []), "continuations are empty"),
         (lambda m: m.score("?", ["a", ""]), r"continuations\[1\] has no tokens"),
         (lambda m: m.submit(Request(text="a", continuations=["b"])), "continuations are what"),
         (lambda m: m.submit(Request(task="embed")), "messages is empty"),

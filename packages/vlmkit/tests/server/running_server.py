@@ -39,11 +39,10 @@ def mock_pipeline(
     max_waiting: int = 1024,
     settings: PipelineSettings | None = None,
     constraint: MakeCompiler | None = None,
-    tokenizer: MockTokenizer | None = None,
     **engine: Any,
 ) -> Pipeline:
     return Pipeline(
-        tokenizer=tokenizer or MockTokenizer(),
+        tokenizer=MockTokenizer(),
         engine=MockEngine(MockEngineSettings(**engine)),
         media_encoder=MockVisionEncoder(MockEncoderSettings()) if takes_images else None,
         scheduler=ContinuousScheduler(SchedulerSettings(max_waiting=max_waiting)),

@@ -1,5 +1,6 @@
 """What a prompt comes to, told to those who only count."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 Size = tuple[int, int]
@@ -43,6 +44,12 @@ class PromptTokens:
     media: tuple[PromptMedium, ...] = ()
 
     @property
+    def texts(self) -> list[tuple[int, int]]:
+        """Where text stands whose tokens can be scored: ``start`` and ``stop``, in order."""
+        media = ((medium.start, medium.stop) for medium in self.media)
+        return list(texts_between(len(self.token_ids), media))
+
+    @property
     def images(self) -> tuple[PromptMedium, ...]:
         """Those media that are images."""
         return tuple(medium for medium in self.media if medium.kind == "image")
@@ -51,3 +58,17 @@ class PromptTokens:
     def image_tokens(self) -> tuple[int, ...]:
         """Placeholder tokens of each image, in order."""
         return tuple(image.num_tokens for image in self.images)
+
+
+def texts_between(num_tokens: int, media: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield where text stands in a prompt, but for its first token: nothing is before that.
+
+    Args:
+        num_tokens: of the prompt.
+        media: where media stand, in order.
+    """
+    start = 1
+    for first, stop in (*media, (num_tokens, num_tokens)):
+        if start < first:
+            yield start, first
+        start = max(start, stop)

@@ -23,8 +23,10 @@ class Request:
         token_ids: the tokens of such a text, in its place.
         images: what is shown among ``token_ids``, in order; a conversation has its own in messages.
         adds_special: whether a plain text gets the tokens that the tokenizer puts around any.
-        task: what is wanted: an answer, a vector, or how likely given continuations are.
-        continuations: what is scored, texts or tokens, each by itself, as what follows the prompt.
+        task: what is wanted: an answer, a vector, or how likely given tokens are.
+        continuations: what is scored, texts or tokens, each by itself, as what follows the prompt;
+            with none, the prompt's own tokens are, a choice for each of its texts: see
+            :attr:`vlmkit.ask.prompt_tokens.PromptTokens.texts`.
         params: how to choose tokens; None takes the model's own defaults.
         constraint: what the answer must keep to; None leaves it free.
         tools: definitions of what the answer may call, in OpenAI's form.

@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Callable, Sequence as Seq
 from typing import Any, NamedTuple
 
+import msgspec
+
 from vlmkit.ask.constraint import Constraint
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
@@ -103,7 +105,10 @@ class Intake:
         params = checked_params(request, self._facts, self._tokenizer)
         prompt = self._prompts.made(request)
         asked = answering(request, prompt, holds=self._constraints is not None)
-        return Asked(params, asked.prompt, self._sequences(request, asked, params))
+        sequences = self._sequences(request, asked, params)
+        if len(sequences) != params.n:
+            params = msgspec.structs.replace(params, n=len(sequences))
+        return Asked(params, asked.prompt, sequences)
 
     def _is_in_vocabulary(self, token_id: int) -> bool:
         return 0 <= token_id < self._limits.vocab_size
@@ -114,23 +119,28 @@ class Intake:
         prompt = asked.prompt
         choices = self._choices(request, asked, params)
         banned_ids = tuple(sorted(asked.banned_ids.union(self._banned_ids)))
-        plan = self._read(prompt)
         scope = self._scope(request)
         eos_ids = self._eos_ids.union(params.stop_token_ids)
-        return [
-            Sequence(
-                id=f"{next(self._ids)}",
-                prompt=prompt,
-                params=params,
-                eos_ids=eos_ids,
-                banned_ids=banned_ids,
-                scope=scope,
-                priority=request.priority,
-                plan=plan,
-                **own,
+        plans: dict[int, PromptPlan] = {}  # by length: prompts of one request begin alike
+        made = []
+        for own in choices:
+            begun = own.pop("prompt", prompt)
+            if len(begun) not in plans:
+                plans[len(begun)] = self._read(begun)
+            made.append(
+                Sequence(
+                    id=f"{next(self._ids)}",
+                    prompt=begun,
+                    params=params,
+                    eos_ids=eos_ids,
+                    banned_ids=banned_ids,
+                    scope=scope,
+                    priority=request.priority,
+                    plan=plans[len(begun)],
+                    **own,
+                )
             )
-            for own in choices
-        ]
+        return made
 
     def _choices(
         self, request: Request, asked: Answering, params: SamplingParams

@@ -26,12 +26,13 @@ class Pace:
 
     @property
     def most_s(self) -> float:
-        """How long answers may wait for prompts.
+        """How long answers may wait for prompts, with what such a step costs of itself.
 
-        Where a step of answers alone takes longer than the budget, chunks that fit would be all
-        overhead: a prompt then gets as much time as the answers.
+        Two of the answers' own steps come on top of the budget: where those take most of it, what
+        is left for prompts would be all overhead. It is less than three budgets, or than three
+        steps of answers if those take longer.
         """
-        return max(self._budget_s, 2 * (self._answers_s or 0.0))
+        return self._budget_s + 2 * (self._answers_s or 0.0)
 
     def note(self, num_prompt_tokens: int, duration_s: float) -> None:
         """Learn from a step with so many tokens of prompts; 0 of answers alone.
@@ -48,10 +49,13 @@ class Pace:
             self._token_s = _corrected(self._token_s, token_s)
 
     def num_prompt_tokens(self, waited_s: float = 0.0) -> int:
-        """Return how many tokens of prompts fit when answers have waited for so long already."""
-        if self._token_s is None:
+        """Return how many tokens of prompts fit when answers have waited for so long already.
+
+        None where two thirds of the time are over: a short chunk costs a step as a long one does.
+        """
+        left_s = self.most_s - waited_s
+        if self._token_s is None or left_s < self.most_s / 3:
             return 0
-        left_s = max(0.0, self.most_s - waited_s)
         return int(left_s / max(self._token_s, 1e-9))
 
 

@@ -4,8 +4,10 @@ A vector needs hidden states of the prompt. A score needs a row for each token o
 given: it is a sequence whose answer is there already, as after a preemption.
 """
 
+from dataclasses import replace
 from typing import Any
 
+from vlmkit.ask.prompt_tokens import texts_between
 from vlmkit.ask.request import Request
 from vlmkit.errors import PromptTooLong, RequestError
 from vlmkit.kit.pooling import Pooling
@@ -20,7 +22,7 @@ def check_task(request: Request, limits: EngineLimits) -> None:
     Raises:
         RequestError: it is one.
     """
-    if (request.task == "score") != bool(request.continuations):
+    if request.task != "score" and request.continuations:
         raise RequestError(
             "continuations are what a request for scores has, and no other", param="continuations"
         )
@@ -49,11 +51,13 @@ def to_embed(prompt: Prompt, pooling: Pooling, limits: EngineLimits) -> dict[str
 def to_score(
     request: Request, prompt: Prompt, tokenizer: Tokenizer, limits: EngineLimits
 ) -> list[dict[str, Any]]:
-    """Return the fields of a sequence for each continuation.
+    """Return the fields of a sequence for each continuation, or text of the prompt itself.
 
     Raises:
         RequestError: one is empty, does not fit or has a token that the model does not know.
     """
+    if not request.continuations:
+        return _own(prompt, limits)
     made = []
     for index, said in enumerate(request.continuations):
         where = f"continuations[{index}]"
@@ -66,13 +70,37 @@ def to_score(
         if num_tokens > limits.max_sequence_tokens:
             problem = f"prompt and continuation resulted in {num_tokens} tokens"
             raise PromptTooLong(limits.max_sequence_tokens, problem, param=where)
-        last = len(prompt) - 1
-        made.append(
-            {
-                "task": "score",
-                "wanted": Span(last, last + len(given)),
-                "given": given,
-                "output_ids": list(given[:-1]),
-            }
-        )
+        made.append(_behind(prompt, given))
     return made
+
+
+def _own(prompt: Prompt, limits: EngineLimits) -> list[dict[str, Any]]:
+    """Return the fields of a sequence for each text of a prompt, behind all that is before it.
+
+    What stands in the place of media has no row of its own: no text is chosen there.
+    """
+    most = limits.max_sequence_tokens
+    if len(prompt) > most:
+        raise PromptTooLong(most, f"your messages resulted in {len(prompt)} tokens")
+    made = []
+    for start, stop in texts_between(len(prompt), ((m.start, m.stop) for m in prompt.media)):
+        given = prompt.token_ids[start:stop]
+        if max(given) >= limits.vocab_size:
+            raise RequestError("the prompt has a token that the model never says", param="messages")
+        media = tuple(slot for slot in prompt.media if slot.stop <= start)
+        before = replace(prompt, token_ids=prompt.token_ids[:start], media=media)
+        made.append({"prompt": before, **_behind(before, given)})
+    if not made:
+        raise RequestError("the prompt has no token that could be scored", param="messages")
+    return made
+
+
+def _behind(prompt: Prompt, given: tuple[int, ...]) -> dict[str, Any]:
+    """Return the fields of a sequence that scores tokens behind a prompt."""
+    last = len(prompt) - 1
+    return {
+        "task": "score",
+        "wanted": Span(last, last + len(given)),
+        "given": given,
+        "output_ids": list(given[:-1]),
+    }

@@ -105,6 +105,18 @@ class AnswerChoice(msgspec.Struct):
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
+class PromptLogprob(msgspec.Struct):
+    """How likely a prompt's token is, as vLLM tells it; its rank if it is among the likeliest."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt, by id: it, and the likeliest in its place; None is not scored."""
+
+
 class ChatCompletion(msgspec.Struct):
     """The body of an answer that is not streamed."""
 
@@ -115,6 +127,7 @@ class ChatCompletion(msgspec.Struct):
     choices: list[AnswerChoice]
     usage: UsageBody
     prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -163,7 +176,12 @@ def logprobs_of(runner: Runner, params: SamplingParams | None = None) -> Logprob
 
 
 def completion_body(
-    head: AnswerHead, completion: Completion, logprobs: LogprobsOf | None, *, has_token_ids: bool
+    head: AnswerHead,
+    completion: Completion,
+    logprobs: LogprobsOf | None,
+    *,
+    has_token_ids: bool,
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET,
 ) -> bytes:
     """Encode a whole answer."""
     return msgspec.json.encode(
@@ -175,6 +193,7 @@ def completion_body(
             _choices(completion.choices, logprobs, has_token_ids=has_token_ids),
             UsageBody.of(completion.usage),
             completion.prompt_token_ids if has_token_ids else msgspec.UNSET,
+            prompt_logprobs,
         )
     )
 

@@ -42,7 +42,6 @@ class Call(ABC, Generic[B]):
     ) -> None:
         self.service = service
         self.headers: dict[str, str] = {}
-        self._ignored: frozenset[str] = frozenset()
         self._request = request
         self._reader = reader
 
@@ -58,7 +57,7 @@ class Call(ABC, Generic[B]):
         with self.service.admitted():
             with self.service.reserved(self._announced_bytes()):
                 body, ignored = self._reader.read(await self._body())
-                self.note(ignored)
+                self._note(ignored)
                 response = await self.service.attend(self.start(body), receive)
                 del body  # what was sent need not wait for the answer: it can be large
             await response(scope, receive, send)
@@ -75,8 +74,8 @@ class Call(ABC, Generic[B]):
         """
         return self.service.runner(self.service.name(name))
 
-    def note(self, ignored: frozenset[str]) -> None:
-        """Tell the client and the operator which keys of the body are ignored, besides others.
+    def _note(self, ignored: frozenset[str]) -> None:
+        """Tell the client and the operator which keys of the body are ignored.
 
         Raises:
             RequestError: there are some, and one of the two wants none ignored.
@@ -87,8 +86,7 @@ class Call(ABC, Generic[B]):
         if policy == "refuse" or self._request.headers.get(STRICT_HEADER) == "1":
             raise unknown(ignored)
         if policy == "report":
-            self._ignored |= ignored
-            self.headers[HEADER] = header_value(self._ignored)
+            self.headers[HEADER] = header_value(ignored)
         self.service.num_ignored.update(counter_names(ignored))
 
     def _announced_bytes(self) -> int:

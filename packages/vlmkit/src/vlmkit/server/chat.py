@@ -5,12 +5,14 @@ from typing import Any
 from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
+from msgspec import UNSET
 
+from vlmkit.ask.sample import Sample
 from vlmkit.errors import RequestError
 from vlmkit.server.answer import completion_body, logprobs_of
 from vlmkit.server.call import MessagesCall, answer_head
 from vlmkit.server.convert import Converter, field_of_chat
-from vlmkit.server.image_options import idle_details
+from vlmkit.server.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
 from vlmkit.server.service import Service
 from vlmkit.server.sse import AnswerEvents
 from vlmkit.server.streaming import EventStream
@@ -39,11 +41,15 @@ class _ChatCall(MessagesCall[ChatRequest]):
 
     async def start(self, body: ChatRequest) -> ASGIApp:
         """Submit the request; its answer is streamed or waited for."""
+        check_not_streamed(body.prompt_logprobs, body.stream)
         runner = await self.runner(body.model)
-        self.note(idle_details(body.messages, runner.facts))
         head = answer_head("chatcmpl", body.model, runner)
         try:
             request, images_s = await self.converter.request(body, runner.facts, head.id)
+            scores: list[Sample] = []
+            if (num_top := body.prompt_logprobs) is not None:
+                scorer = PromptScorer(runner, num_top, "prompt_logprobs")
+                scores = await scorer.scored(request)
             stream = await runner.asubmit(request)
         except RequestError as error:
             error.param = field_of_chat(error, body)
@@ -54,7 +60,11 @@ class _ChatCall(MessagesCall[ChatRequest]):
             return WholeAnswer(
                 stream,
                 lambda completion: completion_body(
-                    head, completion, logprobs, has_token_ids=has_token_ids
+                    head,
+                    completion,
+                    logprobs,
+                    has_token_ids=has_token_ids,
+                    prompt_logprobs=prompt_logprobs(runner, scores) if scores else UNSET,
                 ),
                 self.service,
                 self.headers,

@@ -15,7 +15,6 @@ from vlmkit.ask.sampling import MAX_CHOICES, SamplingParams
 from vlmkit.errors import RequestError
 from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
 from vlmkit.server.call import Call, answer_head
-from vlmkit.server.errors import Unavailable
 from vlmkit.server.forms import asked_form
 from vlmkit.server.joined import JoinedStream
 from vlmkit.server.plain import (
@@ -26,6 +25,7 @@ from vlmkit.server.plain import (
     plain_names,
     plain_texts,
 )
+from vlmkit.server.prompt_scores import PromptScorer, check_not_streamed
 from vlmkit.server.sampling import sampling_values
 from vlmkit.server.service import Service
 from vlmkit.server.silence import Silence
@@ -56,12 +56,14 @@ class _CompletionCall(Call[CompletionRequest]):
 
     async def start(self, body: CompletionRequest) -> ASGIApp:
         """Submit a request for each text; their answers are streamed or waited for as one."""
+        check_not_streamed(body.prompt_logprobs, body.stream)
         runner = await self.runner(body.model)
         params = completion_params(body, runner.facts)
         texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
         prompts = _Prompts(body, runner, params, texts)
         head = answer_head("cmpl", body.model, runner)
         echoes = await prompts.echoes() if body.echo else []
+        scores = await prompts.scores()
         stream: AnswerStream | JoinedStream | Silence
         if body.echo and body.max_tokens == 0:
             stream = Silence(len(echoes) * params.n, sum(len(each.token_ids) for each in echoes))
@@ -76,6 +78,7 @@ class _CompletionCall(Call[CompletionRequest]):
             num_each=params.n,
             prompts=ids if body.return_token_ids else None,
             num_top=body.logprobs,
+            scores=scores,
         )
         options = body.stream_options
         has_usage = bool(options and options.include_usage)
@@ -117,32 +120,36 @@ class _Prompts:
 
     async def echoes(self) -> list[Echo]:
         """Return what stands before each answer, side by side as far as the engine has room."""
-        return await together(self._echo, self._named, self._runner.facts.limits.max_sequences)
+        num_top = self._body.logprobs
+        scorer = None if num_top is None else PromptScorer(self._runner, num_top, "logprobs")
 
-    async def _echo(self, named: tuple[str, Plain]) -> Echo:
+        async def echo(named: tuple[str, Plain]) -> Echo:
+            samples = await self._samples(named, scorer)
+            ids = tuple(sample.token_id for sample in samples)
+            text = named[1]
+            if not isinstance(text, str):
+                text = await asyncio.to_thread(self._runner.detokenize, ids)
+            return Echo(text, ids, tuple(samples))
+
+        return await together(echo, self._named, self._runner.facts.limits.max_sequences)
+
+    async def scores(self) -> list[list[Sample]]:
+        """Return how likely the tokens of each prompt are, if that is asked for."""
+        if (num_top := self._body.prompt_logprobs) is None:
+            return []
+        scorer = PromptScorer(self._runner, num_top, "prompt_logprobs")
+        most = self._runner.facts.limits.max_sequences
+        return await together(lambda named: self._samples(named, scorer), self._named, most)
+
+    async def _samples(self, named: tuple[str, Plain], scorer: PromptScorer | None) -> list[Sample]:
+        """Return the tokens of a prompt, with their log-probabilities if somebody scores them."""
         name, text = named
+        request = self._request(**self._plain(text))
         with self._blaming(name):
-            read = await self._runner.atokenize(self._request(**self._plain(text)))
-            scored = await self._scored(read.token_ids)
-        if not isinstance(text, str):
-            text = await asyncio.to_thread(self._runner.detokenize, read.token_ids)
-        return Echo(text, read.token_ids, scored)
-
-    async def _scored(self, ids: tuple[int, ...]) -> tuple[Sample, ...]:
-        """Return a prompt's tokens with their log-probabilities; nothing is before the first."""
-        first = (Sample(ids[0]),)
-        if self._body.logprobs is None or len(ids) == 1:
-            return first
-        request = self._request(
-            task="score",
-            token_ids=ids[:1],
-            continuations=(ids[1:],),
-            params=SamplingParams(logprobs=True, top_logprobs=self._body.logprobs),
-        )
-        (choice,) = (await (await self._runner.asubmit(request)).aresult()).choices
-        if choice.finish_reason == "abort":
-            raise Unavailable("the answer was cut off", code="aborted")
-        return first + tuple(choice.samples)
+            if scorer is not None:
+                return await scorer.scored(request)
+            read = await self._runner.atokenize(request)
+        return [Sample(token_id) for token_id in read.token_ids]
 
     @contextmanager
     def _blaming(self, name: str) -> Iterator[None]:

@@ -10,7 +10,8 @@ import msgspec
 from vlmkit.ask.completion import Chunk, Completion, Usage
 from vlmkit.ask.sample import Sample
 from vlmkit.seams.runner import Runner
-from vlmkit.server.answer import AnswerHead, UsageBody, finite
+from vlmkit.server.answer import AnswerHead, PromptLogprobs, UsageBody, finite
+from vlmkit.server.prompt_scores import prompt_logprobs
 from vlmkit.server.sse import DONE, DataEvents
 
 _encode = msgspec.json.encode
@@ -37,6 +38,7 @@ class TextChoice(msgspec.Struct):
     finish_reason: str | None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: Seq[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextCompletion(msgspec.Struct):
@@ -76,6 +78,7 @@ class TextWishes:
         num_each: how many answers each prompt has.
         prompts: the tokens of each prompt, where tokens are asked for.
         num_top: how many likeliest tokens are told of each; None tells no log-probabilities.
+        scores: the tokens of each prompt with their log-probabilities, where they are asked for.
     """
 
     ends: frozenset[int]
@@ -83,6 +86,7 @@ class TextWishes:
     num_each: int
     prompts: Seq[Seq[int]] | None
     num_top: int | None
+    scores: Seq[Seq[Sample]] = ()
 
 
 class TextAnswers(DataEvents):
@@ -106,6 +110,7 @@ class TextAnswers(DataEvents):
         has_usage: bool,
     ) -> None:
         self._head = head
+        self._runner = runner
         self._wishes = wishes
         self._has_usage = has_usage
         self._opening = b""
@@ -116,6 +121,7 @@ class TextAnswers(DataEvents):
 
     def whole(self, completion: Completion) -> bytes:
         """Return the body of a whole answer."""
+        scores = [prompt_logprobs(self._runner, each) for each in self._wishes.scores]
         choices = []
         for index, choice in enumerate(completion.choices):
             echo = self._echo(index)
@@ -125,6 +131,8 @@ class TextAnswers(DataEvents):
                 made.logprobs = _both(echo.logprobs, made.logprobs)
             if self._wishes.prompts is not None:
                 made.prompt_token_ids = self._wishes.prompts[index // self._wishes.num_each]
+            if scores:
+                made.prompt_logprobs = scores[index // self._wishes.num_each]
             choices.append(made)
         head, usage = self._head, UsageBody.of(completion.usage)
         return _encode(

@@ -5,11 +5,10 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import fields
 
-from vlmkit.ask.sampling import MAX_TOP_LOGPROBS
 from vlmkit.server.body import BodyReader
 from vlmkit.server.plain import PlainInput
 from vlmkit.server.wire import NotSupported
-from vlmkit.server.wire_sampling import SamplingFields
+from vlmkit.server.wire_sampling import NumTop, SamplingFields
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -17,7 +16,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     prompt: PlainInput
     echo: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: NumTop | None = None
+    prompt_logprobs: NumTop | None = None  # ours
     best_of: int | None = None
     add_special_tokens: bool | None = None
 

@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from vlmkit.ask.sampling import MAX_TOP_LOGPROBS
 from vlmkit.server.forms import Formed
 
 Label = Annotated[str, Meta(max_length=512)]
+NumTop = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
 
 

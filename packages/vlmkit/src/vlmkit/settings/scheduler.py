@@ -11,9 +11,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes:
         max_step_tokens: tokens computed in one step.
         step_budget_ms: how long running answers may wait for prompts between two of their tokens;
-            smaller keeps them fluent while prompts are read, larger reads prompts faster. Where
-            an engine's own step of answers takes longer than half of it, prompts get as much time
-            as answers.
+            smaller keeps them fluent while prompts are read, larger reads prompts faster. Twice
+            the engine's own step of answers comes on top of it.
         max_running: sequences with room in the cache at once; the engine may allow fewer.
         max_waiting: sequences in the queue before a request is refused.
         encoder_budget_tokens: image tokens that are being encoded at once, but always at least one

@@ -1,0 +1,61 @@
+"""A model that is being loaded while the protocol is spoken already.
+
+Who starts a server of tools wants to hear from it within seconds, and a large model takes minutes.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from vlmkit import Model
+from vlmkit.errors import PluginError
+
+
+class LateModel:
+    """Loads a model in a thread of its own, which keeps no process alive that is to end.
+
+    Args:
+        load: makes the model.
+        on_failure: called in that thread when it cannot be made.
+    """
+
+    def __init__(self, load: Callable[[], Model], on_failure: Callable[[Exception], None]) -> None:
+        self._load = load
+        self._on_failure = on_failure
+        self._loaded: Future[Model] = Future()
+        self._loaded.set_running_or_notify_cancel()  # who waits and gives up cancels nothing
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._run, name="vlmkit-load", daemon=True).start()
+
+    async def get(self) -> Model:
+        """Wait for the model and return it.
+
+        Raises:
+            Exception: what loading it raised.
+        """
+        return await asyncio.wrap_future(self._loaded)
+
+    def close(self) -> None:
+        """Close the model, now or as soon as it is there."""
+        with self._lock:
+            self._is_closed = True
+            if self._loaded.done() and self._loaded.exception() is None:
+                self._loaded.result().close()
+
+    def _run(self) -> None:
+        try:
+            model = self._load()
+        except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
+            failure = error if isinstance(error, Exception) else PluginError(type(error).__name__)
+            self._on_failure(failure)
+            self._loaded.set_exception(failure)
+            return
+        with self._lock:
+            if self._is_closed:
+                model.close()
+            self._loaded.set_result(model)

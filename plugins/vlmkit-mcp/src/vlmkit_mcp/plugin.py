@@ -1,0 +1,31 @@
+"""The hooks of vlmkit-mcp. Imports nothing heavy: the build functions do."""
+
+import importlib.util
+from typing import Any
+
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+
+VLMKIT_API = (1, 0)
+
+
+def _why_not() -> str | None:
+    found = importlib.util.find_spec("mcp")
+    return None if found else "the package mcp is not installed"
+
+
+def _build_command(_: BuildContext) -> Any:
+    from vlmkit_mcp.command import mcp
+
+    return mcp
+
+
+@hookimpl
+def vlmkit_register_commands(registry: Registry[Any]) -> None:
+    """Offer ``vlmkit mcp``."""
+    registry.add(
+        "mcp",
+        _build_command,
+        why_not=_why_not,
+        description="Let agents ask a model about pictures, over the Model Context Protocol.",
+    )

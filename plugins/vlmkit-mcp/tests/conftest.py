@@ -1,0 +1,37 @@
+"""Makes the module beside this file importable, and runs ``vlmkit mcp`` as a process."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mcp import StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+sys.path.append(str(Path(__file__).parent))
+
+from agents import Agent, Start, agent
+
+
+@pytest.fixture(scope="session")
+def start() -> Start:
+    """Return a function that starts ``vlmkit mcp`` with arguments, and an agent that asks it."""
+
+    @contextmanager
+    def start(
+        *arguments: str, mode: str = "auto", log: Path | None = None, **environ: str
+    ) -> Iterator[Agent]:
+        parameters = StdioServerParameters(
+            command=sys.executable,
+            args=["-m", "vlmkit", "mcp", *arguments],
+            env=dict(os.environ) | environ,
+        )
+        with (
+            Path(log or os.devnull).open("w") as said,
+            agent(stdio_client(parameters, said), mode) as asking,
+        ):
+            yield asking
+
+    return start

@@ -1,0 +1,171 @@
+"""The server within this process: what a call leaves behind, what waits for a model, addresses."""
+
+import asyncio
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import PIL.Image
+import pytest
+from agents import agent, texts
+
+import vlmkit
+from vlmkit import Model
+from vlmkit.ask.image import Image
+from vlmkit.errors import ImageError
+from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.server import FetchSettings
+from vlmkit_mcp.late_model import LateModel
+from vlmkit_mcp.pictures import Pictures
+from vlmkit_mcp.server import Asker, make_server
+
+SLOW = '{"mock": {"text": "a", "tokens": 20000, "latency_s": 0.02}}'
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with vlmkit.load("mock") as model:
+        yield model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    PIL.Image.new("RGB", (8, 6), "teal").save(tmp_path / "teal.png")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    """A web server of this machine whose every page is one picture."""
+    content = io.BytesIO()
+    PIL.Image.new("RGB", (8, 6), "teal").save(content, "PNG")
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content.getvalue())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/a.png"
+        server.shutdown()
+        thread.join()
+
+
+def eventually(is_true: Callable[[], bool]) -> bool:
+    """Wait for something that must come."""
+    deadline = time.monotonic() + 300
+    while not is_true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_true()
+
+
+def is_idle(model: Model) -> bool:
+    stats = model.stats()
+    return not stats.num_running and not stats.num_waiting
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_call_that_is_cancelled_ends_its_answer(model: Model, folder: Path, mode: str) -> None:
+    late = LateModel(lambda: model, lambda error: None)
+    late.start()
+    with agent(make_server(Asker(late, Pictures([folder], None))), mode) as asking:
+        call = asking.portal.start_task_soon(asking.ask_async, SLOW, "teal.png")
+        assert eventually(lambda: not is_idle(model))
+        call.cancel()
+        assert eventually(lambda: is_idle(model))
+        assert texts(asking.ask('{"mock": {"text": "hello"}}', "teal.png")) == ["hello"]
+
+
+def test_who_is_cancelled_while_the_model_loads_takes_nothing_from_others(
+    model: Model, folder: Path
+) -> None:
+    is_there = threading.Event()
+
+    def load() -> Model:
+        is_there.wait()
+        return model
+
+    late = LateModel(load, lambda error: None)
+    late.start()
+    with agent(make_server(Asker(late, Pictures([folder], None))), "legacy") as asking:
+        question = '{"mock": {"text": "hello"}}'
+        first = asking.portal.start_task_soon(asking.ask_async, question, "teal.png")
+        second = asking.portal.start_task_soon(asking.ask_async, question, "teal.png")
+        (tool,) = asking.portal.call(asking.client.list_tools).tools  # is told meanwhile
+        assert tool.name == "ask_about_image"
+        first.cancel()
+        is_there.set()
+        assert texts(second.result()) == ["hello"]
+
+
+def test_a_model_that_comes_after_the_end_is_closed() -> None:
+    is_there = threading.Event()
+    model = vlmkit.load("mock")
+
+    def load() -> Model:
+        is_there.wait()
+        return model
+
+    late = LateModel(load, lambda error: None)
+    late.start()
+    late.close()
+    is_there.set()
+    assert asyncio.run(late.get()) is model
+    assert not model.runner.is_ready
+
+
+def test_a_panic_while_loading_is_told_and_ends_nothing(folder: Path) -> None:
+    class Panic(BaseException):
+        pass
+
+    def load() -> Model:
+        raise Panic("secret words of a library")
+
+    told: list[Exception] = []
+    late = LateModel(load, told.append)
+    late.start()
+    with agent(make_server(Asker(late, Pictures([folder], None)))) as asking:
+        result = asking.ask("What is this?", "teal.png")
+        assert result.is_error
+        assert "secret" not in texts(result)[0]
+    assert len(told) == 1
+    late.close()
+
+
+def test_addresses_are_fetched_by_the_rules_of_the_server(site: str) -> None:
+    settings = FetchSettings(enabled=True, allow_http=True)
+    bounds = PipelineSettings()
+    anywhere = Pictures([], ImageFetcher(settings, may_connect=lambda _: True))
+    (image,) = asyncio.run(anywhere.opened([site], bounds))
+    assert image.source_size == (8, 6)
+    public = Pictures([], ImageFetcher(settings))
+    with pytest.raises(ImageError, match=r"images\[0\]: the image's address is not allowed"):
+        asyncio.run(public.opened([site], bounds))
+    other = FetchSettings(enabled=True, allow_http=True, allowed_hosts=("example.org",))
+    elsewhere = Pictures([], ImageFetcher(other, may_connect=lambda _: True))
+    with pytest.raises(ImageError, match=r"images\[0\]: the image's address is not allowed"):
+        asyncio.run(elsewhere.opened([site], bounds))
+
+
+def test_all_pictures_of_a_question_have_a_bound_together(folder: Path) -> None:
+    bounds = PipelineSettings()
+    pictures = Pictures([folder], None, max_pixels=2 * 8 * 6)
+    images = asyncio.run(pictures.opened(["teal.png"] * 2, bounds))
+    assert [type(image) for image in images] == [Image, Image]
+    with pytest.raises(ImageError, match="too many pixels together"):
+        asyncio.run(pictures.opened(["teal.png"] * 3, bounds))
+
+
+def test_without_folders_no_file_is_read(folder: Path) -> None:
+    with pytest.raises(ImageError, match=r"images\[0\]: it is no file that may be read"):
+        asyncio.run(Pictures([], None).opened([str(folder / "teal.png")], PipelineSettings()))
