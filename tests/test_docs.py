@@ -219,7 +219,7 @@ def test_the_toy_of_the_plugin_guide_answers_and_keeps_the_contracts(tmp_path):
     assert answer == "hi cat!\n"
     passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", tests).groups()
     assert int(passed) > 60
-    assert int(skipped) < 20
+    assert int(skipped) < 30
 
 
 def test_the_plugin_guide_names_every_contract():

@@ -5,8 +5,8 @@ whole pipeline is compared in ``test_pipeline_parity``.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,11 @@ IMAGE_TOKENS = ("image_token_id", "video_token_id")
 
 @dataclass(frozen=True)
 class Request:
-    """A question in transformers' own form, and its pictures."""
+    """A question in transformers' own form, its pictures and what their processor is told."""
 
     messages: list[dict[str, Any]]
     images: list[Any]
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ def load_reference(name: str, folder: Path) -> Any:
 
 def reference_inputs(name: str, request: Request) -> dict[str, Any]:
     """Return what the family's own processor makes of a request."""
-    made = zoo.reference(name, request.messages, request.images, return_tensors="pt")
+    made = zoo.reference(
+        name, request.messages, request.images, return_tensors="pt", limits=request.limits
+    )
     return {key: value for key, value in made.items() if key != "labels"}
 
 

@@ -5,6 +5,7 @@ at once, read in chunks of 13 tokens and decoded together.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import vlmkit
 import zoo
 from parity import families, runner
+from vlmkit.ask.image_options import ImageOptions
 from vlmkit.ask.message import ImagePart, TextPart
 
 pytest.importorskip("vlmkit_hf")
@@ -26,12 +28,13 @@ Saved = Callable[[str], Path]
 def conversation(request: runner.Request) -> list[vlmkit.Message]:
     """Return a request of transformers' form in vlmkit's."""
     images = iter([vlmkit.Image.open(image) for image in request.images])
+    shown = ImageOptions(processor=request.limits)
     messages = []
     for message in request.messages:
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         made = [
-            ImagePart(next(images)) if part["type"] == "image" else TextPart(part["text"])
+            ImagePart(next(images), shown) if part["type"] == "image" else TextPart(part["text"])
             for part in parts
         ]
         messages.append(vlmkit.Message(message["role"], tuple(made)))
@@ -84,6 +87,36 @@ def test_messages_in_and_streamed_text_out_as_by_generate(
         # Random models say broken characters. A decoder that sees all of them at once may blame
         # a sound byte for its broken neighbour; a stream has shown it by then.
         assert text == whole or "\ufffd" in whole
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"size": {"shortest_edge": 28 * 28, "longest_edge": 4 * 28 * 28}},
+    "glm4v": {"size": {"shortest_edge": 28 * 28, "longest_edge": 8 * 28 * 28}},
+    "smolvlm": {"size": {"longest_edge": 28}},
+    "mistral3": {"size": {"longest_edge": 40}},
+    "internvl": {"max_patches": 1},
+}
+"""What makes pictures smaller, by the kind of limit."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [*(("torch", name) for name in LIMITS), ("onnx", "qwen2_5_vl"), ("onnx", "internvl")],
+)
+def test_smaller_pictures_are_what_generate_sees_with_the_same_limits(
+    engine: str, name: str, saved: Saved, exported: Saved
+) -> None:
+    plain = runner.requests(name)
+    asked = [replace(request, limits=LIMITS[name]) for request in plain]
+    with load(exported(name) if engine == "onnx" else saved(name), engine) as model:
+        banned = sorted(model.runner._tokenizer.banned_ids)
+        answers = stream_all(model, asked)
+        larger = stream_all(model, plain[2:3])
+    wanted = runner.expected(name, saved(name), asked, banned)
+
+    ids = [[sample.token_id for sample in samples] for _, samples in answers]
+    assert ids == [reference.token_ids for reference in wanted]
+    assert [s.token_id for s in larger[0][1]] != ids[2], "they do look different"
 
 
 def test_the_second_time_an_image_is_shown_it_is_not_encoded_and_the_answer_stays(

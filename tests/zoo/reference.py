@@ -81,6 +81,7 @@ def reference(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     return_tensors: str = "np",
+    limits: Mapping[str, Any] | None = None,
 ) -> BatchFeature:
     """Return what transformers makes of a conversation: ``input_ids`` and the image arrays.
 
@@ -91,6 +92,7 @@ def reference(
         images: in the order of their parts.
         tools: passed to the chat template.
         return_tensors: ``"np"`` or ``"pt"``.
+        limits: passed to the image processor.
     """
     if name in TEXT:
         tokenizer = family(name).tokenizer()
@@ -107,7 +109,7 @@ def reference(
     text = _rendered(made, messages, tools)
     bos = made.tokenizer.bos_token
     more = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
-    shown = {"images": list(images)} if images else {}
+    shown = {"images": list(images), **(limits or {})} if images else {}
     if name == "internvl" and not images:  # its processor takes no text alone
         return _as(return_tensors, made.tokenizer(text=[text], return_tensors="np", **more))
     return _as(return_tensors, made(text=[text], return_tensors="np", **shown, **more))

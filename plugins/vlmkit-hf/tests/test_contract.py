@@ -1,13 +1,22 @@
 """The tokenizer contract, kept by tokenizers of each kind."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.testing import TokenizerContract
 from vlmkit_hf.tokenizer import HfTokenizer
+
+SMALLER: dict[str, Mapping[str, Any]] = {
+    "qwen2_vl": {"min_pixels": 28 * 28, "max_pixels": 28 * 28},
+    "idefics3": {"size": {"longest_edge": 28}},
+    "mistral3": {"size": {"longest_edge": 30}},
+    "internvl": {"max_dynamic_patch": 1},
+}
+"""Limits under which pictures are smaller, by the names of each family's processor."""
 
 
 class Contract(TokenizerContract):
@@ -26,6 +35,9 @@ class Contract(TokenizerContract):
 
     def make(self) -> HfTokenizer:
         return self.tokenizer
+
+    def smaller(self) -> Mapping[str, Any]:
+        return SMALLER.get(self.name, {})
 
     def special_texts(self) -> list[str]:
         added = json.loads((self.folder / "tokenizer.json").read_text())["added_tokens"]

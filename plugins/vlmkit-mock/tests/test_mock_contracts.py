@@ -29,6 +29,9 @@ class TestMockTokenizer(TokenizerContract):
     def special_texts(self) -> list[str]:
         return list(SPECIAL_TOKENS)
 
+    def smaller(self) -> dict[str, int]:
+        return {"max_dynamic_patch": 2}
+
 
 class TestMockVisionEncoder(MediaEncoderContract):
     atol = 0.0

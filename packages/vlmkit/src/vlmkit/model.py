@@ -15,7 +15,7 @@ from vlmkit.ask.completion import Completion
 from vlmkit.ask.constraint import Constraint
 from vlmkit.ask.image import Image, ImageSource
 from vlmkit.ask.media import MediaSource, media_part
-from vlmkit.ask.message import Message, turns
+from vlmkit.ask.message import ImagePart, Message, turns
 from vlmkit.ask.request import Request
 from vlmkit.ask.runner_stats import RunnerStats
 from vlmkit.ask.sampling import SamplingParams
@@ -25,6 +25,7 @@ from vlmkit.kit.pooling import Vector
 from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
 
 T = TypeVar("T")
+Shown = ImageSource | ImagePart
 
 
 class Model:
@@ -46,7 +47,7 @@ class Model:
         self,
         prompt: str | Seq[Message],
         *,
-        images: Seq[ImageSource] = (),
+        images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
         **params: Any,
@@ -55,7 +56,8 @@ class Model:
 
         Args:
             prompt: a question, or messages.
-            images: pictures to show with the question: paths, bytes, PIL images or arrays.
+            images: pictures to show with the question: paths, bytes, PIL images or arrays; or a
+                :class:`vlmkit.ask.message.ImagePart`, which also says how large it is shown.
             media: sounds and the like to go with it: paths or bytes of files that a media loader
                 opens, or a :class:`vlmkit.ask.media.MediaPart`.
             constraint: what the answer must keep to; see :mod:`vlmkit.ask.constraint`.
@@ -68,7 +70,7 @@ class Model:
         self,
         prompt: str | Seq[Message],
         *,
-        images: Seq[ImageSource] = (),
+        images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
         **params: Any,
@@ -83,7 +85,7 @@ class Model:
         self,
         prompt: str | Seq[Message],
         *,
-        images: Seq[ImageSource] = (),
+        images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
         **params: Any,
@@ -98,7 +100,7 @@ class Model:
         self,
         prompt: str | Seq[Message],
         *,
-        images: Seq[ImageSource] = (),
+        images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
         **params: Any,
@@ -115,7 +117,7 @@ class Model:
         self,
         texts: Seq[str | Seq[Message]],
         *,
-        images: Seq[Seq[ImageSource]] = (),
+        images: Seq[Seq[Shown]] = (),
     ) -> list[Vector]:
         """Return a vector ``[hidden]`` for each text, pooled as the checkpoint says.
 
@@ -140,7 +142,7 @@ class Model:
         self,
         texts: Seq[str | Seq[Message]],
         *,
-        images: Seq[Seq[ImageSource]] = (),
+        images: Seq[Seq[Shown]] = (),
     ) -> list[Vector]:
         """Embed texts without blocking the event loop; arguments as for :meth:`embed`."""
         streams: deque[AnswerStream] = deque()
@@ -157,7 +159,7 @@ class Model:
         prompt: str | Seq[Message],
         continuations: Seq[str],
         *,
-        images: Seq[ImageSource] = (),
+        images: Seq[Shown] = (),
     ) -> list[Score]:
         """Return how likely each continuation is as the model's answer to a prompt.
 
@@ -177,19 +179,19 @@ class Model:
         prompt: str | Seq[Message],
         continuations: Seq[str],
         *,
-        images: Seq[ImageSource] = (),
+        images: Seq[Shown] = (),
     ) -> list[Score]:
         """Score without blocking the event loop; arguments as for :meth:`score`."""
         request = await asyncio.to_thread(self._score_request, prompt, continuations, images)
         return _scores(continuations, await (await self.asubmit(request)).aresult())
 
-    def _embed_request(self, text: str | Seq[Message], images: Seq[ImageSource]) -> Request:
+    def _embed_request(self, text: str | Seq[Message], images: Seq[Shown]) -> Request:
         if isinstance(text, str) and not images:
             return Request(text=text, task="embed")
         return replace(self.request(text, images=images), task="embed", params=None)
 
     def _score_request(
-        self, prompt: str | Seq[Message], continuations: Seq[str], images: Seq[ImageSource]
+        self, prompt: str | Seq[Message], continuations: Seq[str], images: Seq[Shown]
     ) -> Request:
         request = self.request(prompt, images=images)
         continuations = _listed(continuations, "continuations")
@@ -201,7 +203,7 @@ class Model:
         self,
         prompt: str | Seq[Message],
         *,
-        images: Seq[ImageSource] = (),
+        images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
         **params: Any,
@@ -218,7 +220,10 @@ class Model:
             if given and not isinstance(prompt, str):
                 raise RequestError(f"put the {name} into the messages", param=name)
         if isinstance(prompt, str):
-            opened = [Image.open(image, bounds.images) for image in images]
+            opened = [
+                image if isinstance(image, ImagePart) else Image.open(image, bounds.images)
+                for image in images
+            ]
             parts = [media_part(source, bounds.max_media_bytes) for source in media]
             messages: Seq[Message] = [Message.of("user", prompt, opened, parts)]
         else:
@@ -276,8 +281,8 @@ class Model:
 
 
 def _pairs(
-    texts: Seq[str | Seq[Message]], images: Seq[Seq[ImageSource]]
-) -> Iterator[tuple[str | Seq[Message], Seq[ImageSource]]]:
+    texts: Seq[str | Seq[Message]], images: Seq[Seq[Shown]]
+) -> Iterator[tuple[str | Seq[Message], Seq[Shown]]]:
     """Return each text with its pictures."""
     texts = _listed(texts, "texts")
     if images and len(images) != len(texts):

@@ -39,10 +39,11 @@ def mock_pipeline(
     max_waiting: int = 1024,
     settings: PipelineSettings | None = None,
     constraint: MakeCompiler | None = None,
+    tokenizer: MockTokenizer | None = None,
     **engine: Any,
 ) -> Pipeline:
     return Pipeline(
-        tokenizer=MockTokenizer(),
+        tokenizer=tokenizer or MockTokenizer(),
         engine=MockEngine(MockEngineSettings(**engine)),
         media_encoder=MockVisionEncoder(MockEncoderSettings()) if takes_images else None,
         scheduler=ContinuousScheduler(SchedulerSettings(max_waiting=max_waiting)),

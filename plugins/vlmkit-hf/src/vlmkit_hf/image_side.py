@@ -7,6 +7,7 @@ a whole conversation is checked once, when the model is loaded.
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,18 @@ import numpy as np
 import PIL.Image
 
 from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.errors import CheckpointError, ImageError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.prompt import Array, Transform
 from vlmkit_hf.chat import Layout
 from vlmkit_hf.sentinel import Segment
+from vlmkit_hf.sizing.find import find_sizing
+from vlmkit_hf.sizing.sizing import Limits, Size, Sizing
 from vlmkit_hf.text_encoder import Expansion, TextEncoder
 from vlmkit_hf.transform import transform_of
+
+log = logging.getLogger(__name__)
 
 _FEATURE_KEYS = ("image_token_id", "image_token_index")
 _PLACEHOLDER_KEYS = (*_FEATURE_KEYS, "video_token_id", "video_token_index", "audio_token_id")
@@ -76,6 +82,12 @@ class ImageSide:
         self._fingerprint = _fingerprint(processor, self._options)
         self._lays_out = self._lay_out("x" + self.placeholder, [_grey(28, 28)]) is not None
         self.needs_image = self._refuses_plain_text()
+        self._sizing: Sizing | None = find_sizing(processor, self._options)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether a picture can be shown in other sizes than the processor would choose."""
+        return self._sizing is not None
 
     @property
     def control_tokens(self) -> frozenset[str]:
@@ -91,21 +103,53 @@ class ImageSide:
         pictures = [image.to_pil() for image in images]
         return lambda text: self._lay_out(text, pictures) or text
 
-    def prepare(self, image: Image, encoder: TextEncoder) -> PreparedImage:
-        """Preprocess one image.
+    def limits(self, image: Image, options: ImageOptions) -> Limits:
+        """Return what the image processor is called with, besides its own options, for one image.
 
         Raises:
-            ImageError: the family's processor cannot take it.
+            RequestError: the limits that are asked for are not known, or over the checkpoint's.
+            ImageError: the image cannot be made as small as is asked for.
         """
+        if self._sizing is None:
+            return {}
+        limits = self._sizing.limits(options.processor)
+        if options.most_tokens is None:
+            return limits
+        size = Size(image.height, image.width)
         try:
-            arrays, written = self._process(image.to_pil())
-            transform = transform_of(image, arrays, self._processor.image_processor, self._options)
+            limits = self._sizing.fitted(size, options.most_tokens, limits)
+            least = self._sizing.num_tokens(size, limits)
+        except Exception as error:  # a processor may raise anything
+            raise _refused(image) from error
+        _check_tokens(image, least, options)
+        return limits
+
+    def prepare(
+        self,
+        image: Image,
+        encoder: TextEncoder,
+        limits: Limits | None = None,
+        options: ImageOptions = PLAIN_IMAGE,
+    ) -> PreparedImage:
+        """Preprocess one image.
+
+        Args:
+            image: the picture.
+            encoder: of the texts that the processor writes.
+            limits: what :meth:`limits` gave.
+            options: how large the image is wanted.
+
+        Raises:
+            ImageError: the family's processor cannot take it, or cannot make it so small.
+        """
+        called_with = {**self._options, **(limits or {})}
+        try:
+            arrays, written = self._process(image.to_pil(), called_with)
+            transform = transform_of(image, arrays, self._processor.image_processor, called_with)
         except MemoryError:
             raise
         except Exception as error:  # a processor may raise anything
-            raise ImageError(
-                f"the model's image processor cannot take an image of {image.width}x{image.height}"
-            ) from error
+            raise _refused(image) from error
         expansion = encoder.expand(written)
         num_features = expansion.token_ids.count(self._feature_id) if expansion else 0
         if expansion is None or num_features == 0:
@@ -113,7 +157,9 @@ class ImageSide:
                 f"the model's image processor leaves nothing of an image of "
                 f"{image.width}x{image.height}"
             )
-        digest = hashlib.sha256(self._fingerprint + image.digest).digest()
+        _check_tokens(image, num_features, options)
+        seen_with = json.dumps(limits, sort_keys=True).encode() if limits else b""
+        digest = hashlib.sha256(self._fingerprint + image.digest + seen_with).digest()
         return PreparedImage(expansion, digest, self._inputs(arrays), num_features, transform)
 
     def check(self, encoder: TextEncoder) -> None:
@@ -138,6 +184,27 @@ class ImageSide:
             raise self._unknown() from error
         if ours != theirs:
             raise self._unknown()
+        if self._sizing is not None and not self._is_as_it_seems(self._sizing, encoder):
+            log.info("images of %r are shown in one size: its limits are not known", self._owner)
+            self._sizing = None
+
+    def _is_as_it_seems(self, sizing: Sizing, encoder: TextEncoder) -> bool:
+        """Tell whether pictures have as many tokens as the limits say, with and without them."""
+        for picture in (_grey(64, 48), _grey(40, 88)):
+            image, size = Image.open(picture), Size(picture.height, picture.width)
+            try:
+                num_tokens = sizing.num_tokens(size, {})
+                for most in {num_tokens, -(-num_tokens // 3), 1}:
+                    limits = sizing.fitted(size, most, {})
+                    prepared = self.prepare(image, encoder, limits)
+                    if prepared.num_features != sizing.num_tokens(size, limits):
+                        return False
+            except MemoryError:
+                raise
+            except Exception:  # a processor may raise anything
+                log.debug("limits of images of %r cannot be used", self._owner, exc_info=True)
+                return False
+        return True
 
     def _unknown(self) -> CheckpointError:
         kind = type(self._processor).__name__
@@ -146,10 +213,12 @@ class ImageSide:
             "not know"
         )
 
-    def _process(self, picture: PIL.Image.Image) -> tuple[Mapping[str, Any], str]:
+    def _process(
+        self, picture: PIL.Image.Image, options: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], str]:
         layout = self._processor.prepare_inputs_layout(images=[picture], text=[self.placeholder])
         arrays, replacements = self._processor._process_images(  # noqa: SLF001 - no public way
-            layout[0], **dict(self._options)
+            layout[0], **options
         )
         (written,) = replacements
         return arrays, written
@@ -191,6 +260,22 @@ def expand_slots(
     for token_id in encoder.encode(segments):
         ids.extend(next(images).expansion.token_ids if token_id < 0 else (token_id,))
     return ids
+
+
+def _refused(image: Image) -> ImageError:
+    return ImageError(
+        f"the model's image processor cannot take an image of {image.width}x{image.height}"
+    )
+
+
+def _check_tokens(image: Image, least: int, options: ImageOptions) -> None:
+    """Refuse an image that has more tokens than it may have."""
+    if options.max_tokens is not None and least > options.max_tokens:
+        raise ImageError(
+            f"max_image_tokens is {options.max_tokens}, and this model needs {least} at least for "
+            f"an image of {image.width}x{image.height}",
+            code="image_over_budget",
+        )
 
 
 def _array(value: Any) -> Array:

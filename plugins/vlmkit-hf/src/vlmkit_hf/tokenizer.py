@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, get_args
 
 from vlmkit.ask.image import Image
-from vlmkit.ask.message import Message, images_of, refuse_other_media
+from vlmkit.ask.message import ImagePart, Message, image_parts_of, refuse_other_media
 from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.errors import CheckpointError, RequestError
+from vlmkit.errors import CheckpointError, ImageError, RequestError
 from vlmkit.kit.call_reader import CallReader
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.plain_reader import PlainReader
@@ -40,6 +40,9 @@ END_OF_TURN = (
     "<|return|>",
     "<|call|>",
 )
+_OPTIONS: frozenset[Option] = frozenset(get_args(Option))
+_OPTIONS_OF_SIZES: frozenset[Option] = frozenset({"image_detail", "mm_processor_kwargs"})
+_IMAGE_OPTIONS: frozenset[Option] = _OPTIONS_OF_SIZES | {"max_image_tokens"}
 NUM_BEFORE = 8  # tokens before an answer that say how a text goes on
 
 
@@ -96,8 +99,10 @@ class HfTokenizer:
 
     @property
     def honours(self) -> frozenset[Option]:
-        """Every option."""
-        return frozenset(get_args(Option))
+        """Every option, but for those of images where there is nothing to choose."""
+        if self._images is None:
+            return _OPTIONS - _IMAGE_OPTIONS
+        return _OPTIONS if self._images.has_sizes else _OPTIONS - _OPTIONS_OF_SIZES
 
     def prompt(
         self,
@@ -113,7 +118,8 @@ class HfTokenizer:
             ImageError: the processor refuses an image.
         """
         refuse_other_media(messages, {"image"})
-        images = list(images_of(messages))
+        shown = list(image_parts_of(messages))
+        images = [part.image for part in shown]
         self._check_images(images)
         if self._chat is None:
             raise RequestError(
@@ -132,9 +138,7 @@ class HfTokenizer:
             token_ids = self._encoder.encode(segments, adds_special=adds_special)
             return Prompt(tuple(token_ids), opens_reasoning=opens, calling=calling)
         runs = self._cut_at_images(segments, len(images))
-        once = {image.digest: image for image in images}
-        made = {key: self._images.prepare(image, self._encoder) for key, image in once.items()}
-        prepared = [made[image.digest] for image in images]
+        prepared = _prepared(self._images, shown, self._encoder)
         token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
         return replace(_filled(token_ids, prepared, opens), calling=calling)
 
@@ -224,6 +228,30 @@ class HfTokenizer:
                 param="messages",
             )
         return runs
+
+
+def _prepared(
+    side: ImageSide, shown: Sequence[ImagePart], encoder: TextEncoder
+) -> list[PreparedImage]:
+    """Preprocess images; one that is shown several times in one size is preprocessed once.
+
+    Raises:
+        ImageError: one cannot be shown so; says which it is.
+        RequestError: limits that are asked for are not known.
+    """
+    once: dict[tuple[bytes, str], PreparedImage] = {}
+    prepared = []
+    for index, part in enumerate(shown):
+        try:
+            limits = side.limits(part.image, part.options)
+            key = (part.image.digest, f"{limits} {part.options.max_tokens}")
+            if key not in once:
+                once[key] = side.prepare(part.image, encoder, limits, part.options)
+        except ImageError as error:
+            error.index = index
+            raise
+        prepared.append(once[key])
+    return prepared
 
 
 def _with_slots(

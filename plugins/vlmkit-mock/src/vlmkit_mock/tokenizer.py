@@ -1,19 +1,14 @@
 """The mock's text side: one token for each byte, roles and images as tokens of their own.
 
 User text becomes bytes and nothing else, so it cannot spell a control token or an image slot.
-Pictures are not resized; their size and digest are all that the encoder gets.
 """
 
 import codecs
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from functools import partial
 from typing import Any, get_args
 
-import numpy as np
-
-from vlmkit.ask.image import Image
 from vlmkit.ask.message import (
     ImagePart,
     Message,
@@ -24,21 +19,19 @@ from vlmkit.ask.message import (
 )
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.errors import ImageError
 from vlmkit.kit.call_reader import CallReader
 from vlmkit.kit.plain_reader import PlainReader
 from vlmkit.kit.reasoning_reader import ReasoningReader
 from vlmkit.seams.chat_format import CallFormat, Calling, JsonCall, Mark
-from vlmkit.seams.prompt import MediaSlot, Prompt, Transform
+from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.seams.reader import AnswerReader
 from vlmkit.seams.tokenizer import PLAIN, Option
 from vlmkit_mock import vocabulary as v
-
-NUM_IMAGE_TOKENS = 4
-"""Feature rows of one image; its slot is two tokens longer, for the markers around them."""
+from vlmkit_mock.pictures import slot_ids, slot_of
 
 _MARKS = Mark("<|reasoning|>", v.REASONING), Mark("<|reasoning_end|>", v.REASONING_END)
 _CALLS = CallFormat(JsonCall(), Mark("<|call|>", v.CALL), Mark("<|call_end|>", v.CALL_END))
-_SLOT_IDS = (v.IMAGE_START, *[v.IMAGE] * NUM_IMAGE_TOKENS, v.IMAGE_END)
 
 
 class MockTokenizer:
@@ -148,32 +141,18 @@ class MockTokenStream:
         return self._decoder.decode(b"", final=True)
 
 
-def slot_of(image: Image, start: int) -> MediaSlot:
-    """Return the slot of an image whose first marker is token ``start``."""
-    size = (image.height, image.width)
-    return MediaSlot(
-        start=start,
-        stop=start + len(_SLOT_IDS),
-        digest=hashlib.sha256(b"vlmkit-mock 1\0" + image.digest).digest(),
-        inputs={
-            "size": np.array(size, dtype=np.int32),
-            "digest": np.frombuffer(bytearray(image.digest), dtype=np.uint8),
-        },
-        num_features=NUM_IMAGE_TOKENS,
-        transform=Transform(
-            source_size=(image.source_size[1], image.source_size[0]),
-            turned=image.turned,
-            upright_size=size,
-            used_size=size,
-            scale=(1.0, 1.0),
-        ),
-    )
+def _slot(part: ImagePart, start: int, index: int) -> MediaSlot:
+    try:
+        return slot_of(part.image, start, part.options)
+    except ImageError as error:
+        error.index = index
+        raise
 
 
 def _append(part: Part, token_ids: list[int], slots: list[MediaSlot]) -> None:
     if isinstance(part, ImagePart):
-        slots.append(slot_of(part.image, len(token_ids)))
-        token_ids.extend(_SLOT_IDS)
+        slots.append(_slot(part, len(token_ids), len(slots)))
+        token_ids.extend(slot_ids(slots[-1].num_features))
     elif isinstance(part, ReasoningPart):
         token_ids += [v.REASONING, *_bytes(part.text), v.REASONING_END]
     elif isinstance(part, ToolCallPart):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.ask.media import FilePart, MediaPart
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
@@ -24,9 +25,10 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image at this place of the message."""
+    """An image at this place of the message, and how large it is shown."""
 
     image: Image
+    options: ImageOptions = PLAIN_IMAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,12 @@ class Message:
         cls,
         role: Role,
         text: str,
-        images: Sequence[Image] = (),
+        images: Sequence[Image | ImagePart] = (),
         media: Sequence[MediaPart | FilePart] = (),
     ) -> "Message":
         """Make a message that shows ``images`` and other ``media`` first and then says ``text``."""
-        return cls(role, (*(ImagePart(image) for image in images), *media, TextPart(text)))
+        shown = (each if isinstance(each, ImagePart) else ImagePart(each) for each in images)
+        return cls(role, (*shown, *media, TextPart(text)))
 
     @property
     def text(self) -> str:
@@ -89,9 +92,14 @@ def parts_of(messages: Sequence[Message]) -> Iterator[Part]:
         yield from message.parts
 
 
+def image_parts_of(messages: Sequence[Message]) -> Iterator[ImagePart]:
+    """Yield every image of a conversation and how it is shown, in the order of appearance."""
+    return (part for part in parts_of(messages) if isinstance(part, ImagePart))
+
+
 def images_of(messages: Sequence[Message]) -> Iterator[Image]:
     """Yield every image of a conversation, in the order in which they appear."""
-    return (part.image for part in parts_of(messages) if isinstance(part, ImagePart))
+    return (part.image for part in image_parts_of(messages))
 
 
 def refuse_other_media(

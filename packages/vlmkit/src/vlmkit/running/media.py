@@ -13,6 +13,7 @@ import msgspec
 from vlmkit.ask.media import FilePart, MediaPart
 from vlmkit.ask.message import Message, Part, images_of, parts_of, refuse_other_media
 from vlmkit.errors import MediaError, OutOfMemory, RequestError, VlmkitError
+from vlmkit.running.image_detail import sized
 from vlmkit.seams.media_loader import MediaLoader
 from vlmkit.seams.runner import RunnerFacts
 
@@ -52,7 +53,7 @@ class MediaIntake:
                 code="too_many_images",
             )
         self._check_amount(_sizes(parts_of(messages)))
-        return messages
+        return sized(messages, self._bounds.image_tokens)
 
     def _check_amount(self, sizes: Seq[int]) -> None:
         if len(sizes) > self._bounds.max_media:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from vlmkit.ask.message import TextPart
+from vlmkit.ask.message import TextPart, image_parts_of
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import RequestError
@@ -55,6 +55,11 @@ def check_options(request: Request, tokenizer: Tokenizer) -> None:
         if not request.messages:
             raise RequestError(f"{option} is for messages, not for a text", param=option)
         check_honoured(option, tokenizer)
+    for part in image_parts_of(request.messages):
+        if part.options.max_tokens is not None:
+            check_honoured("max_image_tokens", tokenizer)
+        if part.options.processor:
+            check_honoured("mm_processor_kwargs", tokenizer)
     if request.options.continue_final_message:
         last = request.messages[-1]
         is_text = bool(last.parts) and isinstance(last.parts[-1], TextPart)

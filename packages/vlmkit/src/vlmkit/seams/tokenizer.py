@@ -15,9 +15,17 @@ Option = Literal[
     "add_generation_prompt",
     "chat_template_kwargs",
     "continue_final_message",
+    "image_detail",
+    "max_image_tokens",
+    "mm_processor_kwargs",
     "skip_special_tokens",
 ]
-"""What a request may ask of a tokenizer and a simple one need not know."""
+"""What a request may ask of a tokenizer and a simple one need not know.
+
+Three are about ``ImagePart.options``: ``image_detail`` means that ``wanted_tokens`` makes pictures
+smaller, ``max_image_tokens`` that ``max_tokens`` is kept to or refused, and ``mm_processor_kwargs``
+that ``processor`` is looked at.
+"""
 
 
 PLAIN = PromptOptions()
@@ -60,6 +68,8 @@ class Tokenizer(Protocol):
     ) -> Prompt:
         """Render the chat template, expand media to placeholders, preprocess what they hold.
 
+        Of images that are shown in several sizes, each size has a digest of its own.
+
         Args:
             messages: the conversation.
             tools: what the model may call.
@@ -68,7 +78,7 @@ class Tokenizer(Protocol):
         Raises:
             RequestError: the template refuses these roles, or the model takes no such media; see
                 :func:`vlmkit.ask.message.refuse_other_media`.
-            ImageError: the processor refuses an image.
+            ImageError: the processor refuses an image, or cannot make it as small as is asked for.
         """
         ...
 

@@ -42,6 +42,7 @@ class Call(ABC, Generic[B]):
     ) -> None:
         self.service = service
         self.headers: dict[str, str] = {}
+        self._ignored: frozenset[str] = frozenset()
         self._request = request
         self._reader = reader
 
@@ -57,7 +58,7 @@ class Call(ABC, Generic[B]):
         with self.service.admitted():
             with self.service.reserved(self._announced_bytes()):
                 body, ignored = self._reader.read(await self._body())
-                self._note(ignored)
+                self.note(ignored)
                 response = await self.service.attend(self.start(body), receive)
                 del body  # what was sent need not wait for the answer: it can be large
             await response(scope, receive, send)
@@ -74,8 +75,8 @@ class Call(ABC, Generic[B]):
         """
         return self.service.runner(self.service.name(name))
 
-    def _note(self, ignored: frozenset[str]) -> None:
-        """Tell the client and the operator which keys of the body are ignored.
+    def note(self, ignored: frozenset[str]) -> None:
+        """Tell the client and the operator which keys of the body are ignored, besides others.
 
         Raises:
             RequestError: there are some, and one of the two wants none ignored.
@@ -86,7 +87,8 @@ class Call(ABC, Generic[B]):
         if policy == "refuse" or self._request.headers.get(STRICT_HEADER) == "1":
             raise unknown(ignored)
         if policy == "report":
-            self.headers[HEADER] = header_value(ignored)
+            self._ignored |= ignored
+            self.headers[HEADER] = header_value(self._ignored)
         self.service.num_ignored.update(counter_names(ignored))
 
     def _announced_bytes(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.ask.message import ImagePart, Message, Part, ReasoningPart, Role, TextPart
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
@@ -17,6 +18,7 @@ from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server import wire
 from vlmkit.server.forms import asked_form
+from vlmkit.server.image_options import image_options, options_of
 from vlmkit.server.prompt_options import goes_on, prompt_options, template_kinds
 from vlmkit.server.sampling import sampling_values
 from vlmkit.server.together import together
@@ -75,7 +77,8 @@ class Converter:
         params, form = sampling_params(chat, facts), asked_form(chat)
         started = time.perf_counter()
         self._check_tools(chat, facts)
-        messages = await self.messages(chat.messages, facts, may_go_on=True)
+        shown = image_options(chat)
+        messages = await self.messages(chat.messages, facts, shown, may_go_on=True)
         request = Request(
             messages=messages,
             params=params,
@@ -98,13 +101,19 @@ class Converter:
             )
 
     async def messages(
-        self, said: Sequence[wire.ChatMessage], facts: RunnerFacts, *, may_go_on: bool = False
+        self,
+        said: Sequence[wire.ChatMessage],
+        facts: RunnerFacts,
+        shown: ImageOptions = PLAIN_IMAGE,
+        *,
+        may_go_on: bool = False,
     ) -> list[Message]:
         """Return messages with their images.
 
         Args:
             said: the messages.
             facts: bounds of the model.
+            shown: how images are shown that say nothing themselves.
             may_go_on: whether an answer may go on with the last of them.
 
         Raises:
@@ -115,7 +124,7 @@ class Converter:
             raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
         self._check_size(said, facts)
         images = iter(await self.images(list(_image_urls(said)), facts))
-        return [_message(n, message, images) for n, message in enumerate(said)]
+        return [_message(n, message, images, shown) for n, message in enumerate(said)]
 
     def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
         """Refuse what would only cost time, before an image is opened or a text tokenized."""
@@ -236,10 +245,14 @@ def _image_urls(said: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, str]]:
                 yield f"messages[{number}].content[{index}].image_url.url", part.image_url.url
 
 
-def _message(number: int, message: wire.ChatMessage, images: Iterator[Image]) -> Message:
+def _message(
+    number: int, message: wire.ChatMessage, images: Iterator[Image], shown: ImageOptions
+) -> Message:
     """Return a message with the next images in their places."""
     parts: list[Part] = [
-        TextPart(part.text) if isinstance(part, wire.TextPart) else ImagePart(next(images))
+        TextPart(part.text)
+        if isinstance(part, wire.TextPart)
+        else ImagePart(next(images), options_of(part.image_url, shown))
         for part in _parts(message)
     ]
     if isinstance(message, wire.AssistantMessage):

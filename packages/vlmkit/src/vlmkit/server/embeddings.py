@@ -20,6 +20,7 @@ from vlmkit.server.answer import PromptTokensDetails
 from vlmkit.server.call import MessagesCall
 from vlmkit.server.convert import Converter, field_of
 from vlmkit.server.errors import Unavailable
+from vlmkit.server.image_options import idle_details, image_options
 from vlmkit.server.plain import (
     blame,
     check_plain_size,
@@ -85,7 +86,9 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
             raise RequestError("send either input or messages", param="input")
         same: dict[str, Any] = {"task": "embed", "priority": body.priority or 0}
         if body.input is None:
-            messages = await self.converter.messages(body.messages or (), facts)
+            said = body.messages or ()
+            self.note(idle_details(said, facts))
+            messages = await self.converter.messages(said, facts, image_options(body))
             return [Asked(messages=messages, **same)]
         texts = plain_texts(body.input, "input")
         try:

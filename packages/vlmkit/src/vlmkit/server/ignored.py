@@ -49,6 +49,8 @@ CHANGING: dict[str, tuple[bytes, ...]] = {
     "lora_path": (),
     "max_length": (),
     "max_new_tokens": (),
+    "messages.content.image_url.max_dynamic_patch": (),
+    "messages.content.image_url.min_dynamic_patch": (),
     "messages.partial": (b"false",),
     "messages.prefix": (b"false",),
     "min_new_tokens": (b"0",),
@@ -79,7 +81,7 @@ CHANGING: dict[str, tuple[bytes, ...]] = {
 A route that has such a field of its own honours it.
 """
 
-NEUTRAL = {"messages.content.image_url.detail": b'"auto"', "stream_reasoning": b"true"}
+NEUTRAL = {"stream_reasoning": b"true"}
 """Values of other keys that say what is the case anyway."""
 
 COUNTED = frozenset(

@@ -15,7 +15,7 @@ from vlmkit.server.forms import JsonSchemaForm, NamedSchema
 from vlmkit.server.wire_message_tools import chat_tools
 from vlmkit.server.wire_sampling import AnswerFields
 
-_SHARED = frozenset(AnswerFields.__struct_fields__)
+_SHARED = frozenset({*AnswerFields.__struct_fields__, "max_image_tokens", "mm_processor_kwargs"})
 _PLACES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
+from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS
 from vlmkit.server.body import BodyReader
 from vlmkit.server.wire_sampling import Label, NumTop
 from vlmkit.server.wire_tools import ToolFields
@@ -18,6 +19,10 @@ NotSupported: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
 """The type of a field that OpenAI defines and this server refuses, unless it is empty."""
 
 Text: TypeAlias = str  # the sum over a request is bounded by ServerSettings.max_text_chars
+
+
+MaxImageTokens = Annotated[int, Meta(ge=1)] | None
+ImageLimits = Annotated[dict[str, Any], Meta(max_length=MAX_PROCESSOR_OPTIONS)] | None
 
 
 class _Wire(msgspec.Struct, kw_only=True):
@@ -31,9 +36,11 @@ class TextPart(_Wire, tag_field="type", tag="text"):
 
 
 class ImageUrl(_Wire):
-    """Where an image is: a ``data:`` URL, or http(s) where the server fetches."""
+    """Where an image is: a ``data:`` URL, or http(s) where the server fetches; how it is shown."""
 
     url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    max_image_tokens: MaxImageTokens = None  # ours
 
 
 class ImagePart(_Wire, tag_field="type", tag="image_url"):
@@ -116,6 +123,8 @@ class ChatRequest(ToolFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateValues | None = None
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
 
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
     safety_identifier: Label | None = None

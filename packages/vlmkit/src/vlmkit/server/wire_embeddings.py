@@ -8,7 +8,7 @@ from msgspec import Meta
 from vlmkit.server.answer import PromptTokensDetails
 from vlmkit.server.body import BodyReader
 from vlmkit.server.plain import PlainInput
-from vlmkit.server.wire import ChatMessage
+from vlmkit.server.wire import ChatMessage, ImageLimits, MaxImageTokens
 from vlmkit.server.wire_sampling import Label, ModelName
 
 
@@ -20,6 +20,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
     user: Label | None = None
     priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
 

@@ -7,7 +7,7 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from vlmkit.server.body import BodyReader
-from vlmkit.server.wire import NotSupported, Text
+from vlmkit.server.wire import ImageLimits, MaxImageTokens, NotSupported, Text
 from vlmkit.server.wire_message_tools import OwnChoice, OwnTools
 from vlmkit.server.wire_sampling import AnswerFields, Label, ModelName
 
@@ -139,6 +139,10 @@ class MessagesRequest(AnswerFields, kw_only=True):
     tools: OwnTools | None = None
     tool_choice: OwnChoice | None = None
 
+    # Ours.
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
+
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
@@ -168,6 +172,10 @@ class CountRequest(_Wire):
     output_config: OutputConfig | None = None
     tools: OwnTools | None = None
     tool_choice: OwnChoice | None = None
+
+    # Ours.
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
 
     # Refused.
     context_management: NotSupported = None

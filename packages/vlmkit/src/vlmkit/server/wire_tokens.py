@@ -4,7 +4,7 @@ import msgspec
 
 from vlmkit.server.body import BodyReader
 from vlmkit.server.plain import TokenId
-from vlmkit.server.wire import ChatMessages, TemplateValues
+from vlmkit.server.wire import ChatMessages, ImageLimits, MaxImageTokens, TemplateValues
 from vlmkit.server.wire_sampling import ModelName
 from vlmkit.server.wire_tools import Tools
 
@@ -23,6 +23,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateValues | None = None
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
 
 
 class Tokens(msgspec.Struct):

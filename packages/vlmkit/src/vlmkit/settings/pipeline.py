@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from vlmkit.settings.bounds import Positive
+from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.images import ImageLimits
 
 
@@ -21,6 +22,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         feature_cache_bytes: memory for features of media that were there before; 0 keeps none.
         num_workers: threads that open files, decode and preprocess images, and tokenize.
         images: what pictures are refused.
+        image_tokens: how large pictures are shown, by the detail that a request asks for.
     """
 
     max_images: Positive = 16
@@ -31,3 +33,4 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     feature_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 2**20
     num_workers: Positive = 4
     images: ImageLimits = ImageLimits()
+    image_tokens: ImageTokens = ImageTokens()

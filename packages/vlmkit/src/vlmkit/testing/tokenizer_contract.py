@@ -17,6 +17,7 @@ from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.reader import AnswerReader
 from vlmkit.seams.tokenizer import Option, Tokenizer
 from vlmkit.testing.pictures import picture
+from vlmkit.testing.tokenizer_image_sizes_contract import TokenizerImageSizesContract
 from vlmkit.testing.tokenizer_media_contract import TokenizerMediaContract
 
 TEXTS = (
@@ -40,7 +41,7 @@ examples = settings(
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-class TokenizerContract(TokenizerMediaContract):
+class TokenizerContract(TokenizerMediaContract, TokenizerImageSizesContract):
     """Inherit, override :meth:`make` and :meth:`special_texts`, and run pytest.
 
     Attributes:

@@ -1,0 +1,207 @@
+"""How large a client wants its pictures: kept to, refused by name, or told as ignored."""
+
+import json
+
+import pytest
+from running_server import Running, chat, image_part, mock_pipeline, picture, running
+
+from vlmkit.settings.image_tokens import ImageTokens
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+
+STRICT = {"x-vlmkit-strict": "1"}
+IGNORED = "x-vlmkit-ignored"
+
+
+@pytest.fixture(scope="module")
+def sized():
+    """A server whose low detail is two tokens, of a model whose pictures have four."""
+    settings = PipelineSettings(image_tokens=ImageTokens(low=2))
+    with running({"mock": mock_pipeline(settings=settings)}) as server:
+        yield server
+
+
+class OneSize(MockTokenizer):
+    """A model that shows all pictures alike."""
+
+    @property
+    def honours(self):
+        return super().honours - {"image_detail", "mm_processor_kwargs"}
+
+
+@pytest.fixture(scope="module")
+def one_size():
+    with running({"mock": mock_pipeline(tokenizer=OneSize())}) as server:
+        yield server
+
+
+def part(size=(8, 6), **fields):
+    return {"type": "image_url", "image_url": {"url": picture(*size), **fields}}
+
+
+def shown(*parts, **fields):
+    return {"model": "mock", "messages": [{"role": "user", "content": list(parts)}], **fields}
+
+
+def tokens(server: Running, *parts, **fields):
+    answer = server.post(shown(*parts, **fields))
+    assert answer.status_code == 200, answer.text
+    return answer.json()["usage"]["prompt_tokens_details"]["image_tokens_each"]
+
+
+def refused(server: Running, *parts, **fields):
+    answer = server.post(shown(*parts, **fields))
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    return error["param"], error["code"]
+
+
+@pytest.mark.parametrize(
+    ("detail", "num_tokens"), [("auto", 4), ("high", 4), ("original", 4), ("low", 2), (None, 4)]
+)
+def test_a_detail_is_as_many_tokens_as_the_operator_says(sized, detail, num_tokens):
+    answer = sized.post(shown(part(detail=detail)))
+
+    assert tokens(sized, part(detail=detail)) == [num_tokens]
+    assert IGNORED not in answer.headers
+
+
+def test_an_operator_may_bound_what_is_shown_unless_somebody_asks_for_more():
+    settings = PipelineSettings(image_tokens=ImageTokens(auto=2, high=3))
+    with running({"mock": mock_pipeline(settings=settings)}) as server:
+        parts = [part(detail=detail) for detail in ("auto", "high", "low", None)]
+        assert tokens(server, *parts) == [2, 3, 4, 2]
+
+
+def test_images_have_no_more_tokens_than_the_request_allows(sized):
+    pictures = [part(), part(detail="low"), part(max_image_tokens=3), part(max_image_tokens=1)]
+
+    assert tokens(sized, *pictures, max_image_tokens=2) == [2, 2, 3, 1]
+    assert tokens(sized, part(), max_image_tokens=500) == [4]
+
+
+def test_what_cannot_be_made_so_small_is_refused_with_the_least_that_can(sized):
+    strip = part((50, 6))
+    answer = sized.post(shown(part(), strip, max_image_tokens=1))
+
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
+        "message": "max_image_tokens is 1, and this model needs 2 at least for an image of 50x6",
+        "type": "invalid_request_error",
+        "param": "messages[0].content[1].image_url.url",
+        "code": "image_over_budget",
+    }
+    assert tokens(sized, part((50, 6), detail="low"), part(max_image_tokens=1)) == [2, 1]
+
+
+def test_limits_of_the_models_processor_are_taken_by_its_names_or_refused(sized):
+    assert tokens(sized, part(), mm_processor_kwargs={"max_dynamic_patch": 3}) == [3]
+    assert tokens(sized, part(), mm_processor_kwargs={}) == [4]
+    for limits in ({"max_dynamic_patch": 5}, {"max_dynamic_patch": "3"}, {"secret": 1}):
+        assert refused(sized, part(), mm_processor_kwargs=limits) == (
+            "mm_processor_kwargs",
+            "unsupported_parameter",
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"max_image_tokens": 0}, "max_image_tokens"),
+        ({"max_image_tokens": "2"}, "max_image_tokens"),
+        ({"mm_processor_kwargs": [1]}, "mm_processor_kwargs"),
+        ({"mm_processor_kwargs": {str(n): n for n in range(17)}}, "mm_processor_kwargs"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused_by_name(sized, fields, name):
+    assert refused(sized, part(), **fields)[0] == name
+
+
+def test_per_image_fields_of_the_wrong_kind_are_refused_by_name(sized):
+    place = "messages[0].content[0].image_url"
+    for field, value in {"detail": "huge", "max_image_tokens": -1}.items():
+        assert refused(sized, part(**{field: value}))[0] == f"{place}.{field}"
+    other = refused(sized, part(max_dynamic_patch=2))
+    assert other[0] == "messages.content.image_url.max_dynamic_patch"
+
+
+def test_one_picture_at_two_details_is_never_mixed_up(sized):
+    """Neither by the cache of features nor by that of prefixes, in whatever order they come."""
+    salt = {"cache_salt": "details"}
+    said = {}
+    for detail in ("low", "high", "low", "high"):
+        answer = sized.post(shown(part((40, 30), detail=detail), **salt)).json()
+        text = answer["choices"][0]["message"]["content"]
+        assert said.setdefault(detail, text) == text
+        assert (
+            answer["usage"]["prompt_tokens_details"]["image_tokens"]
+            == {"low": 2, "high": 4}[detail]
+        )
+    assert said["low"].startswith("image 1: 20x15 ")
+    assert said["high"].startswith("image 1: 40x30 ")
+    both = sized.post(shown(part((40, 30), detail="low"), part((40, 30)), **salt)).json()
+    lines = both["choices"][0]["message"]["content"].splitlines()
+    assert [line.split()[2] for line in lines[:2]] == ["20x15", "40x30"]
+
+
+def test_all_routes_with_images_take_the_fields(sized):
+    say = [{"role": "user", "content": [part()]}]
+    body = {"model": "mock", "messages": say, "max_image_tokens": 2}
+    counted = sized.post(body, "/tokenize").json()
+    vector = sized.post(body, "/v1/embeddings").json()
+    rendered = sized.post(body, "/v1/chat/completions/render").json()
+
+    assert counted["image_tokens_each"] == [2]
+    assert vector["usage"]["prompt_tokens_details"]["image_tokens_each"] == [2]
+    assert rendered["images"][0]["num_tokens"] == 2
+
+
+def test_anthropics_api_takes_the_fields(sized):
+    source = {"type": "base64", "media_type": "image/png", "data": picture().partition(",")[2]}
+    say = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    body = {"model": "mock", "messages": say, "max_tokens": 20}
+    plain = sized.post(body, "/v1/messages/count_tokens").json()
+    limits = {"mm_processor_kwargs": {"max_dynamic_patch": 1}}
+    answer = sized.post({**body, **limits}, "/v1/messages").json()
+    counted = sized.post({**body, "max_image_tokens": 2}, "/v1/messages/count_tokens").json()
+
+    assert answer["usage"]["input_tokens"] == plain["input_tokens"] - 3
+    assert counted["input_tokens"] == plain["input_tokens"] - 2
+
+
+def test_a_model_with_one_size_tells_that_a_detail_means_nothing(one_size):
+    for path in ("/v1/chat/completions", "/tokenize", "/v1/embeddings"):
+        answer = one_size.post(shown(part(detail="low")), path)
+        assert answer.status_code == 200
+        assert answer.headers[IGNORED] == "messages.content.image_url.detail"
+    named = one_size.post(shown(part(detail="high"), never_heard_of=1))
+    assert named.headers[IGNORED] == "messages.content.image_url.detail, never_heard_of"
+    assert IGNORED not in one_size.post(shown(part(detail="auto"))).headers
+    strict = one_size.post(shown(part(detail="low")), headers=STRICT)
+    assert strict.json()["error"]["param"] == "messages.content.image_url.detail"
+
+
+def test_a_model_with_one_size_refuses_limits_by_name(one_size):
+    limits = {"mm_processor_kwargs": {"max_dynamic_patch": 2}}
+
+    assert refused(one_size, part(), **limits) == ("mm_processor_kwargs", "unsupported_parameter")
+    assert one_size.post(chat(**limits)).status_code == 200, "there is no image"
+
+
+def test_capabilities_say_what_of_it_a_model_takes(sized, one_size):
+    for server, is_taken in ((sized, True), (one_size, False)):
+        (model,) = server.get("/v1/capabilities").json()["models"]
+        endpoint = model["endpoints"]["/v1/chat/completions"]
+        assert "max_image_tokens" in endpoint["parameters"]
+        assert ("mm_processor_kwargs" in endpoint["parameters"]) == is_taken
+        assert ("mm_processor_kwargs" in endpoint["refused"]) != is_taken
+
+
+def test_the_official_client_may_tell_a_detail(sized):
+    answer = sized.client().chat.completions.create(
+        model="mock",
+        messages=[{"role": "user", "content": [part(detail="low"), image_part(picture())]}],
+        extra_body={"max_image_tokens": 3},
+    )
+
+    assert json.loads(answer.usage.prompt_tokens_details.to_json())["image_tokens_each"] == [2, 3]

@@ -1,0 +1,50 @@
+"""Which limits an image processor has, told by its settings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmkit_hf.sizing.area import Area
+from vlmkit_hf.sizing.edge import Edge
+from vlmkit_hf.sizing.sizing import Sizing
+from vlmkit_hf.sizing.splits import Splits
+from vlmkit_hf.sizing.tiles import Tiles
+
+
+def find_sizing(processor: Any, options: Mapping[str, Any]) -> Sizing | None:
+    """Return the limits of a family; None where pictures are shown in one way, or none is known.
+
+    Whether they are as they seem is for the caller to try.
+
+    Args:
+        processor: the family's processor.
+        options: what its image processor is called with.
+    """
+    images = processor.image_processor
+
+    def setting(name: str) -> Any:
+        value = options.get(name)
+        return getattr(images, name, None) if value is None else value
+
+    size = setting("size") or {}
+    shortest, longest = (_edge(size, name) for name in ("shortest_edge", "longest_edge"))
+    tile_tokens = getattr(processor, "image_seq_len", getattr(processor, "image_seq_length", None))
+    if not setting("do_resize") or not hasattr(images, "size"):
+        return None
+    if longest and tile_tokens and setting("max_image_size") and setting("do_image_splitting"):
+        return Splits(images, tile_tokens)
+    if tile_tokens and setting("crop_to_patches") and setting("max_patches"):
+        return Tiles(images, tile_tokens)
+    if shortest and longest and setting("merge_size") and setting("patch_size"):
+        return Area(images) if hasattr(images, "get_number_of_image_patches") else None
+    merge = getattr(processor, "spatial_merge_size", None)
+    if longest and not shortest and merge and setting("patch_size"):
+        return Edge(images, processor.patch_size * merge)
+    return None
+
+
+def _edge(size: Any, name: str) -> int | None:
+    try:
+        value: int | None = size[name]
+    except (KeyError, TypeError):
+        return None
+    return value
