@@ -623,6 +623,14 @@ class MindsAnything(MockTokenizer):
         return dataclasses.replace(made, token_ids=(*made.token_ids, *b"x" * added))
 
 
+class ForgetsEfforts(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        without = dataclasses.replace(options, reasoning_effort=None)
+        return super().prompt(messages, tools=tools, options=without)
+
+
 class NeverShowsSpecials(MockTokenizer):
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         return super().reader(prompt)
@@ -735,6 +743,7 @@ def reading(reader: type[ChangedReader]) -> type[MockTokenizer]:
         (AlwaysBegins, "a_prompt_may_end_where_no_answer_begins"),
         (ClosesWhatGoesOn, "a_prompt_may_end_inside_the_last_message"),
         (MindsAnything, "variables_that_no_template_asks_for_change_nothing"),
+        (ForgetsEfforts, "an_effort_is_said_to_the_model"),
         (NeverShowsSpecials, "special_tokens_show_if_asked_for"),
         (ForgetsTurns, "a_conversation_has_every_turn_in_its_prompt"),
         (LeavesToolsOut, "tools_are_in_the_prompt_or_refused"),

@@ -20,6 +20,9 @@ TRIMS = (
     "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}{% endif %}"
 )
 KEEPS = TRIMS.replace(" | trim", "")
+SPEAKS = KEEPS.replace(
+    "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}", ""
+)
 GOES_ON = PromptOptions(continue_final_message=True)
 
 
@@ -69,6 +72,55 @@ def test_a_template_gets_the_variables_that_it_asks_for(tokenizer_with: Tokenize
         with pytest.raises(RequestError) as caught:
             tokenizer.prompt(ask, options=PromptOptions(chat_template_kwargs={name: "x"}))
         assert caught.value.param == "chat_template_kwargs"
+
+
+LEVELS = (
+    "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'medium' %}{% endif %}"
+    "Reasoning: {{ reasoning_effort }}|"
+)
+NONE = LEVELS + "{% if reasoning_effort == 'none' %}!{% endif %}"
+SWITCHES = "{{ enable_thinking }}|{{ thinking }}|"
+
+
+@pytest.mark.parametrize(
+    ("head", "effort", "said"),
+    [
+        (LEVELS, None, "Reasoning: medium|"),
+        (LEVELS, "low", "Reasoning: low|"),
+        (LEVELS, "high", "Reasoning: high|"),
+        (NONE, "none", "Reasoning: none|!"),
+        (SWITCHES, None, "||"),
+        (SWITCHES, "none", "False|False|"),
+        (SWITCHES, "low", "True|True|"),
+        (SWITCHES + LEVELS, "high", "True|True|Reasoning: high|"),
+        (SWITCHES + LEVELS, "none", "False|False|Reasoning: medium|"),
+    ],
+)
+def test_a_template_is_told_an_effort_by_the_variables_that_it_has(
+    tokenizer_with: TokenizerWith, head: str, effort: Any, said: str
+) -> None:
+    tokenizer = tokenizer_with(vocabulary(), head + SPEAKS)
+    assert "reasoning_effort" in tokenizer.honours
+    text = written(tokenizer, "so", PromptOptions(reasoning_effort=effort))
+    assert text.startswith(f"{said}<|im_start|>user")
+
+
+def test_a_variable_of_its_own_goes_before_an_effort(tokenizer_with: TokenizerWith) -> None:
+    tokenizer = tokenizer_with(vocabulary(), SWITCHES + KEEPS)
+    options = PromptOptions(reasoning_effort="high", chat_template_kwargs={"thinking": False})
+    assert written(tokenizer, "so", options).startswith("True|False|")
+
+
+def test_a_model_that_always_thinks_is_not_asked_for_less(tokenizer_with: TokenizerWith) -> None:
+    tokenizer = tokenizer_with(vocabulary(), LEVELS + SPEAKS)
+    with pytest.raises(RequestError) as caught:
+        written(tokenizer, "so", PromptOptions(reasoning_effort="none"))
+    assert caught.value.param == "reasoning_effort"
+
+
+def test_an_effort_is_not_honoured_where_nobody_is_told(tokenizer_with: TokenizerWith) -> None:
+    tokenizer = tokenizer_with(vocabulary(), SPEAKS)
+    assert "reasoning_effort" not in tokenizer.honours
 
 
 @pytest.mark.parametrize("kind", [byte_level, sentencepiece])

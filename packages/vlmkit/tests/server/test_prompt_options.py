@@ -3,6 +3,11 @@
 import pytest
 from running_server import chat, running, scripted
 
+from vlmkit.pipeline import Pipeline
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+
 
 def ask(server, messages, **fields):
     return server.client().chat.completions.create(
@@ -57,11 +62,65 @@ def test_a_variable_of_the_template_can_be_set(server):
 
 
 @pytest.mark.parametrize(
+    ("effort", "thinks"),
+    [("none", False), *((each, True) for each in ("minimal", "low", "medium", "high", "xhigh"))],
+)
+def test_an_effort_is_the_chat_templates_to_keep_to(server, effort, thinks):
+    answer = ask(server, turns(scripted(text="so")), reasoning_effort=effort)
+    assert getattr(answer.choices[0].message, "reasoning_content", "") == ("so" if thinks else "")
+    told = server.post({"messages": turns("so"), "reasoning_effort": effort}, "/tokenize").json()
+    plain = server.post({"messages": turns("so")}, "/tokenize").json()
+    assert told["count"] - plain["count"] == thinks
+
+
+class Effortless(MockTokenizer):
+    honours = frozenset({"chat_template_kwargs"})
+
+
+EFFORTS = [
+    ("/v1/chat/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
+    ("/tokenize", {"reasoning_effort": "low"}, "reasoning_effort"),
+    ("/v1/messages", {"output_config": {"effort": "max"}}, "output_config.effort"),
+    ("/v1/messages/count_tokens", {"output_config": {"effort": "low"}}, "output_config.effort"),
+]
+
+
+def test_an_effort_that_a_model_knows_nothing_of_is_ignored_and_told():
+    pipeline = Pipeline(tokenizer=Effortless(), engine=MockEngine(MockEngineSettings()), name="m")
+    with running({"mock": pipeline}) as server:
+        for path, fields, name in EFFORTS:
+            bound = {"max_tokens": 4} if path == "/v1/messages" else {}
+            sent = chat() | bound | fields | {"flavour": 1}
+            answer = server.post(sent, path)
+            assert answer.status_code == 200, answer.text
+            told = answer.headers["x-vlmkit-ignored"].split(", ")
+            assert {name, "flavour"} <= set(told)
+            assert server.get("/readyz").json()["num_ignored"][name] >= 1
+            strict = {key: value for key, value in sent.items() if key != "flavour"}
+            refused = server.post(strict, path, headers={"x-vlmkit-strict": "1"})
+            assert refused.status_code == 400
+            assert name in refused.text
+        (model,) = server.get("/v1/capabilities").json()["models"]
+        taken = model["endpoints"]["/v1/chat/completions"]
+        assert "reasoning_effort" not in taken["parameters"] + taken["refused"]
+
+
+def test_anthropics_effort_is_the_same(server):
+    sent = chat(scripted(text="so"), max_tokens=32)
+    for effort, kind in (({"effort": "low"}, "thinking"), ({}, "text")):
+        answer = server.post(sent | {"output_config": effort}, "/v1/messages")
+        assert answer.json()["content"][0]["type"] == kind
+    quiet = sent | {"output_config": {"effort": "low"}, "thinking": {"type": "disabled"}}
+    assert server.post(quiet, "/v1/messages").json()["content"][0]["type"] == "text"
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"chat_template_kwargs": {"enable_thinking": "yes"}},
          "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": {"enable_thinking": 1}}, "chat_template_kwargs.enable_thinking"),
+        ({"reasoning_effort": "much"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"s3cret": True}}, "chat_template_kwargs"),
         ({"continue_final_message": True}, "continue_final_message"),

@@ -21,6 +21,7 @@ import jinja2.utils
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import CheckpointError, RequestError
 from vlmkit.seams.tokenizer import PLAIN
+from vlmkit_hf.reasoning import Effort
 from vlmkit_hf.sentinel import without_stand_ins
 
 
@@ -31,6 +32,9 @@ class ChatTemplate:
         source: the Jinja text.
         tokens: the tokenizer's named special tokens, such as ``bos_token``.
         owner: the model's name, for errors.
+
+    Attributes:
+        effort: how it is told how much to think.
 
     Raises:
         CheckpointError: the text is not a Jinja template.
@@ -46,9 +50,9 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         self._variables = jinja2.meta.find_undeclared_variables(tree)
         literals = [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]
-        constants = (node.value for node in tree.find_all(jinja2.nodes.Const))
-        literals += [value for value in constants if isinstance(value, str)]
-        self._literals = "\0".join(literals)
+        constants = {n.value for n in tree.find_all(jinja2.nodes.Const) if isinstance(n.value, str)}
+        self._literals = "\0".join([*literals, *constants])
+        self.effort = Effort(self._variables, knows_none="none" in constants)
         self._names = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
         self._names |= {
             node.value
@@ -88,12 +92,13 @@ class ChatTemplate:
             "add_generation_prompt": options.begins_answer,
             **self._tokens,
         }
-        if taken := values.keys() & options.chat_template_kwargs.keys():
+        own = self.effort.values(options.reasoning_effort) | dict(options.chat_template_kwargs)
+        if taken := values.keys() & own.keys():
             raise RequestError(
                 f"a chat template has {min(taken)!r} of its own", param="chat_template_kwargs"
             )
         try:
-            return self._template.render(values, **options.chat_template_kwargs)
+            return self._template.render(values, **own)
         except _Refusal as error:
             raise RequestError(
                 "the model's chat template refuses this conversation: "

@@ -69,6 +69,7 @@ class HfTokenizer:
         template = ChatTemplate(source, tokens, checkpoint.name) if source else None
         placeholder = self._images.placeholder if self._images else None
         self._chat = Chat(template, placeholder, checkpoint.name) if template else None
+        self._knows_effort = template is not None and template.effort.is_known
         self._encoder = TextEncoder(
             self._backend, self._control_tokens(template), slot_like=placeholder
         )
@@ -99,10 +100,11 @@ class HfTokenizer:
 
     @property
     def honours(self) -> frozenset[Option]:
-        """Every option, but for those of images where there is nothing to choose."""
+        """Every option, but for those of images and efforts where there is nothing to choose."""
+        options = _OPTIONS if self._knows_effort else _OPTIONS - {"reasoning_effort"}
         if self._images is None:
-            return _OPTIONS - _IMAGE_OPTIONS
-        return _OPTIONS if self._images.has_sizes else _OPTIONS - _OPTIONS_OF_SIZES
+            return options - _IMAGE_OPTIONS
+        return options if self._images.has_sizes else options - _OPTIONS_OF_SIZES
 
     def prompt(
         self,

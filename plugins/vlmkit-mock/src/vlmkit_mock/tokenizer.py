@@ -68,7 +68,7 @@ class MockTokenizer:
 
         Tools become a first system turn that holds them as JSON. Calls of tools are JSON between
         marks, and the id of the call before a tool's result is JSON, too. ``enable_thinking``
-        begins the reasoning.
+        begins the reasoning, and so does any effort.
 
         Raises:
             RequestError: it holds media other than images, or a call with broken arguments.
@@ -87,7 +87,9 @@ class MockTokenizer:
             token_ids.append(v.END)
         if options.continue_final_message:
             del token_ids[-1]
-        opens = options.begins_answer and bool(options.chat_template_kwargs.get("enable_thinking"))
+        thinks = options.reasoning_effort not in (None, "none")
+        thinks = bool(options.chat_template_kwargs.get("enable_thinking", thinks))
+        opens = options.begins_answer and thinks
         if options.begins_answer:
             token_ids += [v.ASSISTANT, v.REASONING] if opens else [v.ASSISTANT]
         calling = Calling(_CALLS, tuple(tools), _MARKS) if tools else None

@@ -2,11 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-PromptOption = Literal["add_generation_prompt", "continue_final_message", "chat_template_kwargs"]
+from vlmkit.errors import RequestError
+
+PromptOption = Literal[
+    "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"
+]
 """The fields of :class:`PromptOptions`."""
 
+ReasoningEffort = Literal["none", "low", "medium", "high"]
 TemplateValue = bool | int | float | str
 
 
@@ -22,11 +27,21 @@ class PromptOptions:
         chat_template_kwargs: values of variables that a template asks for, such as
             ``enable_thinking``; others have no effect. A template writes them as they are, so a
             text must not come from whom you do not trust.
+        reasoning_effort: how much to think before the answer; None leaves it to the template.
+            What ``chat_template_kwargs`` says of the same goes before it.
     """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: Mapping[str, TemplateValue] = field(default_factory=dict)
+    reasoning_effort: ReasoningEffort | None = None
+
+    def __post_init__(self) -> None:
+        if self.reasoning_effort not in (None, *get_args(ReasoningEffort)):
+            expected = ", ".join(get_args(ReasoningEffort))
+            raise RequestError(
+                f"reasoning_effort must be one of {expected}", param="reasoning_effort"
+            )
 
     @property
     def begins_answer(self) -> bool:
@@ -40,5 +55,6 @@ class PromptOptions:
             "add_generation_prompt": not self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
             "chat_template_kwargs": bool(self.chat_template_kwargs),
+            "reasoning_effort": self.reasoning_effort is not None,
         }
         return [option for option, is_asked in asked.items() if is_asked]

@@ -18,6 +18,7 @@ Option = Literal[
     "image_detail",
     "max_image_tokens",
     "mm_processor_kwargs",
+    "reasoning_effort",
     "skip_special_tokens",
 ]
 """What a request may ask of a tokenizer and a simple one need not know.

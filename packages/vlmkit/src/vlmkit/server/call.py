@@ -13,14 +13,18 @@ import msgspec
 from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from vlmkit.seams.runner import Runner
+from vlmkit.ask.request import Request as Asked
+from vlmkit.seams.runner import Runner, RunnerFacts
 from vlmkit.server.answer import AnswerHead
 from vlmkit.server.body import BodyReader
 from vlmkit.server.convert import Converter
 from vlmkit.server.errors import BodyTooSlow, WrongMediaType
 from vlmkit.server.ignored import HEADER, STRICT_HEADER, counter_names, header_value, unknown
+from vlmkit.server.image_options import idle_details
 from vlmkit.server.models import fingerprint
+from vlmkit.server.prompt_options import EFFORT
 from vlmkit.server.service import Service
+from vlmkit.server.wire import ChatRequest
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -86,8 +90,8 @@ class Call(ABC, Generic[B]):
         policy = self.service.settings.unknown_fields
         if policy == "refuse" or self._request.headers.get(STRICT_HEADER) == "1":
             raise unknown(ignored)
+        self._ignored |= ignored
         if policy == "report":
-            self._ignored |= ignored
             self.headers[HEADER] = header_value(self._ignored)
         self.service.num_ignored.update(counter_names(ignored))
 
@@ -127,6 +131,26 @@ class MessagesCall(Call[B]):
     ) -> None:
         super().__init__(request, service, reader)
         self.converter = converter
+
+    async def asked(
+        self, chat: ChatRequest, facts: RunnerFacts, request_id: str, *, effort: str = EFFORT
+    ) -> tuple[Asked, float]:
+        """Return the request of a chat, and how long its images took; note what has no effect.
+
+        Args:
+            chat: the body, or what it comes to.
+            facts: of the model.
+            request_id: what it is called.
+            effort: how the body calls the effort.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        idle = idle_details(chat.messages, facts)
+        if chat.reasoning_effort is not None and EFFORT not in facts.options:
+            idle |= {effort}
+        self.note(idle)
+        return await self.converter.request(chat, facts, request_id)
 
 
 def answer_head(kind: str, model: str, runner: Runner) -> AnswerHead:

@@ -17,6 +17,7 @@ from vlmkit.seams.tokenizer import Option
 from vlmkit.server.body import BodyReader
 from vlmkit.server.forms import Formed
 from vlmkit.server.methods import READ
+from vlmkit.server.prompt_options import EFFORT
 from vlmkit.server.service import ServedModel, Service, State
 from vlmkit.server.wire import CHAT
 from vlmkit.server.wire_completions import COMPLETIONS
@@ -122,12 +123,13 @@ def _model(model: ServedModel, bodies: _Bodies) -> ModelCapabilities:
 
 def _endpoints(facts: RunnerFacts, bodies: _Bodies) -> dict[str, Endpoint]:
     """Return what can be posted, but for what this model would refuse."""
-    absent = set(get_args(Option)) - facts.options
+    idle = {EFFORT} - facts.options
+    absent = set(get_args(Option)) - facts.options - idle
     if CONSTRAINT not in facts.options:
         absent |= set(Formed.__struct_fields__)
     endpoints = {}
     for path, reader in bodies.items():
         if path != "/v1/embeddings" or facts.limits.hidden_size:
             refused = reader.refused | (absent & reader.fields)
-            endpoints[path] = Endpoint(sorted(reader.fields - refused), sorted(refused))
+            endpoints[path] = Endpoint(sorted(reader.fields - refused - idle), sorted(refused))
     return endpoints

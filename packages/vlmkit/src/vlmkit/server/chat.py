@@ -12,7 +12,6 @@ from vlmkit.errors import RequestError
 from vlmkit.server.answer import completion_body, logprobs_of
 from vlmkit.server.call import MessagesCall, answer_head
 from vlmkit.server.convert import Converter, field_of_chat
-from vlmkit.server.image_options import idle_details
 from vlmkit.server.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
 from vlmkit.server.service import Service
 from vlmkit.server.sse import AnswerEvents
@@ -44,10 +43,9 @@ class _ChatCall(MessagesCall[ChatRequest]):
         """Submit the request; its answer is streamed or waited for."""
         check_not_streamed(body.prompt_logprobs, body.stream)
         runner = await self.runner(body.model)
-        self.note(idle_details(body.messages, runner.facts))
         head = answer_head("chatcmpl", body.model, runner)
         try:
-            request, images_s = await self.converter.request(body, runner.facts, head.id)
+            request, images_s = await self.asked(body, runner.facts, head.id)
             scores: list[Sample] = []
             if (num_top := body.prompt_logprobs) is not None:
                 scorer = PromptScorer(runner, num_top, "prompt_logprobs")

@@ -83,7 +83,7 @@ class Converter:
             messages=messages,
             params=params,
             constraint=form.constraint if form else None,
-            options=prompt_options(chat, self._template_kinds),
+            options=prompt_options(chat, self._template_kinds, facts.options),
             cache_salt=chat.cache_salt or "",
             **tool_values(chat),
             priority=chat.priority or 0,

@@ -98,6 +98,8 @@ COUNTED = frozenset(
         "messages.reasoning",
         "messages.thinking_blocks",
         "messages.tool_calls.index",
+        "output_config.effort",
+        "reasoning_effort",
         "stream_reasoning",
         "system.cache_control",
         "thinking.budget_tokens",

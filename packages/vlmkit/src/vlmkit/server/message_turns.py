@@ -19,6 +19,7 @@ _SHARED = frozenset({*AnswerFields.__struct_fields__, "max_image_tokens", "mm_pr
 _PLACES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "chat_template_kwargs": "thinking",
     "chat_template_kwargs.enable_thinking": "thinking",
@@ -69,6 +70,8 @@ def as_chat(body: own.MessagesRequest | own.CountRequest) -> Translation:
     if isinstance(body.thinking, own.Thinks | own.ThinksNot):
         thinks = isinstance(body.thinking, own.Thinks)
         fields["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+    if body.output_config:
+        fields["reasoning_effort"] = body.output_config.effort
     if body.output_config and body.output_config.format:
         if fields.get("response_format") is not None:
             raise RequestError(

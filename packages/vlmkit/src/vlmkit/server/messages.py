@@ -30,6 +30,8 @@ from vlmkit.server.wire_messages import (
     MessagesRequest,
 )
 
+OWN_EFFORT = "output_config.effort"
+
 
 class MessagesController(Controller):
     """The messages API."""
@@ -67,7 +69,9 @@ class _MessageCall(MessagesCall[MessagesRequest]):
         head = answer_head("msg", body.model, runner)
         said = as_chat(body)
         try:
-            request, images_s = await self.converter.request(said.chat, runner.facts, head.id)
+            request, images_s = await self.asked(
+                said.chat, runner.facts, head.id, effort=OWN_EFFORT
+            )
             stream = await runner.asubmit(request)
         except RequestError as error:
             error.param = field_of_messages(error, said)
@@ -92,7 +96,7 @@ class _CountCall(MessagesCall[CountRequest]):
         runner = await self.runner(body.model)
         said = as_chat(body)
         try:
-            request, _ = await self.converter.request(said.chat, runner.facts, "")
+            request, _ = await self.asked(said.chat, runner.facts, "", effort=OWN_EFFORT)
             found = await runner.atokenize(request)
         except RequestError as error:
             error.param = field_of_messages(error, said)

@@ -1,10 +1,11 @@
 """How a body wants its conversation written, within what the operator allows."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, cast
 
-from vlmkit.ask.prompt_options import PromptOptions, TemplateValue
+from vlmkit.ask.prompt_options import PromptOptions, ReasoningEffort, TemplateValue
 from vlmkit.errors import RequestError
+from vlmkit.seams.tokenizer import Option
 from vlmkit.server import wire
 
 TemplateKind = type[bool] | type[int] | tuple[str, ...]
@@ -19,12 +20,19 @@ def template_kinds(variables: Iterable[str]) -> dict[str, TemplateKind]:
     return {name: _KINDS.get(kind) or tuple(kind.split("|")) for name, kind in pairs}
 
 
-def prompt_options(chat: wire.ChatRequest, allowed: Mapping[str, TemplateKind]) -> PromptOptions:
+EFFORT: Option = "reasoning_effort"
+_EFFORTS: Mapping[str, ReasoningEffort] = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def prompt_options(
+    chat: wire.ChatRequest, allowed: Mapping[str, TemplateKind], honoured: Container[str]
+) -> PromptOptions:
     """Return how a conversation is to be written.
 
     Args:
         chat: the body.
         allowed: variables of chat templates that clients may set, and to what.
+        honoured: options of the model; without it, an effort has no effect.
 
     Raises:
         RequestError: names the field that is wrong.
@@ -39,7 +47,13 @@ def prompt_options(chat: wire.ChatRequest, allowed: Mapping[str, TemplateKind]) 
         add_generation_prompt=chat.add_generation_prompt is not False,
         continue_final_message=continues,
         chat_template_kwargs=_values(chat.chat_template_kwargs or {}, allowed),
+        reasoning_effort=_effort(chat.reasoning_effort) if EFFORT in honoured else None,
     )
+
+
+def _effort(asked: wire.Effort | None) -> ReasoningEffort | None:
+    """Return the nearest effort that templates know."""
+    return None if asked is None else _EFFORTS.get(asked) or cast("ReasoningEffort", asked)
 
 
 def goes_on(messages: Sequence[wire.ChatMessage]) -> bool:

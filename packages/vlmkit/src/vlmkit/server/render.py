@@ -19,7 +19,6 @@ from vlmkit.server.completions import completion_params, completion_texts
 from vlmkit.server.convert import Converter, field_of_chat
 from vlmkit.server.errors import error_handlers
 from vlmkit.server.forms import asked_form
-from vlmkit.server.image_options import idle_details
 from vlmkit.server.message_errors import message_error
 from vlmkit.server.message_turns import as_chat
 from vlmkit.server.messages import field_of_messages
@@ -74,9 +73,8 @@ class _ConversationCall(MessagesCall[B]):
     async def rendered(self, chat: ChatRequest, kind: str) -> ASGIApp:
         """Let the runner read the prompt; nothing is computed."""
         runner = await self.runner(chat.model)
-        self.note(idle_details(chat.messages, runner.facts))
         request_id = answer_head(kind, chat.model, runner).id
-        request, _ = await self.converter.request(chat, runner.facts, request_id)
+        request, _ = await self.asked(chat, runner.facts, request_id)
         found = await runner.atokenize(request)
         made = rendered(chat, request, found, runner.facts)
         return await _answer(made, self.headers)

@@ -15,7 +15,6 @@ from vlmkit.errors import RequestError
 from vlmkit.seams.runner import Runner, RunnerFacts
 from vlmkit.server.call import Call, MessagesCall
 from vlmkit.server.convert import Converter, field_of_chat
-from vlmkit.server.image_options import idle_details
 from vlmkit.server.plain import blame, check_plain_size
 from vlmkit.server.service import Service
 from vlmkit.server.wire import ChatMessage, ChatRequest
@@ -81,9 +80,8 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
 
     async def _conversation(self, chat: ChatRequest, runner: Runner) -> PromptTokens:
         """Return what a chat's prompt comes to."""
-        self.note(idle_details(chat.messages, runner.facts))
         try:
-            request, _ = await self.converter.request(chat, runner.facts, "")
+            request, _ = await self.asked(chat, runner.facts, "")
             return await runner.atokenize(request)
         except RequestError as error:
             error.param = field_of_chat(error, chat)

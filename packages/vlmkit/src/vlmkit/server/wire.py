@@ -107,6 +107,7 @@ class ToolMessage(_Wire, tag_field="role", tag="tool"):
 
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 ChatMessages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TemplateValues = Annotated[dict[str, Any], Meta(max_length=64)]
 
 
@@ -117,6 +118,7 @@ class ChatRequest(ToolFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    reasoning_effort: Effort | None = None
 
     # Ours.
     prompt_logprobs: NumTop | None = None
@@ -142,7 +144,6 @@ class ChatRequest(ToolFields, kw_only=True):
     prediction: NotSupported = None
     prompt_cache_options: NotSupported = None
     prompt_cache_retention: NotSupported = None
-    reasoning_effort: NotSupported = None
     verbosity: NotSupported = None
     web_search_options: NotSupported = None
 

@@ -118,7 +118,7 @@ class OutputConfig(_Wire):
     """What the answer is to be like."""
 
     format: SchemaFormat | None = None
-    effort: Literal["high"] | None = None  # what is the case anyway
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class Metadata(_Wire):

@@ -4,7 +4,7 @@ import msgspec
 
 from vlmkit.server.body import BodyReader
 from vlmkit.server.plain import TokenId
-from vlmkit.server.wire import ChatMessages, ImageLimits, MaxImageTokens, TemplateValues
+from vlmkit.server.wire import ChatMessages, Effort, ImageLimits, MaxImageTokens, TemplateValues
 from vlmkit.server.wire_sampling import ModelName
 from vlmkit.server.wire_tools import Tools
 
@@ -25,6 +25,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: TemplateValues | None = None
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None
+    reasoning_effort: Effort | None = None
 
 
 class Tokens(msgspec.Struct):

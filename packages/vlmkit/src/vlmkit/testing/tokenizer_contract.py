@@ -1,5 +1,6 @@
 """What every tokenizer must do."""
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from vlmkit.ask.delta import Delta, reasoning_of, text_of
 from vlmkit.ask.message import Message, ReasoningPart, TextPart
-from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.prompt_options import PromptOptions, ReasoningEffort
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
 from vlmkit.seams.prompt import Prompt
@@ -216,6 +217,17 @@ class TokenizerContract(TokenizerMediaContract, TokenizerImageSizesContract):
         assert tokenizer.prompt(turns, options=options).token_ids == (
             tokenizer.prompt(turns).token_ids
         )
+
+    def test_an_effort_is_said_to_the_model(self) -> None:
+        """Not all efforts are the same prompt."""
+        tokenizer = self._honouring("reasoning_effort")
+        turns = self._conversation()
+        made: set[tuple[int, ...]] = set()
+        for effort in get_args(ReasoningEffort):
+            with contextlib.suppress(RequestError):  # a model may always think
+                options = PromptOptions(reasoning_effort=effort)
+                made.add(tokenizer.prompt(turns, options=options).token_ids)
+        assert len(made) > 1
 
     def test_special_tokens_show_if_asked_for(self) -> None:
         """As the end of an answer does; ordinary text is the same."""
