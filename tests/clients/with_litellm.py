@@ -1,0 +1,140 @@
+"""LiteLLM, by its provider for servers that speak OpenAI's API, and by the one for vLLM."""
+
+import asyncio
+import json
+
+import litellm
+import pytest
+from pydantic import BaseModel
+
+REPLIES = [
+    {
+        "to": "weather in Köln",
+        "text": "I look.",
+        "calls": [{"name": "weather", "arguments": {"city": "Köln"}}],
+    },
+    {"to": "sunny", "text": "It is sunny."},
+    {"to": "as JSON", "text": '{"colour": "red", "count": 3}'},
+    {"to": "think", "reasoning": "One, two.", "text": "Two."},
+]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "How the weather is.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+class Shapes(BaseModel):
+    colour: str
+    count: int
+
+
+@pytest.fixture(params=["openai", "hosted_vllm"])
+def options(request, server):
+    """What says which model is asked, and where."""
+    return {"model": f"{request.param}/mock", "api_base": server.v1, "api_key": "none"}
+
+
+def asked(text):
+    return [{"role": "user", "content": text}]
+
+
+def picture_and(text, url):
+    parts = [
+        {"type": "text", "text": text},
+        {"type": "image_url", "image_url": {"url": url, "detail": "auto"}},
+    ]
+    return asked(parts)
+
+
+def test_a_picture_is_asked_about_whole_and_streamed(options, data_url):
+    options |= {"model": options["model"].replace("mock", "demo"), "temperature": 0}
+    messages = picture_and("What is in this picture?", data_url)
+    whole = litellm.completion(messages=messages, **options)
+    assert "circle" in whole.choices[0].message.content
+    chunks = list(
+        litellm.completion(
+            messages=messages, stream=True, stream_options={"include_usage": True}, **options
+        )
+    )
+    built = litellm.stream_chunk_builder(chunks, messages=messages)
+    assert built.choices[0].message.content == whole.choices[0].message.content
+    assert built.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_a_tool_is_called_whole_and_streamed_and_its_result_read(options):
+    messages = asked("How is the weather in Köln?")
+    whole = litellm.completion(messages=messages, tools=[TOOL], **options).choices[0].message
+    (call,) = whole.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Köln"}
+    chunks = list(litellm.completion(messages=messages, tools=[TOOL], stream=True, **options))
+    built = litellm.stream_chunk_builder(chunks).choices[0].message
+    assert built.tool_calls[0].function.arguments == call.function.arguments
+    result = {"role": "tool", "tool_call_id": call.id, "name": "weather", "content": "sunny"}
+    answer = litellm.completion(messages=[*messages, whole, result], tools=[TOOL], **options)
+    assert answer.choices[0].message.content == "It is sunny."
+
+
+def test_a_schema_is_kept_to(options):
+    answer = litellm.completion(
+        messages=asked("Tell it as JSON."), response_format=Shapes, **options
+    )
+    shapes = Shapes.model_validate_json(answer.choices[0].message.content)
+    assert shapes == Shapes(colour="red", count=3)
+
+
+def test_reasoning_stands_beside_the_answer_and_may_be_sent_back(options):
+    message = litellm.completion(messages=asked("think"), **options).choices[0].message
+    assert (message.reasoning_content, message.content) == ("One, two.", "Two.")
+    more = [*asked("think"), message, *asked("and then?")]
+    answer = litellm.completion(messages=more, **options)
+    assert answer.choices[0].message.content == "and then?"
+
+
+def test_vectors_come(options):
+    vectors = litellm.embedding(input=["one", "two"], **options).data
+    assert [len(vector["embedding"]) for vector in vectors] == [8, 8]
+
+
+def test_texts_go_on(options):
+    provider = options["model"].replace("openai", "text-completion-openai")
+    answer = litellm.text_completion(prompt="abc", **options | {"model": provider})
+    assert answer.choices[0].text == "abc"
+
+
+def test_what_is_wrong_raises_the_error_of_its_kind(options):
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(messages=asked("x"), **options | {"model": "openai/other"})
+    with pytest.raises(litellm.BadRequestError):
+        litellm.completion(messages=asked("x"), temperature=3, **options)
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(messages=asked("x" * 40_000), **options)
+
+
+def test_many_are_asked_at_once(options):
+    async def answers():
+        questions = [
+            litellm.acompletion(messages=asked(f"number {n}"), **options) for n in range(16)
+        ]
+        return [each.choices[0].message.content for each in await asyncio.gather(*questions)]
+
+    assert asyncio.run(answers()) == [f"number {n}" for n in range(16)]
+
+
+def test_anthropics_api_is_spoken_too(server, data_url):
+    answer = litellm.completion(
+        model="anthropic/demo",
+        api_base=server.url,
+        api_key="none",
+        messages=picture_and("What is in this picture?", data_url),
+        max_tokens=100,
+        temperature=0,
+    )
+    assert "circle" in answer.choices[0].message.content

@@ -1,0 +1,129 @@
+"""vLLM's own router in front of two servers, with an API that any client speaks."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from conftest import serving
+from openai import APIStatusError, NotFoundError, OpenAI
+
+POLICIES = ["consistent_hash", "cache_aware", "round_robin"]
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """Two servers, each of which says which one it is."""
+    with ExitStack() as stack:
+        names = ("one", "two")
+        folders = {name: tmp_path_factory.mktemp(name) for name in names}
+        replies = {name: [{"to": "Who are you?", "text": name}] for name in names}
+        yield [
+            stack.enter_context(serving(folders[name], replies[name], models=["mock"])).url
+            for name in names
+        ]
+
+
+@pytest.fixture(scope="module", params=POLICIES)
+def client(request, workers, tmp_path_factory):
+    """OpenAI's client, in front of a router with one of its policies."""
+    log = tmp_path_factory.mktemp("router") / "log"
+    port, metrics = free_port(), free_port()
+    command = [
+        str(Path(sys.executable).with_name("vllm-router")),
+        *("--port", str(port), "--prometheus-port", str(metrics)),
+        *("--worker-urls", *workers, "--policy", request.param),
+    ]
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as router:
+        try:
+            while not is_healthy(f"http://127.0.0.1:{port}"):
+                assert router.poll() is None, log.read_text()
+                time.sleep(0.2)
+            url = f"http://127.0.0.1:{port}/v1"
+            with OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                client.policy = request.param
+                yield client
+        finally:
+            router.terminate()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def is_healthy(url):
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=300) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def said(client, content, **fields):
+    messages = [{"role": "user", "content": content}]
+    answer = client.chat.completions.create(model="mock", messages=messages, **fields)
+    return answer.choices[0].message.content
+
+
+def streamed(client, content):
+    messages = [{"role": "user", "content": content}]
+    stream = client.chat.completions.create(model="mock", messages=messages, stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+
+def test_texts_and_pictures_are_answered_whole_and_streamed(client, data_url):
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url}},
+        {"type": "text", "text": "What?"},
+    ]
+    for number in range(4):
+        for ask in (said, streamed):
+            assert ask(client, f"number {number}") == f"number {number}"
+            assert ask(client, parts).startswith("image 1: ")
+
+
+def test_both_servers_answer_and_who_stays_with_one_gets_it(client):
+    def answered_by(user):
+        headers = {"x-session-id": user, "x-user-id": user}
+        return said(client, "Who are you?", user=user, extra_headers=headers)
+
+    answered = {f"user {n}": {answered_by(f"user {n}") for _ in range(3)} for n in range(16)}
+    if client.policy == "consistent_hash":
+        assert all(len(names) == 1 for names in answered.values())
+    if client.policy != "cache_aware":  # the same question goes where it is known already
+        assert set().union(*answered.values()) == {"one", "two"}
+
+
+def test_tools_schemas_and_texts_pass(client):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    script = json.dumps({"mock": {"calls": [{"name": "f", "arguments": {"a": 1}}]}})
+    answer = client.chat.completions.create(
+        model="mock", messages=[{"role": "user", "content": script}], tools=[tool]
+    )
+    assert answer.choices[0].message.tool_calls[0].function.arguments == '{"a": 1}'
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert json.loads(said(client, '{"a": 2}', response_format=form)) == {"a": 2}
+    assert client.completions.create(model="mock", prompt="abc").choices[0].text == "abc"
+    vectors = client.embeddings.create(model="mock", input=["one", "two"]).data
+    assert [len(vector.embedding) for vector in vectors] == [8, 8]
+
+
+def test_models_are_listed(client):
+    assert Counter(model.id for model in client.models.list()) == {"mock": 1}
+
+
+def test_what_is_wrong_keeps_its_status(client):
+    with pytest.raises(APIStatusError) as hot:
+        said(client, "x", temperature=3)
+    assert hot.value.status_code == 400
+    with pytest.raises(NotFoundError):
+        client.chat.completions.create(model="x", messages=[{"role": "user", "content": "x"}])
