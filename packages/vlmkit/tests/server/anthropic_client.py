@@ -1,7 +1,6 @@
 """Bodies of Anthropic's API and its official client; what tests of ``/v1/messages`` start from."""
 
 import json
-from contextlib import contextmanager
 
 import anthropic
 from running_server import picture
@@ -50,26 +49,3 @@ def events(server, sent):
         found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
     assert all(data["type"] == name for name, data in found)
     return found
-
-
-@contextmanager
-def asked(server, monkeypatch):
-    """Yields a list of the requests that the model gets."""
-    runner, requests = server.runner(), []
-    submit = type(runner).asubmit
-
-    async def noted(self, request):
-        requests.append(request)
-        return await submit(self, request)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(runner), "asubmit", noted)
-        yield requests
-
-
-def said(message):
-    """What a message says, pictures by their digests."""
-    parts = [
-        part.image.digest if type(part).__name__ == "ImagePart" else part for part in message.parts
-    ]
-    return message.role, message.call_id, parts

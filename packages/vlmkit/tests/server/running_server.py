@@ -16,8 +16,11 @@ from typing import Any
 
 import httpx2
 import openai
+import pytest
 from PIL import Image as PilImage
 
+from vlmkit.ask.message import ImagePart, Message
+from vlmkit.ask.request import Request
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.scheduler import ContinuousScheduler
@@ -180,6 +183,31 @@ def running(
         for runner in runners.values():
             if isinstance(runner, Runner):
                 runner.close()
+
+
+@contextmanager
+def asked(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
+    """Note the requests that the model gets."""
+    runner = server.runner()
+    requests: list[Request] = []
+    submit: Any = type(runner).asubmit
+
+    async def noted(self: Runner, request: Request) -> Any:
+        requests.append(request)
+        return await submit(self, request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runner), "asubmit", noted)
+        yield requests
+
+
+def said(message: Message) -> tuple[str, str | None, list[Any]]:
+    """What a message says, pictures by their digests and how they are shown."""
+    parts = [
+        (part.image.digest, part.options) if isinstance(part, ImagePart) else part
+        for part in message.parts
+    ]
+    return message.role, message.call_id, parts
 
 
 class Process:

@@ -181,6 +181,14 @@ def test_a_model_with_one_size_tells_that_a_detail_means_nothing(one_size):
     assert strict.json()["error"]["param"] == "messages.content.image_url.detail"
 
 
+def test_a_model_with_one_size_tells_so_in_the_responses_api(one_size):
+    image = {"type": "input_image", "image_url": picture(), "detail": "low"}
+    body = {"model": "mock", "input": [{"role": "user", "content": [image]}]}
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        answer = one_size.post(body, path)
+        assert (answer.status_code, answer.headers[IGNORED]) == (200, "input.content.detail")
+
+
 def test_a_model_with_one_size_refuses_limits_by_name(one_size):
     limits = {"mm_processor_kwargs": {"max_dynamic_patch": 2}}
 

@@ -8,17 +8,15 @@ import pytest
 from anthropic_client import (
     PATH,
     ask,
-    asked,
     assistant,
     body,
     client_of,
     events,
     image,
-    said,
     text,
     user,
 )
-from running_server import image_part, picture, scripted
+from running_server import asked, image_part, picture, said, scripted
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 TOOL = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}

@@ -7,17 +7,24 @@ import pytest
 from anthropic_client import (
     PATH,
     ask,
-    asked,
     assistant,
     body,
     client_of,
     events,
     image,
-    said,
     text,
     user,
 )
-from running_server import eventually, image_part, mock_pipeline, picture, running, scripted
+from running_server import (
+    asked,
+    eventually,
+    image_part,
+    mock_pipeline,
+    picture,
+    running,
+    said,
+    scripted,
+)
 from spelling import SpellingCompiler
 
 from vlmkit.ask.constraint import OneOf

@@ -10,7 +10,8 @@ from running_server import running
 from vlmkit.server.ignored import CHANGING
 from vlmkit.server.wire import ChatRequest
 from vlmkit.server.wire_messages import CountRequest, MessagesRequest
-from vlmkit.settings.server import FetchSettings, ServerSettings
+from vlmkit.server.wire_responses import InputTokensRequest, Item, ResponsesRequest
+from vlmkit.settings.server import FetchSettings, ResponsesSettings, ServerSettings
 
 DOCS = Path(__file__).parents[4] / "docs"
 REFERENCE = (DOCS / "reference/http.md").read_text()
@@ -27,12 +28,31 @@ def test_every_field_of_anthropics_api_is_in_the_reference(name):
     assert re.search(rf"`{name}[`:]", REFERENCE)
 
 
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        {
+            *ResponsesRequest.__struct_fields__,
+            *InputTokensRequest.__struct_fields__,
+            *Item.__struct_fields__,
+        }
+    ),
+)
+def test_every_field_of_the_responses_api_is_in_the_reference(name):
+    assert re.search(rf"`{name}[`:.]", REFERENCE)
+
+
 @pytest.mark.parametrize("name", sorted(CHANGING))
 def test_every_field_that_changes_the_answer_elsewhere_is_in_the_reference(name):
     assert f"`{name}`" in REFERENCE
 
 
-@pytest.mark.parametrize("name", ServerSettings.__struct_fields__ + FetchSettings.__struct_fields__)
+@pytest.mark.parametrize(
+    "name",
+    ServerSettings.__struct_fields__
+    + FetchSettings.__struct_fields__
+    + ResponsesSettings.__struct_fields__,
+)
 def test_every_setting_is_in_the_guide(name):
     assert f"`{name}`" in GUIDE
 

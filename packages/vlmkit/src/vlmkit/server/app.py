@@ -10,6 +10,7 @@ from vlmkit.server.capabilities import CapabilitiesController
 from vlmkit.server.chat import ChatController
 from vlmkit.server.completions import CompletionsController
 from vlmkit.server.convert import Converter
+from vlmkit.server.detached import Detached
 from vlmkit.server.embeddings import EmbeddingsController
 from vlmkit.server.errors import error_handlers
 from vlmkit.server.gate import Gate
@@ -19,6 +20,8 @@ from vlmkit.server.messages import MessagesController
 from vlmkit.server.models import ModelsController
 from vlmkit.server.origins import Origins
 from vlmkit.server.render import RenderController
+from vlmkit.server.response_store import ResponseStore
+from vlmkit.server.responses import ResponsesController
 from vlmkit.server.service import Served, Service, runner_of
 from vlmkit.server.tokens import TokensController
 from vlmkit.settings.server import ServerSettings
@@ -40,6 +43,7 @@ def create_app(
     service = models if isinstance(models, Service) else _service(models, settings)
     fetch = service.settings.fetch
     converter = Converter(service.settings, ImageFetcher(fetch) if fetch.enabled else None)
+    responses, detached = ResponseStore(service.settings.responses), Detached(service)
     app = Litestar(
         [
             ChatController,
@@ -47,6 +51,7 @@ def create_app(
             EmbeddingsController,
             MessagesController,
             RenderController,
+            ResponsesController,
             TokensController,
             ModelsController,
             CapabilitiesController,
@@ -56,6 +61,8 @@ def create_app(
         dependencies={
             "service": Provide(lambda: service, sync_to_thread=False, use_cache=True),
             "converter": Provide(lambda: converter, sync_to_thread=False, use_cache=True),
+            "responses": Provide(lambda: responses, sync_to_thread=False, use_cache=True),
+            "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
         },
         exception_handlers=error_handlers(),
         request_max_body_size=service.settings.max_body_bytes,

@@ -20,7 +20,7 @@ from vlmkit.server.body import BodyReader
 from vlmkit.server.convert import Converter
 from vlmkit.server.errors import BodyTooSlow, WrongMediaType
 from vlmkit.server.ignored import HEADER, STRICT_HEADER, counter_names, header_value, unknown
-from vlmkit.server.image_options import idle_details
+from vlmkit.server.image_options import DETAIL_FIELD, idle_details
 from vlmkit.server.models import fingerprint
 from vlmkit.server.prompt_options import EFFORT
 from vlmkit.server.service import Service
@@ -133,7 +133,13 @@ class MessagesCall(Call[B]):
         self.converter = converter
 
     async def asked(
-        self, chat: ChatRequest, facts: RunnerFacts, request_id: str, *, effort: str = EFFORT
+        self,
+        chat: ChatRequest,
+        facts: RunnerFacts,
+        request_id: str,
+        *,
+        effort: str = EFFORT,
+        detail: str = DETAIL_FIELD,
     ) -> tuple[Asked, float]:
         """Return the request of a chat, and how long its images took; note what has no effect.
 
@@ -142,11 +148,12 @@ class MessagesCall(Call[B]):
             facts: of the model.
             request_id: what it is called.
             effort: how the body calls the effort.
+            detail: how it calls the detail of an image.
 
         Raises:
             RequestError: names the field that is wrong.
         """
-        idle = idle_details(chat.messages, facts)
+        idle = idle_details(chat.messages, facts, detail)
         if chat.reasoning_effort is not None and EFFORT not in facts.options:
             idle |= {effort}
         self.note(idle)

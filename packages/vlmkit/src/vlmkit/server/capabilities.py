@@ -24,6 +24,7 @@ from vlmkit.server.wire_completions import COMPLETIONS
 from vlmkit.server.wire_embeddings import EMBEDDINGS
 from vlmkit.server.wire_generate import GENERATE
 from vlmkit.server.wire_messages import COUNT, MESSAGES
+from vlmkit.server.wire_responses import INPUT_TOKENS, RESPONSES
 from vlmkit.server.wire_tokens import DETOKENIZE, TOKENIZE
 from vlmkit.settings.images import ImageLimits
 
@@ -38,6 +39,8 @@ _BODIES: dict[str, BodyReader[Any]] = {
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": COUNT,
     "/v1/messages/render": MESSAGES,
+    "/v1/responses": RESPONSES,
+    "/v1/responses/input_tokens": INPUT_TOKENS,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

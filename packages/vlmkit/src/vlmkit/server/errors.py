@@ -29,6 +29,12 @@ class ModelNotFound(RequestError):  # noqa: N818 - reads as a sentence where it 
     code = "model_not_found"
 
 
+class NotStored(RequestError):  # noqa: N818
+    """Nothing of this id is stored for this client."""
+
+    code = "response_not_found"
+
+
 class WrongMediaType(RequestError):  # noqa: N818
     """The body is not announced as JSON."""
 
@@ -73,6 +79,7 @@ class _Status(NamedTuple):
 
 _STATUS: Mapping[type[VlmkitError], _Status] = {
     ModelNotFound: _Status(404, "invalid_request_error"),
+    NotStored: _Status(404, "invalid_request_error"),
     BodyTooSlow: _Status(408, "invalid_request_error"),
     WrongMediaType: _Status(415, "invalid_request_error"),
     HostRefused: _Status(421, "invalid_request_error"),

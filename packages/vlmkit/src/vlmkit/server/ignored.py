@@ -87,6 +87,11 @@ NEUTRAL = {"stream_reasoning": b"true"}
 COUNTED = frozenset(
     {
         "cache_control",
+        "input.content.annotations",
+        "input.content.detail",
+        "input.content.logprobs",
+        "input.encrypted_content",
+        "input.phase",
         "messages.annotations",
         "messages.cache_control",
         "messages.content.cache_control",
@@ -100,6 +105,7 @@ COUNTED = frozenset(
         "messages.tool_calls.index",
         "output_config.effort",
         "reasoning_effort",
+        "reasoning.summary",
         "stream_reasoning",
         "system.cache_control",
         "thinking.budget_tokens",

@@ -50,7 +50,9 @@ def options_of(image: wire.ImageUrl, common: ImageOptions) -> ImageOptions:
     )
 
 
-def idle_details(said: Iterable[wire.ChatMessage], facts: RunnerFacts) -> frozenset[str]:
+def idle_details(
+    said: Iterable[wire.ChatMessage], facts: RunnerFacts, name: str = DETAIL_FIELD
+) -> frozenset[str]:
     """Return the name of the field that tells a detail, if one is told to a model without any."""
     if DETAIL in facts.options:
         return frozenset()
@@ -62,4 +64,4 @@ def idle_details(said: Iterable[wire.ChatMessage], facts: RunnerFacts) -> frozen
         if isinstance(part, wire.ImagePart)
     )
     is_told = any(image.detail not in (None, "auto") for image in shown)
-    return frozenset({DETAIL_FIELD}) if is_told else frozenset()
+    return frozenset({name}) if is_told else frozenset()

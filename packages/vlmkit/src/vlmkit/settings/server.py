@@ -34,6 +34,18 @@ class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeout_s: Seconds = 10.0
 
 
+class ResponsesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many responses of the Responses API are kept for later, in this process.
+
+    Attributes:
+        max_stored: responses; those that were used least recently are forgotten. 0 keeps none.
+        max_stored_bytes: of all of them, the turns that they follow and their images included.
+    """
+
+    max_stored: Annotated[int, Meta(ge=0)] = 1024
+    max_stored_bytes: Positive = 256 * 2**20
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the server listens, and what it refuses.
 
@@ -63,6 +75,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         send_timeout_s: time that a reader may take nothing before its connection is cut.
         drain_timeout_s: time that running answers have to finish after SIGTERM.
         fetch: images named by URL.
+        responses: what is kept of the Responses API.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -85,3 +98,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     send_timeout_s: Seconds = 60.0
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
     fetch: FetchSettings = FetchSettings()
+    responses: ResponsesSettings = ResponsesSettings()

@@ -1,0 +1,66 @@
+"""What tests of the Responses API have in common: bodies, and answers that OpenAI's types check."""
+
+import json
+
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+PATH = "/v1/responses"
+_EVENT = TypeAdapter(ResponseStreamEvent)
+
+
+def body(said="hello", **fields):
+    """A body that asks one question."""
+    return {"model": "mock", "input": said} | fields
+
+
+def whole(server, said="hello", **fields):
+    """A response, as OpenAI's types define it."""
+    answer = server.post(body(said, **fields), PATH)
+    assert answer.status_code == 200, answer.text
+    return checked(answer.json())
+
+
+def checked(told):
+    assert told["object"] == "response"
+    return Response.model_validate(told)
+
+
+def events(server, said="hello", **fields):
+    """The events of a stream, each as OpenAI's types define it, numbered without a gap."""
+    answer = server.post(body(said, **fields) | {"stream": True}, PATH)
+    assert answer.status_code == 200, answer.text
+    found = []
+    for text in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, data = text.split("\n")
+        told = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {told['type']}"
+        found.append(_EVENT.validate_python(told))
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    assert [event.type for event in found] == [type_of(event) for event in found]
+    return found
+
+
+def type_of(event):
+    """The type that an event's class stands for: it was taken for no other."""
+    return type(event).model_fields["type"].annotation.__args__[0]
+
+
+def refused(server, said="hello", **fields):
+    """The error of a body."""
+    answer = server.post(body(said, **fields), PATH)
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    return answer.json()["error"]
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def text(said):
+    return {"type": "input_text", "text": said}
+
+
+def image(url):
+    return {"type": "input_image", "image_url": url, "detail": "auto"}

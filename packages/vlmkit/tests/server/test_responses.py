@@ -1,0 +1,320 @@
+"""OpenAI's Responses API as its official client sees it: answers, whole and streamed."""
+
+import json
+
+import openai
+import pytest
+from pydantic import BaseModel
+from responding import PATH, body, checked, events, image, refused, text, user, whole
+from running_server import eventually, mock_pipeline, picture, running, scripted
+from spelling import SpellingCompiler
+
+from vlmkit.ask.constraint import OneOf
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "description": "How the weather is.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+CALLS = [
+    {"name": "weather", "arguments": {"city": "Köln"}},
+    {"name": "weather", "arguments": {}},
+]
+LOGPROBS = ["message.output_text.logprobs"]
+
+
+def ask(server, said="hello", **fields):
+    return server.client().responses.create(**body(said, **fields))
+
+
+def outputs(response):
+    """What a response's items say, without their ids."""
+    told = [item.model_dump(exclude_none=True) for item in response.output]
+    for item in told:
+        assert item.pop("id").startswith(
+            {"message": "msg_", "reasoning": "rs_"}.get(item["type"], "fc_")
+        )
+        item.pop("call_id", None)
+    return told
+
+
+def test_an_answer_has_text_status_and_usage(server):
+    answer = ask(server, scripted(text="four"))
+    assert answer.output_text == "four"
+    assert (answer.object, answer.status, answer.model) == ("response", "completed", "mock")
+    assert answer.id.startswith("resp_")
+    assert (answer.error, answer.incomplete_details) == (None, None)
+    assert (answer.usage.output_tokens, answer.usage.total_tokens) == (
+        5,
+        answer.usage.input_tokens + 5,
+    )
+    assert answer.completed_at >= answer.created_at
+    assert answer.store is True
+
+
+def test_what_was_asked_for_is_told_again(server):
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "max_output_tokens": 64,
+        "metadata": {"a": "b"},
+        "instructions": "be brief",
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "max_tool_calls": 3,
+    }
+    told = whole(server, scripted(text="so"), **fields)
+    for name, value in fields.items():
+        held = getattr(told, name)
+        if name == "tools":
+            held = [tool.model_dump(exclude_none=True) for tool in held]
+        elif name == "text":
+            held = held.model_dump(exclude_none=True)
+        assert held == value, name
+
+
+QUESTIONS = [
+    {"text": "né 🙂 end"},
+    {"text": "so", "reasoning": "né 🙂: why"},
+    {"text": "I look.", "reasoning": "hm", "calls": CALLS},
+    {"calls": CALLS[:1]},
+    {"text": ""},
+]
+
+
+@pytest.mark.parametrize("script", QUESTIONS)
+@pytest.mark.parametrize("include", [[], LOGPROBS])
+def test_a_stream_ends_with_the_response_that_a_whole_answer_is(server, script, include):
+    fields = {"tools": [TOOL], "include": include}
+    *_, last = events(server, scripted(**script), **fields)
+    answered = whole(server, scripted(**script), **fields)
+    assert last.type == "response.completed"
+    assert outputs(last.response) == outputs(answered)
+    assert last.response.usage.output_tokens == answered.usage.output_tokens
+    same = {"tools", "temperature", "text", "status", "tool_choice", "instructions"}
+    assert last.response.model_dump(include=same) == answered.model_dump(include=same)
+
+
+def test_a_stream_has_the_events_that_clients_know(server):
+    told = events(server, scripted(text="ab", reasoning="c", calls=CALLS[1:]), tools=[TOOL])
+    assert [event.type.removeprefix("response.") for event in told] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert len({event.response.id for event in told if hasattr(event, "response")}) == 1
+    assert [event.output_index for event in told if event.type.endswith("item.done")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("script", QUESTIONS)
+def test_the_official_client_puts_a_stream_together(server, script):
+    with server.client().responses.stream(**body(scripted(**script), tools=[TOOL])) as stream:
+        deltas = {"text": "", "arguments": "", "thought": ""}
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                deltas["text"] += event.delta
+                assert event.snapshot == deltas["text"]
+            elif event.type == "response.function_call_arguments.delta":
+                deltas["arguments"] += event.delta
+            elif event.type == "response.reasoning_text.delta":
+                deltas["thought"] += event.delta
+        final = stream.get_final_response()
+    assert final.output_text == deltas["text"] == script.get("text", "")
+    assert deltas["thought"] == script.get("reasoning", "")
+    called = [item for item in final.output if item.type == "function_call"]
+    assert "".join(call.arguments for call in called) == deltas["arguments"]
+    assert [json.loads(call.arguments) for call in called] == [
+        call["arguments"] for call in script.get("calls", ())
+    ]
+
+
+def test_an_item_is_told_as_a_whole_when_it_is_over(server):
+    told = events(server, scripted(text="I look.", reasoning="hm", calls=CALLS), tools=[TOOL])
+    done = [event.item for event in told if event.type == "response.output_item.done"]
+    added = [event.item for event in told if event.type == "response.output_item.added"]
+    assert [item.id for item in added] == [item.id for item in done]
+    assert {item.status for item in added} == {"in_progress"}
+    assert done == told[-1].response.output
+    texts = [event.part.text for event in told if event.type == "response.content_part.done"]
+    assert texts == ["hm", "I look."]
+
+
+@pytest.mark.parametrize(
+    ("script", "most", "told"),
+    [
+        ({"text": "one two"}, 3, [("message", "one")]),
+        ({"text": "so", "reasoning": "why not"}, 4, [("reasoning", "why")]),
+        ({"text": "so", "reasoning": "why"}, 6, [("reasoning", "why"), ("message", "s")]),
+    ],
+)
+def test_an_answer_that_its_length_ended_is_incomplete(server, script, most, told):
+    fields = {"max_output_tokens": most}
+    *_, last = events(server, scripted(**script), **fields)
+    assert last.type == "response.incomplete"
+    for response in (last.response, whole(server, scripted(**script), **fields)):
+        assert response.status == "incomplete"
+        assert response.incomplete_details.reason == "max_output_tokens"
+        assert response.completed_at is None
+        assert [(item.type, item.content[0].text) for item in response.output] == told
+        statuses = [item.status for item in response.output]
+        assert statuses == ["completed"] * (len(told) - 1) + ["incomplete"]
+        assert response.usage.output_tokens == most
+
+
+def test_reasoning_is_counted(server):
+    answer = whole(server, scripted(text="so", reasoning="why"))
+    assert answer.usage.output_tokens_details.reasoning_tokens == len("why") + 2
+
+
+def test_a_picture_is_seen(server):
+    answer = ask(server, [user([image(picture()), text("what is it?")])])
+    assert "8x6" in answer.output_text
+    details = answer.usage.input_tokens_details
+    assert details.image_tokens == sum(details.image_tokens_each) > 0
+
+
+def test_a_picture_is_fetched_only_where_the_operator_lets(server):
+    error = refused(server, [user([text("look"), image("http://127.0.0.1:9/x.png")])])
+    assert error["code"] == "image_url_not_allowed"
+    assert error["param"] == "input[0].content[1].image_url"
+
+
+def test_calls_and_results_are_sent_back_as_they_came(server):
+    client, asked = server.client(), user(scripted(text="hm", reasoning="so", calls=CALLS))
+    first = client.responses.create(model="mock", input=[asked], tools=[TOOL])
+    calls = [item for item in first.output if item.type == "function_call"]
+    assert [call.name for call in calls] == ["weather", "weather"]
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "fine"}
+        for call in calls
+    ]
+    items = [asked, *first.output, *results, user("and?")]
+    raw = client.responses.with_raw_response.create(model="mock", input=items, tools=[TOOL])
+    assert raw.parse().output_text == "and?"
+    assert "x-vlmkit-ignored" not in raw.headers
+
+
+def test_log_probabilities_are_those_of_the_text(server):
+    said = scripted(text="né, so.", reasoning="\nwhy\n", calls=CALLS)
+    fields = {"include": LOGPROBS, "top_logprobs": 2, "tools": [TOOL]}
+    told = events(server, said, **fields)
+    deltas = [
+        entry
+        for event in told
+        if "text.delta" in event.type
+        for entry in getattr(event, "logprobs", None) or ()
+    ]
+    (done,) = [event for event in told if event.type == "response.output_text.done"]
+    message = next(item for item in told[-1].response.output if item.type == "message")
+    answered = next(item for item in whole(server, said, **fields).output if item.type == "message")
+    for entries in (
+        deltas,
+        done.logprobs,
+        message.content[0].logprobs,
+        answered.content[0].logprobs,
+    ):
+        assert [entry.token for entry in entries][-4:] == list(" so.")
+        assert len(entries) == len("né, so.".encode())
+        assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    tokens = [entry.bytes for entry in message.content[0].logprobs]
+    assert bytes(byte for token in tokens for byte in token) == "né, so.".encode()
+
+
+def test_log_probabilities_are_told_only_if_asked_for(server):
+    assert whole(server).output[0].content[0].logprobs == []
+    assert refused(server, top_logprobs=2)["param"] == "top_logprobs"
+
+
+class Tree(BaseModel):
+    name: str
+
+
+class NamedCompiler(SpellingCompiler):
+    """Keeps answers to what the schema of a tree may describe."""
+
+    def compile(self, constraint):
+        assert json.loads(constraint.text)["properties"].keys() == {"name"}
+        return super().compile(OneOf(('{"name": "elm"}',)))
+
+
+def test_an_answer_keeps_to_a_schema_and_is_parsed():
+    with running({"mock": mock_pipeline(constraint=NamedCompiler)}) as formed:
+        client = formed.client().responses
+        assert client.parse(**body("which?"), text_format=Tree).output_parsed == Tree(name="elm")
+        with client.stream(**body("which?"), text_format=Tree) as stream:
+            assert stream.get_final_response().output_parsed == Tree(name="elm")
+        told = formed.post(body("which?", text={"format": {"type": "json_schema", "name": "tree",
+            "schema": Tree.model_json_schema(), "strict": True}}), PATH).json()  # fmt: skip
+        assert told["text"]["format"]["schema"] == Tree.model_json_schema()
+        assert checked(told).output_text == '{"name": "elm"}'
+
+
+def test_a_schema_is_refused_where_nothing_keeps_to_it(server):
+    schema = {"type": "json_schema", "name": "tree", "schema": {"type": "object"}}
+    for form in (schema, {"type": "json_object"}):
+        error = refused(server, text={"format": form})
+        assert (error["code"], error["param"]) == ("invalid_constraint", "text.format")
+
+
+def test_tokens_are_counted_as_an_answer_would_take_them(server):
+    said = [user([image(picture()), text("look")])]
+    fields = {"input": said, "instructions": "be brief", "tools": [TOOL]}
+    counted = server.client().responses.input_tokens.count(model="mock", **fields)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == ask(server, **fields | {"said": said}).usage.input_tokens
+
+
+def test_a_stream_that_fails_says_so_in_its_last_event(server):
+    told = events(server, scripted(text="abcdef", fail_at_token=3))
+    assert "".join(event.delta for event in told if event.type.endswith("text.delta")) == "abc"
+    assert told[-1].type == "response.failed"
+    assert (told[-1].response.status, told[-1].response.error.code) == ("failed", "server_error")
+    assert told[-1].response.output[0].content[0].text == "abc"
+    assert server.get(f"{PATH}/{told[-1].response.id}").status_code == 404
+
+
+def test_a_whole_answer_that_fails_is_an_internal_error(server):
+    with pytest.raises(openai.InternalServerError) as raised:
+        ask(server, scripted(text="abcdef", fail_at_token=3))
+    assert raised.value.code == "engine_error"
+
+
+def test_a_client_that_goes_away_ends_its_answer():
+    with running() as server:
+        said = scripted(text="x", tokens=4000, latency_s=0.05)
+        held = server.connect(body(said, stream=True), path=PATH)
+        assert held.recv(1)
+        held.close()
+        assert eventually(server.is_idle)
+
+
+def test_a_long_silence_has_pings():
+    with running(keepalive_s=0.05) as server:
+        asked = body(scripted(text="a", prefill_latency_s=0.5), stream=True)
+        assert ": ping\n\n" in server.post(asked, PATH).text
