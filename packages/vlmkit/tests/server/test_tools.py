@@ -4,7 +4,10 @@ import json
 
 import openai
 import pytest
-from running_server import scripted
+from running_server import chat, mock_pipeline, running, scripted
+from spelling import SpellingCompiler
+
+from vlmkit.ask.constraint import OneOf
 
 TOOL = {
     "type": "function",
@@ -111,6 +114,39 @@ def test_what_makes_no_sense_is_refused_by_name(server, options, param):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(server, "hello", **options)
     assert refused.value.param == param
+
+
+TELLING = [
+    ("/v1/chat/completions", {"tools": [TOOL]}, True),
+    ("/v1/chat/completions", {"tools": [TOOL], "stream": True}, True),
+    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "none"}, False),
+    ("/v1/chat/completions", {}, False),
+    ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}}], "max_tokens": 9}, True),
+    ("/v1/messages/count_tokens", {"tools": [{"name": "f", "input_schema": {}}]}, False),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "is_told"), TELLING)
+def test_it_is_told_where_nothing_keeps_calls_to_their_schemas(server, path, fields, is_told):
+    before = server.get("/readyz").json()["num_unconstrained"]
+    answer = server.post(chat() | fields, path)
+    assert answer.status_code == 200
+    assert answer.headers.get("x-vlmkit-unconstrained") == ("tools" if is_told else None)
+    assert server.get("/readyz").json()["num_unconstrained"] - before == is_told
+
+
+def test_nothing_is_told_where_a_plugin_keeps_calls_to_their_schemas():
+    class Free(SpellingCompiler):
+        """Keeps answers to one text, whatever is asked."""
+
+        def compile(self, constraint):
+            return super().compile(OneOf(("so",)))
+
+    with running({"mock": mock_pipeline(constraint=Free)}) as server:
+        answer = server.post(chat(tools=[TOOL]))
+        assert answer.json()["choices"][0]["message"]["content"] == "so"
+        assert "x-vlmkit-unconstrained" not in answer.headers
+        assert server.get("/readyz").json()["num_unconstrained"] == 0
 
 
 def test_definitions_of_tools_are_read_by_the_model(server):

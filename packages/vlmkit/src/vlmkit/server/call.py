@@ -14,7 +14,7 @@ from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.ask.request import Request as Asked
-from vlmkit.seams.runner import Runner, RunnerFacts
+from vlmkit.seams.runner import CONSTRAINT, Runner, RunnerFacts
 from vlmkit.server.answer import AnswerHead
 from vlmkit.server.body import BodyReader
 from vlmkit.server.convert import Converter
@@ -25,6 +25,8 @@ from vlmkit.server.models import fingerprint
 from vlmkit.server.prompt_options import EFFORT
 from vlmkit.server.service import Service
 from vlmkit.server.wire import ChatRequest
+
+UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -158,6 +160,12 @@ class MessagesCall(Call[B]):
             idle |= {effort}
         self.note(idle)
         return await self.converter.request(chat, facts, request_id)
+
+    def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
+        """Tell the client and the operator where nothing keeps calls of tools to their schemas."""
+        if chat.tools and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
+            self.headers[UNCONSTRAINED_HEADER] = "tools"
+            self.service.num_unconstrained += 1
 
 
 def answer_head(kind: str, model: str, runner: Runner) -> AnswerHead:

@@ -46,6 +46,7 @@ class _ChatCall(MessagesCall[ChatRequest]):
         head = answer_head("chatcmpl", body.model, runner)
         try:
             request, images_s = await self.asked(body, runner.facts, head.id)
+            self.note_tools(body, runner.facts)
             scores: list[Sample] = []
             if (num_top := body.prompt_logprobs) is not None:
                 scorer = PromptScorer(runner, num_top, "prompt_logprobs")

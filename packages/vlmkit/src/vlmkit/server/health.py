@@ -34,11 +34,17 @@ class ModelReadiness(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """Whether new work is taken, and why not; and how many requests had keys that were ignored."""
+    """Whether new work is taken, and why not; and how many requests had less than they asked for.
+
+    Attributes:
+        num_ignored: requests with keys that were ignored, by key.
+        num_unconstrained: requests with tools to whose schemas nothing here keeps.
+    """
 
     status: Status
     models: dict[str, ModelReadiness]
     num_ignored: dict[str, int]
+    num_unconstrained: int
 
 
 class Version(msgspec.Struct):
@@ -62,7 +68,7 @@ class HealthController(Controller):
         """Answer 200 if new work is taken, or else 503 and when to ask again."""
         status = readiness_of(service)
         models = {name: _readiness(model) for name, model in service.models.items()}
-        body = Readiness(status, models, dict(service.num_ignored))
+        body = Readiness(status, models, dict(service.num_ignored), service.num_unconstrained)
         if status == "ready":
             return Response(body)
         return Response(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_S)})

@@ -72,6 +72,7 @@ class _MessageCall(MessagesCall[MessagesRequest]):
             request, images_s = await self.asked(
                 said.chat, runner.facts, head.id, effort=OWN_EFFORT
             )
+            self.note_tools(said.chat, runner.facts)
             stream = await runner.asubmit(request)
         except RequestError as error:
             error.param = field_of_messages(error, said)

@@ -10,7 +10,9 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_AGE_S = 600  # for which a browser need not ask again
-_EXPOSED = "request-id, retry-after, server-timing, x-request-id, x-vlmkit-ignored"
+_EXPOSED = (
+    "request-id, retry-after, server-timing, x-request-id, x-vlmkit-ignored, x-vlmkit-unconstrained"
+)
 
 
 class Origins:

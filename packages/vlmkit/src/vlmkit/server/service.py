@@ -88,6 +88,7 @@ class Service:
         self.is_draining = False
         self.num_open = 0
         self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
+        self.num_unconstrained = 0  # requests with tools whose schemas nothing here keeps to
         self._num_admitted = 0
         self._num_pending_bytes = 0
         self._tasks: set[asyncio.Task[Any]] = set()
