@@ -63,6 +63,20 @@ def test_only_what_differs_is_encoded_anew() -> None:
     assert counters["num_media_encoded"] == 2
 
 
+def test_an_answer_tells_how_each_image_was_shown() -> None:
+    small = ImagePart(image(40, 20), ImageOptions(max_tokens=2))
+    with model() as mock:
+        mock.generate("?", images=[image()])
+        usage = mock.generate("!", images=[image(), small]).usage
+
+    assert [(shown.num_tokens, shown.is_cached) for shown in usage.images] == [
+        (4, True),
+        (2, False),
+    ]
+    transforms = [shown.transform for shown in usage.images]
+    assert [each.used_size for each in transforms if each] == [(6, 8), (10, 20)]
+
+
 @pytest.mark.parametrize(
     ("asked", "tokens", "most"),
     [

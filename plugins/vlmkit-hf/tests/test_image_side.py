@@ -15,9 +15,9 @@ from transformers.models.smolvlm import processing_smolvlm
 import zoo
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import Message
+from vlmkit.ask.transform import Transform
 from vlmkit.errors import CheckpointError, ImageError, RequestError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.prompt import Transform
 from vlmkit.settings.images import ImageLimits
 from vlmkit_hf.image_side import ImageSide
 from vlmkit_hf.settings import HfTokenizerSettings

@@ -20,6 +20,7 @@ from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.runner_stats import RunnerStats
 from vlmkit.ask.sampling import SamplingParams
+from vlmkit.ask.shown_image import ShownImage
 from vlmkit.errors import ConfigError
 from vlmkit.kit.pooling import Pooling
 from vlmkit.running.channel import Channel
@@ -167,6 +168,8 @@ class Pipeline:
         channel = Channel(
             facts,
             max_unread_tokens=self.facts.bounds.max_unread_tokens,
+            images=_shown_images(prompt),
+            encoded=sequences[0].encoded,
             prompt_s=time.perf_counter() - started,
             observers=self._observers,
         )
@@ -292,6 +295,15 @@ class Pipeline:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _shown_images(prompt: Prompt) -> dict[int, ShownImage]:
+    """Return how images are shown, by their places among the media; keeps none of their arrays."""
+    return {
+        place: ShownImage(slot.num_features, is_cached=True, transform=slot.transform)
+        for place, slot in enumerate(prompt.media)
+        if slot.kind == "image"
+    }
 
 
 def _image_tokens(prompt: Prompt) -> tuple[int, ...]:

@@ -17,9 +17,10 @@ import PIL.Image
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.transform import Transform
 from vlmkit.errors import CheckpointError, ImageError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.seams.prompt import Array, Transform
+from vlmkit.seams.prompt import Array
 from vlmkit_hf.chat import Layout
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.sizing.find import find_sizing

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlmkit.ask.image import Image
-from vlmkit.seams.prompt import Transform
+from vlmkit.ask.transform import Transform
 
 Size = tuple[int, int]
 

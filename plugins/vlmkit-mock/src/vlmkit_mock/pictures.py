@@ -9,8 +9,9 @@ import numpy as np
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import ImageOptions
+from vlmkit.ask.transform import Transform
 from vlmkit.errors import ImageError, RequestError
-from vlmkit.seams.prompt import MediaSlot, Transform
+from vlmkit.seams.prompt import MediaSlot
 from vlmkit_mock import vocabulary as v
 
 NUM_IMAGE_TOKENS = 4

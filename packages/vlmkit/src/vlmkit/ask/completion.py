@@ -10,6 +10,7 @@ import msgspec
 
 from vlmkit.ask.delta import Delta, text_of
 from vlmkit.ask.sample import Sample
+from vlmkit.ask.shown_image import ShownImage
 from vlmkit.ask.tool_call import ToolCallPart
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Usage:
         cached_tokens: prompt tokens that were found in the cache, for the first choice.
         image_tokens: placeholder tokens of each image, in order.
         reasoning_tokens: how many of the completion's tokens are reasoning, marks included.
+        images: how each image was shown, in order; cached or not for the first choice.
     """
 
     prompt_tokens: int = 0
@@ -60,6 +62,7 @@ class Usage:
     cached_tokens: int = 0
     image_tokens: tuple[int, ...] = ()
     reasoning_tokens: int = 0
+    images: tuple[ShownImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,12 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from types import MappingProxyType
 
 from vlmkit.ask.completion import Chunk, FinishReason, Timings, Usage
+from vlmkit.ask.shown_image import ShownImage
 from vlmkit.errors import EngineError, VlmkitError
 from vlmkit.running.observers import Observers
 from vlmkit.running.text import AnswerText
@@ -58,6 +61,9 @@ class Channel:
     Args:
         facts: what is known of the request.
         max_unread_tokens: unread chunks for each choice at which the sequences are held.
+        images: how each image is shown, by its place among the media of the prompt, as if nothing
+            were encoded for it.
+        encoded: those places for which something was; the loop adds to them.
         prompt_s: how long making the prompt took.
         observers: who is told how the request fares; None where nobody listens.
     """
@@ -67,6 +73,8 @@ class Channel:
         facts: RequestFacts,
         *,
         max_unread_tokens: int,
+        images: Mapping[int, ShownImage] = MappingProxyType({}),
+        encoded: Set[int] = frozenset(),
         prompt_s: float = 0.0,
         observers: Observers | None = None,
     ) -> None:
@@ -76,6 +84,8 @@ class Channel:
         self.cached_tokens = 0
         self.completion_tokens = 0
         self.answers: list[AnswerText] = []  # which know how many of their tokens are reasoning
+        self._images = images
+        self._encoded = encoded
         self._max_unread = max_unread_tokens * num_choices
         self._condition = threading.Condition()
         self._future: asyncio.Future[None] | None = None
@@ -151,6 +161,10 @@ class Channel:
             self.cached_tokens,
             self.facts.image_tokens,
             sum(answer.num_reasoning_tokens for answer in self.answers),
+            tuple(
+                replace(image, is_cached=place not in self._encoded)
+                for place, image in self._images.items()
+            ),
         )
 
     @property

@@ -100,6 +100,7 @@ class Encodings:
             new[key] = sequence.prompt.media[index]
         self._waiting[key].add(item)
         sequence.encoding.add(index)
+        sequence.encoded.add(index)
         return True
 
 

@@ -48,6 +48,7 @@ class Sequence:
         num_cached_tokens: how many of those were found in the cache when it was first admitted.
         features: encoder results by index of their slot, while the engine still needs them.
         encoding: indices of the slots that are being encoded; what touches them waits for it.
+        encoded: indices of the slots whose features were not there when it first asked for them.
         is_held: its reader is behind, so it does not run, and gives its place to whoever needs it.
         sampler_state: whatever the sampler keeps between its steps.
         guide: what keeps the answer within a constraint, for the executor; None leaves it free.
@@ -72,6 +73,7 @@ class Sequence:
     num_cached_tokens: int | None = None
     features: "dict[int, MediaFeatures]" = field(default_factory=dict)
     encoding: set[int] = field(default_factory=set)
+    encoded: set[int] = field(default_factory=set)
     is_held: bool = False
     sampler_state: Any = None
     guide: Any = None

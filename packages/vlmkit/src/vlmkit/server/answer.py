@@ -9,6 +9,7 @@ from vlmkit.ask.completion import Choice, Completion, Usage
 from vlmkit.ask.sample import Logprob, Sample
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.seams.runner import Runner
+from vlmkit.server.image_transforms import ImageTransform, image_transforms
 
 
 class TopLogprob(msgspec.Struct):
@@ -128,6 +129,7 @@ class ChatCompletion(msgspec.Struct):
     usage: UsageBody
     prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    image_transforms: list[ImageTransform] | msgspec.UnsetType = msgspec.UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -182,6 +184,7 @@ def completion_body(
     *,
     has_token_ids: bool,
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET,
+    has_transforms: bool = False,
 ) -> bytes:
     """Encode a whole answer."""
     return msgspec.json.encode(
@@ -194,6 +197,7 @@ def completion_body(
             UsageBody.of(completion.usage),
             completion.prompt_token_ids if has_token_ids else msgspec.UNSET,
             prompt_logprobs,
+            image_transforms(completion.usage.images) if has_transforms else msgspec.UNSET,
         )
     )
 

@@ -57,6 +57,7 @@ class _ChatCall(MessagesCall[ChatRequest]):
             raise
         logprobs = logprobs_of(runner, request.params) if body.logprobs else None
         has_token_ids = bool(body.return_token_ids)
+        has_transforms = bool(body.return_image_transforms)
         if not body.stream:
             return WholeAnswer(
                 stream,
@@ -66,6 +67,7 @@ class _ChatCall(MessagesCall[ChatRequest]):
                     logprobs,
                     has_token_ids=has_token_ids,
                     prompt_logprobs=prompt_logprobs(runner, scores) if scores else UNSET,
+                    has_transforms=has_transforms,
                 ),
                 self.service,
                 self.headers,
@@ -78,5 +80,6 @@ class _ChatCall(MessagesCall[ChatRequest]):
             has_usage=bool(options and options.include_usage),
             logprobs=logprobs,
             prompt_token_ids=stream.prompt_token_ids if has_token_ids else None,
+            has_transforms=has_transforms,
         )
         return EventStream(stream, events, self.service, self.headers)

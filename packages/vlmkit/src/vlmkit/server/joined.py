@@ -90,6 +90,7 @@ def _sum(usages: Seq[Usage]) -> Usage:
         sum(each.cached_tokens for each in usages),
         tuple(num for each in usages for num in each.image_tokens),
         sum(each.reasoning_tokens for each in usages),
+        tuple(image for each in usages for image in each.images),
     )
 
 

@@ -15,6 +15,7 @@ from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, re
 from vlmkit.ask.sample import Sample
 from vlmkit.server.answer import AnswerHead, LogprobsOf, UsageBody, finish_reason
 from vlmkit.server.errors import ErrorBody, fault_of
+from vlmkit.server.image_transforms import image_transforms
 
 DONE = b"data: [DONE]\n\n"
 
@@ -41,6 +42,7 @@ class AnswerEvents(DataEvents):
         logprobs: puts samples into shape; None where the client asked for none.
         prompt_token_ids: of the prompt, where the client asked for tokens; then each event tells
             those of the answer that it stands for.
+        has_transforms: whether the client asked how its images were shown.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class AnswerEvents(DataEvents):
         has_usage: bool,
         logprobs: LogprobsOf | None,
         prompt_token_ids: Seq[int] | None = None,
+        has_transforms: bool = False,
     ) -> None:
         fields = msgspec.to_builtins(head) | {"object": "chat.completion.chunk"}
         self._head = b"data: " + _encode(fields)[:-1]
@@ -63,6 +66,7 @@ class AnswerEvents(DataEvents):
         self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
         self._calling: set[int] = set()  # the choices that call tools
         self._has_usage = has_usage
+        self._has_transforms = has_transforms
         self._logprobs = logprobs
         self._prompt_token_ids = prompt_token_ids
         self._has_token_ids = prompt_token_ids is not None
@@ -97,11 +101,15 @@ class AnswerEvents(DataEvents):
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
-        """Return the last events: usage, if it was asked for, and the mark of a whole answer."""
-        if not self._has_usage:
-            return DONE
-        body = _encode(UsageBody.of(usage))
-        return self._head + b',"choices":[],"usage":' + body + b"}\n\n" + DONE
+        """Return the last events: usage, if it was asked for, and the mark of a whole answer.
+
+        How images were shown is told beside the usage, since only then it is known which of them
+        were there already.
+        """
+        told = b',"usage":' + _encode(UsageBody.of(usage)) if self._has_usage else b""
+        if self._has_transforms:
+            told += b',"image_transforms":' + _encode(image_transforms(usage.images))
+        return self._head + b',"choices":[]' + told + b"}\n\n" + DONE if told else DONE
 
     def _called(self, index: int, delta: ToolCallDelta) -> bytes:
         """Return the event of more of a call."""

@@ -127,6 +127,7 @@ class ChatRequest(ToolFields, kw_only=True):
     chat_template_kwargs: TemplateValues | None = None
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None
+    return_image_transforms: bool | None = None
 
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
     safety_identifier: Label | None = None

@@ -1,0 +1,116 @@
+"""How images were shown, told to who asks and to nobody else."""
+
+import base64
+import io
+
+import PIL.Image
+import pytest
+from running_server import chat, running
+
+ASKING = {"return_image_transforms": True}
+
+
+def url(width, height, *, orientation=1, color="teal"):
+    content, exif = io.BytesIO(), PIL.Image.Exif()
+    exif[0x0112] = orientation
+    PIL.Image.new("RGB", (width, height), color).save(content, "JPEG", exif=exif)
+    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def shown(*urls, **fields):
+    parts = [
+        {"type": "image_url", "image_url": each if isinstance(each, dict) else {"url": each}}
+        for each in urls
+    ]
+    return {"model": "mock", "messages": [{"role": "user", "content": parts}], **ASKING, **fields}
+
+
+def told(server, *urls, **fields):
+    answer = server.post(shown(*urls, **fields))
+    assert answer.status_code == 200, answer.text
+    return answer.json()["image_transforms"]
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """A server that nobody else has shown a picture."""
+    with running() as server:
+        yield server
+
+
+def test_the_transform_of_each_image_is_in_the_answer(fresh):
+    small = {"url": url(40, 20), "max_image_tokens": 1}
+    turned = url(40, 20, orientation=6)
+    first, second = told(fresh, small, turned)
+
+    assert first == {
+        "num_tokens": 1,
+        "cached": False,
+        "transform": {
+            "source_size": [40, 20],
+            "turned": False,
+            "upright_size": [40, 20],
+            "used_size": [10, 5],
+            "scale": [0.25, 0.25],
+            "crop": None,
+            "pad": [0, 0, 0, 0],
+            "num_tiles": 1,
+        },
+    }
+    assert second["num_tokens"] == 4
+    assert second["transform"]["turned"] is True
+    assert second["transform"]["source_size"] == [40, 20]
+    assert second["transform"]["upright_size"] == [20, 40]
+
+
+def test_an_image_that_was_there_is_cached_and_one_of_another_size_is_not(fresh):
+    picture = url(64, 48, color="navy")
+    seen = [told(fresh, picture), told(fresh, picture)]
+    other = told(fresh, picture, url(48, 64, color="navy"))
+    smaller = told(fresh, {"url": picture, "max_image_tokens": 2})
+
+    assert [image["cached"] for images in seen for image in images] == [False, True]
+    assert [image["cached"] for image in other] == [True, False]
+    assert [image["cached"] for image in smaller] == [False]
+    assert [image["cached"] for image in told(fresh, picture, cache_salt="own")] == [False]
+
+
+def test_one_picture_shown_twice_in_a_request_is_encoded_for_both(fresh):
+    picture = url(32, 24, color="gold")
+    assert [image["cached"] for image in told(fresh, picture, picture)] == [False, False]
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": True}])
+def test_a_stream_tells_it_in_its_last_event(fresh, options):
+    picture = url(30, 24, color="pink" if options else "plum")
+    stream = fresh.client().chat.completions.create(
+        model="mock",
+        messages=shown(picture)["messages"],
+        stream=True,
+        extra_body=ASKING,
+        **({"stream_options": options} if options else {}),
+    )
+    *others, last = stream
+
+    assert last.choices == []
+    assert (last.usage is not None) == bool(options)
+    (image,) = last.image_transforms
+    assert (image["num_tokens"], image["cached"]) == (4, False)
+    assert not any(hasattr(chunk, "image_transforms") for chunk in others)
+
+
+def test_nobody_who_does_not_ask_is_told(fresh):
+    body = shown(url(20, 20), return_image_transforms=False)
+    stream = fresh.post(body | {"stream": True})
+
+    assert "image_transforms" not in fresh.post(body).json()
+    assert "image_transforms" not in stream.text
+
+
+def test_a_conversation_without_images_has_none(fresh):
+    assert fresh.post(chat(**ASKING)).json()["image_transforms"] == []
+
+
+def test_of_several_choices_the_first_one_counts(fresh):
+    (image,) = told(fresh, url(28, 20, color="tan"), n=3)
+    assert image["cached"] is False
