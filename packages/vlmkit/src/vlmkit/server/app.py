@@ -18,6 +18,7 @@ from vlmkit.server.generate import GenerateController
 from vlmkit.server.health import HealthController
 from vlmkit.server.messages import MessagesController
 from vlmkit.server.models import ModelsController
+from vlmkit.server.openapi import OpenApiController, openapi_document
 from vlmkit.server.origins import Origins
 from vlmkit.server.render import RenderController
 from vlmkit.server.response_store import ResponseStore
@@ -56,6 +57,7 @@ def create_app(
             ModelsController,
             CapabilitiesController,
             HealthController,
+            OpenApiController,
             *([GenerateController] if service.settings.allow_generate else []),
         ],
         dependencies={
@@ -63,6 +65,7 @@ def create_app(
             "converter": Provide(lambda: converter, sync_to_thread=False, use_cache=True),
             "responses": Provide(lambda: responses, sync_to_thread=False, use_cache=True),
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
+            "document": Provide(lambda: openapi_document(app), sync_to_thread=True, use_cache=True),
         },
         exception_handlers=error_handlers(),
         request_max_body_size=service.settings.max_body_bytes,

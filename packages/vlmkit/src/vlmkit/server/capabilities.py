@@ -17,6 +17,7 @@ from vlmkit.seams.tokenizer import Option
 from vlmkit.server.body import BodyReader
 from vlmkit.server.forms import Formed
 from vlmkit.server.methods import READ
+from vlmkit.server.operation import Operation
 from vlmkit.server.prompt_options import EFFORT
 from vlmkit.server.service import ServedModel, Service, State
 from vlmkit.server.wire import CHAT
@@ -91,7 +92,7 @@ class Capabilities(msgspec.Struct):
 class CapabilitiesController(Controller):
     """For clients that ask before they send."""
 
-    @route("/v1/capabilities", http_method=READ)
+    @route("/v1/capabilities", http_method=READ, operation=Operation(Capabilities))
     async def tell(self, service: NamedDependency[Service]) -> Capabilities:
         """Tell what can be asked."""
         return Capabilities(__version__, _models(service))

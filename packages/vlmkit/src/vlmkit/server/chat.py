@@ -9,9 +9,10 @@ from msgspec import UNSET
 
 from vlmkit.ask.sample import Sample
 from vlmkit.errors import RequestError
-from vlmkit.server.answer import completion_body, logprobs_of
+from vlmkit.server.answer import ChatCompletion, completion_body, logprobs_of
 from vlmkit.server.call import MessagesCall, answer_head
 from vlmkit.server.convert import Converter, field_of_chat
+from vlmkit.server.operation import Operation
 from vlmkit.server.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
 from vlmkit.server.service import Service
 from vlmkit.server.sse import AnswerEvents
@@ -25,7 +26,10 @@ class ChatController(Controller):
 
     path = "/v1/chat/completions"
 
-    @post(status_code=200)
+    @post(
+        status_code=200,
+        operation=Operation(ChatCompletion, ChatRequest, "chat.completion.chunk", has_timing=True),
+    )
     async def create(
         self,
         request: Request[Any, Any, Any],

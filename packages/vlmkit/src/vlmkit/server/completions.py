@@ -17,6 +17,7 @@ from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
 from vlmkit.server.call import Call, answer_head
 from vlmkit.server.forms import asked_form
 from vlmkit.server.joined import JoinedStream
+from vlmkit.server.operation import Operation
 from vlmkit.server.plain import (
     Plain,
     blame,
@@ -30,7 +31,7 @@ from vlmkit.server.sampling import sampling_values
 from vlmkit.server.service import Service
 from vlmkit.server.silence import Silence
 from vlmkit.server.streaming import EventStream
-from vlmkit.server.text_answer import Echo, TextAnswers, TextWishes
+from vlmkit.server.text_answer import Echo, TextAnswers, TextCompletion, TextWishes
 from vlmkit.server.together import together
 from vlmkit.server.whole import WholeAnswer
 from vlmkit.server.wire_completions import COMPLETIONS, CompletionRequest
@@ -43,7 +44,10 @@ class CompletionsController(Controller):
 
     path = "/v1/completions"
 
-    @post(status_code=200)
+    @post(
+        status_code=200,
+        operation=Operation(TextCompletion, CompletionRequest, "text_completion", has_timing=True),
+    )
     async def create(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> ASGIApp:

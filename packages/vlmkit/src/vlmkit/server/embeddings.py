@@ -21,6 +21,7 @@ from vlmkit.server.call import MessagesCall
 from vlmkit.server.convert import Converter, field_of
 from vlmkit.server.errors import Unavailable
 from vlmkit.server.image_options import idle_details, image_options
+from vlmkit.server.operation import Operation
 from vlmkit.server.plain import (
     blame,
     check_plain_size,
@@ -44,7 +45,7 @@ class EmbeddingsController(Controller):
 
     path = "/v1/embeddings"
 
-    @post(status_code=200)
+    @post(status_code=200, operation=Operation(Embeddings, EmbeddingRequest))
     async def create(
         self,
         request: Request[Any, Any, Any],

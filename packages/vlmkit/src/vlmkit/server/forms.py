@@ -29,7 +29,7 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 
     name: Annotated[str, Meta(max_length=512)]
     description: str | None = None
-    schema: Raw = Raw()
+    schema: Raw = msgspec.field(default_factory=Raw)
     strict: bool | None = None
 
 
@@ -45,7 +45,7 @@ ResponseFormat = TextForm | JsonObjectForm | JsonSchemaForm
 class StructuredOutputs(msgspec.Struct, kw_only=True):
     """One of several ways to say what an answer must keep to."""
 
-    json: Raw = Raw()
+    json: Raw = msgspec.field(default_factory=Raw)
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
@@ -60,7 +60,7 @@ class Formed(msgspec.Struct, kw_only=True):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Raw = Raw()
+    guided_json: Raw = msgspec.field(default_factory=Raw)
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None

@@ -19,7 +19,8 @@ from vlmkit.server.answer import AnswerHead
 from vlmkit.server.call import MessagesCall, answer_head
 from vlmkit.server.convert import Converter, check_num_images
 from vlmkit.server.forms import AskedForm, Formed, asked_form
-from vlmkit.server.generated import GeneratedEvents
+from vlmkit.server.generated import Generated, GeneratedEvents
+from vlmkit.server.operation import Operation
 from vlmkit.server.plain import check_plain_size
 from vlmkit.server.sampling import said_values
 from vlmkit.server.service import Service
@@ -42,7 +43,10 @@ class GenerateController(Controller):
 
     path = "/inference/v1/generate"
 
-    @post(status_code=200)
+    @post(
+        status_code=200,
+        operation=Operation(Generated, GenerateRequest, "piece of an answer", has_timing=True),
+    )
     async def create(
         self,
         request: Request[Any, Any, Any],

@@ -13,6 +13,7 @@ from litestar.di import NamedDependency
 from vlmkit._version import __version__
 from vlmkit.server.errors import RETRY_AFTER_S
 from vlmkit.server.methods import READ
+from vlmkit.server.operation import Operation
 from vlmkit.server.service import ServedModel, Service, State
 
 Status = Literal["ready", "loading", "failed", "full", "draining"]
@@ -56,14 +57,18 @@ class Version(msgspec.Struct):
 class HealthController(Controller):
     """For load balancers and supervisors."""
 
-    @route(["/healthz", "/health", "/ping"], http_method=READ)
+    @route(
+        ["/healthz", "/health", "/ping"],
+        http_method=READ,
+        operation=Operation(Health, unready=Health),
+    )
     async def health(self, service: NamedDependency[Service]) -> Response[Health]:
         """Answer 200, or 503 if an engine failed for good."""
         if any(model.is_dead for model in service.models.values()):
             return Response(Health("failed"), status_code=503)
         return Response(Health())
 
-    @route("/readyz", http_method=READ)
+    @route("/readyz", http_method=READ, operation=Operation(Readiness, unready=Readiness))
     async def readiness(self, service: NamedDependency[Service]) -> Response[Readiness]:
         """Answer 200 if new work is taken, or else 503 and when to ask again."""
         status = readiness_of(service)
@@ -73,7 +78,7 @@ class HealthController(Controller):
             return Response(body)
         return Response(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_S)})
 
-    @route("/version", http_method=READ)
+    @route("/version", http_method=READ, operation=Operation(Version))
     async def version(self) -> Version:
         """Tell the version, whatever else is the matter."""
         return Version(__version__)

@@ -58,7 +58,7 @@ class CalledBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: msgspec.Raw = msgspec.Raw(b"{}")
+    input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
 
 
 Block = SaidBlock | ThoughtBlock | CalledBlock

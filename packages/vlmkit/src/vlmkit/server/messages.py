@@ -15,10 +15,11 @@ from vlmkit.errors import RequestError
 from vlmkit.server.call import MessagesCall, answer_head
 from vlmkit.server.convert import Converter, field_of_chat
 from vlmkit.server.errors import error_handlers
-from vlmkit.server.message_answer import message_body
-from vlmkit.server.message_errors import message_error
+from vlmkit.server.message_answer import MessageBody, message_body
+from vlmkit.server.message_errors import MessageErrorBody, message_error
 from vlmkit.server.message_events import MessageEvents
 from vlmkit.server.message_turns import Translation, as_chat
+from vlmkit.server.operation import Operation
 from vlmkit.server.service import Service
 from vlmkit.server.streaming import EventStream
 from vlmkit.server.whole import WholeAnswer
@@ -39,7 +40,16 @@ class MessagesController(Controller):
     path = "/v1/messages"
     exception_handlers = error_handlers(message_error)
 
-    @post(status_code=200)
+    @post(
+        status_code=200,
+        operation=Operation(
+            MessageBody,
+            MessagesRequest,
+            "message event",
+            has_timing=True,
+            error=MessageErrorBody,
+        ),
+    )
     async def create(
         self,
         request: Request[Any, Any, Any],
@@ -49,7 +59,11 @@ class MessagesController(Controller):
         """Answer a conversation."""
         return _MessageCall(request, service, MESSAGES, converter)
 
-    @post("/count_tokens", status_code=200)
+    @post(
+        "/count_tokens",
+        status_code=200,
+        operation=Operation(CountedTokens, CountRequest, error=MessageErrorBody),
+    )
     async def count(
         self,
         request: Request[Any, Any, Any],

@@ -11,6 +11,7 @@ from litestar.params import FromPath
 from vlmkit._version import __version__
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.methods import READ
+from vlmkit.server.operation import Operation
 from vlmkit.server.service import ServedModel, Service, State
 
 
@@ -38,12 +39,12 @@ class ModelsController(Controller):
 
     path = "/v1/models"
 
-    @route(http_method=READ)
+    @route(http_method=READ, operation=Operation(ModelList))
     async def list_all(self, service: NamedDependency[Service]) -> ModelList:
         """List every model, those that are still loading included."""
         return ModelList([_body(model) for model in service.models.values()])
 
-    @route("/{name:path}", http_method=READ)
+    @route("/{name:path}", http_method=READ, operation=Operation(ModelBody))
     async def retrieve(self, service: NamedDependency[Service], name: FromPath[str]) -> ModelBody:
         """Describe one model; names may hold slashes."""
         return _body(service.model(name.removeprefix("/")))

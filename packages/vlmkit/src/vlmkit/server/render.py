@@ -19,9 +19,10 @@ from vlmkit.server.completions import completion_params, completion_texts
 from vlmkit.server.convert import Converter, field_of_chat
 from vlmkit.server.errors import error_handlers
 from vlmkit.server.forms import asked_form
-from vlmkit.server.message_errors import message_error
+from vlmkit.server.message_errors import MessageErrorBody, message_error
 from vlmkit.server.message_turns import as_chat
 from vlmkit.server.messages import field_of_messages
+from vlmkit.server.operation import Operation
 from vlmkit.server.plain import Plain, blame, plain_fields, plain_names
 from vlmkit.server.rendering import rendered
 from vlmkit.server.service import Service
@@ -39,7 +40,7 @@ class RenderController(Controller):
 
     path = "/v1"
 
-    @post("/chat/completions/render", status_code=200)
+    @post("/chat/completions/render", status_code=200, operation=Operation(Rendered, ChatRequest))
     async def chat(
         self,
         request: Request[Any, Any, Any],
@@ -49,14 +50,23 @@ class RenderController(Controller):
         """Return the prompt of a conversation."""
         return _RenderChatCall(request, service, CHAT, converter)
 
-    @post("/completions/render", status_code=200)
+    @post(
+        "/completions/render",
+        status_code=200,
+        operation=Operation(list[Rendered], CompletionRequest),
+    )
     async def completions(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> ASGIApp:
         """Return the prompts of plain texts."""
         return _RenderTextsCall(request, service, COMPLETIONS)
 
-    @post("/messages/render", status_code=200, exception_handlers=error_handlers(message_error))
+    @post(
+        "/messages/render",
+        status_code=200,
+        exception_handlers=error_handlers(message_error),
+        operation=Operation(Rendered, MessagesRequest, error=MessageErrorBody),
+    )
     async def messages(
         self,
         request: Request[Any, Any, Any],

@@ -105,6 +105,23 @@ class ResponseHead(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
 
 
+class Incomplete(msgspec.Struct):
+    """Why an answer is not whole."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseBody(ResponseHead, kw_only=True):
+    """A response: how it was asked for, and what came of it."""
+
+    status: ResponseStatus
+    completed_at: int | None
+    incomplete_details: Incomplete | None
+    error: ResponseError | None
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+
+
 def response_head(
     body: own.ResponsesRequest, params: SamplingParams, response_id: str, *, is_kept: bool
 ) -> ResponseHead:
@@ -177,7 +194,7 @@ class ResponseBodies:
         said: dict[str, Any] = {
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": Incomplete("max_output_tokens") if is_cut else None,
             "error": None,
             "output": [],
             "usage": None,

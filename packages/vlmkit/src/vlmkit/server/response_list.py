@@ -10,7 +10,7 @@ from vlmkit.errors import RequestError
 from vlmkit.server.response_items import KeptItem
 
 
-class _Query(msgspec.Struct):
+class ItemsQuery(msgspec.Struct):
     """What page is wanted."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
@@ -18,7 +18,7 @@ class _Query(msgspec.Struct):
     after: str | None = None
 
 
-class _Page(msgspec.Struct):
+class ItemsPage(msgspec.Struct):
     """Items in a row, and what they are called at both ends."""
 
     data: list[msgspec.Raw]
@@ -48,7 +48,7 @@ def listed(items: Sequence[KeptItem], query: Mapping[str, str]) -> bytes:
         begin = ids.index(wanted.after) + 1
     page = ordered[begin : begin + wanted.limit]
     return msgspec.json.encode(
-        _Page(
+        ItemsPage(
             [msgspec.Raw(item.content) for item in page],
             page[0].id if page else None,
             page[-1].id if page else None,
@@ -57,9 +57,9 @@ def listed(items: Sequence[KeptItem], query: Mapping[str, str]) -> bytes:
     )
 
 
-def _wanted(query: Mapping[str, str]) -> _Query:
+def _wanted(query: Mapping[str, str]) -> ItemsQuery:
     try:
-        return msgspec.convert(query, _Query, strict=False)
+        return msgspec.convert(query, ItemsQuery, strict=False)
     except msgspec.ValidationError as error:
         name = "order" if "$.order" in str(error) else "limit"
         expected = "asc or desc" if name == "order" else "1 to 100"

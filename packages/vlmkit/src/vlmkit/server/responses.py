@@ -16,10 +16,13 @@ from vlmkit.errors import RequestError
 from vlmkit.server.convert import Converter
 from vlmkit.server.detached import Detached
 from vlmkit.server.methods import READ
+from vlmkit.server.operation import Operation
+from vlmkit.server.response_answer import ResponseBody
 from vlmkit.server.response_calls import CountCall, CreateCall
-from vlmkit.server.response_list import listed
+from vlmkit.server.response_list import ItemsPage, ItemsQuery, listed
 from vlmkit.server.response_store import ResponseStore, owner_of
 from vlmkit.server.service import Service
+from vlmkit.server.wire_responses import InputTokens, InputTokensRequest, ResponsesRequest
 
 
 class DeletedResponse(msgspec.Struct):
@@ -35,7 +38,10 @@ class ResponsesController(Controller):
 
     path = "/v1/responses"
 
-    @post(status_code=200)
+    @post(
+        status_code=200,
+        operation=Operation(ResponseBody, ResponsesRequest, "response event", has_timing=True),
+    )
     async def create(
         self,
         request: Request[Any, Any, Any],
@@ -47,7 +53,11 @@ class ResponsesController(Controller):
         """Answer a conversation."""
         return CreateCall(request, service, converter, responses, detached)
 
-    @post("/input_tokens", status_code=200)
+    @post(
+        "/input_tokens",
+        status_code=200,
+        operation=Operation(InputTokens, InputTokensRequest),
+    )
     async def count(
         self,
         request: Request[Any, Any, Any],
@@ -59,7 +69,12 @@ class ResponsesController(Controller):
         return CountCall(request, service, converter, responses)
 
     # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
-    @route("/{response_id:str}", http_method=(*READ, HttpMethod.DELETE), status_code=200)
+    @route(
+        "/{response_id:str}",
+        http_method=(*READ, HttpMethod.DELETE),
+        status_code=200,
+        operation=Operation(ResponseBody, deleted=DeletedResponse),
+    )
     async def stored(
         self,
         request: Request[Any, Any, Any],
@@ -79,7 +94,11 @@ class ResponsesController(Controller):
             )
         return _json(responses.find(response_id, owner).body)
 
-    @route("/{response_id:str}/input_items", http_method=READ)
+    @route(
+        "/{response_id:str}/input_items",
+        http_method=READ,
+        operation=Operation(ItemsPage, query=ItemsQuery),
+    )
     async def items(
         self,
         request: Request[Any, Any, Any],
@@ -92,7 +111,7 @@ class ResponsesController(Controller):
         query = dict(request.query_params.multi_items())
         return _json(listed([*before, *turn.said], query))
 
-    @post("/{response_id:str}/cancel", status_code=200)
+    @post("/{response_id:str}/cancel", status_code=200, operation=Operation(ResponseBody))
     async def cancel(
         self,
         request: Request[Any, Any, Any],

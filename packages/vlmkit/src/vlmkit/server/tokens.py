@@ -15,6 +15,7 @@ from vlmkit.errors import RequestError
 from vlmkit.seams.runner import Runner, RunnerFacts
 from vlmkit.server.call import Call, MessagesCall
 from vlmkit.server.convert import Converter, field_of_chat
+from vlmkit.server.operation import Operation
 from vlmkit.server.plain import blame, check_plain_size
 from vlmkit.server.service import Service
 from vlmkit.server.wire import ChatMessage, ChatRequest
@@ -36,7 +37,7 @@ _OF_MESSAGES = sorted(
 class TokensController(Controller):
     """Counts and reads tokens."""
 
-    @post("/tokenize", status_code=200)
+    @post("/tokenize", status_code=200, operation=Operation(Tokens, TokenizeRequest))
     async def tokenize(
         self,
         request: Request[Any, Any, Any],
@@ -46,7 +47,7 @@ class TokensController(Controller):
         """Return the tokens of a text or a conversation."""
         return _TokenizeCall(request, service, TOKENIZE, converter)
 
-    @post("/detokenize", status_code=200)
+    @post("/detokenize", status_code=200, operation=Operation(Detokenized, DetokenizeRequest))
     async def detokenize(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> ASGIApp:

@@ -93,7 +93,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     # What a prompt was rendered with besides; without effect.
     num_tokens: int | None = None
     max_model_len: int | None = None
-    images: Raw = Raw()
+    images: Raw = msgspec.field(default_factory=Raw)
 
     # Refused.
     ec_transfer_params: NotSupported = None

@@ -1,0 +1,123 @@
+"""Answers and events are of OpenAI's types as its own client defines them, and nothing besides.
+
+Its client takes what is missing or wrong as it comes. Here the same types are held strictly, and
+what they do not know must be a field that the reference calls ours.
+"""
+
+import json
+
+import pytest
+from openai.pagination import SyncPage
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.shared import ErrorObject
+from pydantic import BaseModel
+from running_server import chat, image_part, picture, scripted
+
+IMAGES = "usage.prompt_tokens_details.image_tokens_each"
+CALLS = [
+    {"name": "weather", "arguments": {"city": "Köln"}},
+    {"name": "weather", "arguments": {}},
+]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+SHOWN = chat([image_part(picture()), {"type": "text", "text": "what?"}])
+CHATS = {
+    "plain": (chat(), set()),
+    "several": (chat(n=3, seed=1, temperature=1.0), set()),
+    "logprobs": (chat(logprobs=True, top_logprobs=3), set()),
+    "cut": (chat(max_tokens=2), set()),
+    "image": (SHOWN, set()),
+    "tools": (chat(scripted(text="I look.", calls=CALLS), tools=TOOLS), set()),
+    "only tools": (chat(scripted(calls=CALLS), tools=TOOLS, logprobs=True, n=2), set()),
+    "thought": (chat(scripted(text="so", reasoning="hm")), {"reasoning_content"}),
+    "tokens": (chat(return_token_ids=True), {"token_ids", "prompt_token_ids"}),
+}
+TEXTS = {
+    "plain": {"prompt": "once"},
+    "several": {"prompt": ["once", "upon"], "n": 2},
+    "logprobs": {"prompt": "once", "logprobs": 2},
+    "echo": {"prompt": "once", "logprobs": 2, "echo": True},
+}
+
+
+def unknown(value, place=""):
+    """Yield where a value has what its type does not know."""
+    if isinstance(value, BaseModel):
+        yield from (f"{place}{name}" for name in value.model_extra or ())
+        for name in type(value).model_fields:
+            yield from unknown(getattr(value, name), f"{place}{name}.")
+    elif isinstance(value, list):
+        for each in value:
+            yield from unknown(each, place)
+
+
+def checked(kind, content, ours=frozenset()):
+    """Validate JSON strictly, and return it if what is unknown has a last name that is ours."""
+    value = kind.model_validate_json(content, strict=True)
+    for place in unknown(value):
+        assert place == IMAGES or place.rpartition(".")[2] in ours
+    return value
+
+
+def streamed(server, body, path, kind, ours=frozenset(), read=bytes):
+    """Return the checked events of a stream."""
+    told = server.post(body | {"stream": True, "stream_options": {"include_usage": True}}, path)
+    lines = [line for line in told.content.split(b"\n") if line]
+    assert lines.pop() == b"data: [DONE]"
+    events = [checked(kind, read(line.removeprefix(b"data: ")), ours) for line in lines]
+    assert all(event.usage is None for event in events[:-1])
+    assert events[-1].usage.total_tokens > 0
+    assert events[-1].choices == []
+    return events
+
+
+def as_typed(content):
+    """Put what OpenAI's older API says into the type, which has no null where the API has it.
+
+    An event's choice that goes on has no reason to end, and a prompt's first token no probability.
+    """
+    told = json.loads(content)
+    for choice in told["choices"]:
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+        for column in (choice["logprobs"] or {}).values():
+            if column and column[0] is None:
+                column.pop(0)
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_chats(server, name):
+    body, ours = CHATS[name]
+    whole = checked(ChatCompletion, server.post(body).content, ours)
+    assert len(whole.choices) == body.get("n", 1)
+    events = streamed(server, body, "/v1/chat/completions", ChatCompletionChunk, ours)
+    reasons = [c.finish_reason for e in events for c in e.choices if c.finish_reason]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_completions(server, name):
+    body = {"model": "mock"} | TEXTS[name]
+    whole = checked(Completion, as_typed(server.post(body, "/v1/completions").content))
+    events = streamed(server, body, "/v1/completions", Completion, read=as_typed)
+    assert {c.index for e in events for c in e.choices} == {c.index for c in whole.choices}
+
+
+@pytest.mark.parametrize("body", [{"input": "a"}, {"input": ["a", "b"]}, {"input": [1, 2]}])
+def test_embeddings(server, body):
+    answer = server.post({"model": "mock"} | body, "/v1/embeddings")
+    value = checked(CreateEmbeddingResponse, answer.content, {"prompt_tokens_details"})
+    assert value.data[0].embedding
+
+
+def test_models(server):
+    ours = {"state", "modalities", "max_model_len"}
+    page = checked(SyncPage[Model], server.get("/v1/models").content, ours)
+    assert page.data == [checked(Model, server.get("/v1/models/mock").content, ours)]
+
+
+@pytest.mark.parametrize("body", [{}, {"model": "x", "messages": []}, chat(temperature=9)])
+def test_errors(server, body):
+    told = server.post(body).json()
+    assert list(told) == ["error"]
+    checked(ErrorObject, json.dumps(told["error"]))
