@@ -51,6 +51,7 @@ CLIENTS = {
     "litellm": ["litellm", "mcp"],
     "llama_index": ["llama-index-embeddings-openai-like", "llama-index-llms-openai-like"],
     "llm": ["llm"],
+    "openai_agents": ["openai-agents", "pytest-asyncio"],
     "pydantic_ai": ["pydantic-ai-slim[anthropic,openai]", "pytest-asyncio"],
     "smolagents": ["smolagents[openai]"],
     "vllm_router": ["openai", "vllm-router==0.1.17"],

@@ -49,6 +49,10 @@ class TestChatModel(ChatModelIntegrationTests):
     model_override_value = "demo"
 
 
+class TestResponses(TestChatModel):
+    chat_model_params = {"model": "mock", "use_responses_api": True}  # noqa: RUF012
+
+
 class TestEmbeddings(EmbeddingsIntegrationTests):
     embeddings_class = OpenAIEmbeddings
     # The client would send tokens of OpenAI's own models, unless told to send texts.

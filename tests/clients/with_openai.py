@@ -125,6 +125,75 @@ def test_reasoning_stands_beside_the_answer(client):
     assert (message.reasoning_content, message.content) == ("One, two.", "Two.")
 
 
+def shown(text, url):
+    parts = [{"type": "input_text", "text": text}, {"type": "input_image", "image_url": url}]
+    return [{"role": "user", "content": [part | {"detail": "auto"} for part in parts]}]
+
+
+def test_a_response_is_about_a_picture_whole_and_streamed(client, data_url):
+    question = {"model": "demo", "temperature": 0}
+    question["input"] = shown("What is in this picture?", data_url)
+    whole = client.responses.create(**question)
+    assert "circle" in whole.output_text
+    with client.responses.stream(**question) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == final.output_text == whole.output_text
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_a_response_is_parsed_whole_and_streamed(client):
+    question = {"model": "mock", "input": "Tell it as JSON.", "text_format": Shapes}
+    shapes = Shapes(colour="red", count=3)
+    assert client.responses.parse(**question).output_parsed == shapes
+    with client.responses.stream(**question) as stream:
+        assert stream.get_final_response().output_parsed == shapes
+
+
+def test_a_response_calls_a_tool_and_the_next_one_reads_its_result(client, data_url):
+    tools = [openai.pydantic_function_tool(Weather, name="weather")["function"]]
+    tools[0]["type"] = "function"
+    first = client.responses.parse(
+        model="mock", input="How is the weather in Köln?", tools=tools, instructions="Be brief."
+    )
+    call = first.output[-1]
+    assert json.loads(call.arguments) == {"city": "Köln", "days": 2}
+    for output in ("sunny", shown("sunny", data_url)[0]["content"]):
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": output}
+        answer = client.responses.create(
+            model="mock", input=[result], tools=tools, previous_response_id=first.id
+        )
+        assert answer.output_text == "It is sunny."
+    items = list(client.responses.input_items.list(answer.id, order="asc", limit=1))
+    assert [item.type for item in items] == [
+        "message",
+        "message",
+        "function_call",
+        "function_call_output",
+    ]
+
+
+def test_a_response_is_answered_in_the_background_and_looked_for(client):
+    told = client.responses.create(model="mock", input="think", background=True)
+    while told.status == "in_progress":
+        told = client.responses.retrieve(told.id)
+    thought, message = told.output
+    assert (thought.content[0].text, message.content[0].text) == ("One, two.", "Two.")
+    client.responses.delete(told.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(told.id)
+    busy = client.responses.create(model="mock", input="busy", background=True)
+    assert client.responses.cancel(busy.id).status == "cancelled"
+
+
+def test_a_response_is_counted(client):
+    counted = client.responses.input_tokens.count(model="mock", input="hello")
+    assert (
+        counted.input_tokens
+        == client.responses.create(model="mock", input="hello").usage.input_tokens
+    )
+
+
 def test_texts_go_on(client):
     answer = client.completions.create(
         model="mock", prompt=["one", "two"], max_tokens=3, echo=True, logprobs=1

@@ -1,4 +1,4 @@
-"""Pydantic AI, by its models for OpenAI's and for Anthropic's API."""
+"""Pydantic AI, by its models for both of OpenAI's APIs and for Anthropic's."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from pydantic_ai import (
 from pydantic_ai.embeddings import Embedder
 from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -43,12 +43,13 @@ class Shapes(BaseModel):
     count: int
 
 
-@pytest.fixture(params=["openai", "anthropic"])
+@pytest.fixture(params=["openai", "responses", "anthropic"])
 def model(request, server):
-    """Return a function that gives a model of one of the two APIs by its name."""
-    if request.param == "openai":
+    """Return a function that gives a model of one of the APIs by its name."""
+    if request.param != "anthropic":
+        kind = OpenAIChatModel if request.param == "openai" else OpenAIResponsesModel
         provider = OpenAIProvider(base_url=server.v1, api_key="none")
-        return lambda name: OpenAIChatModel(name, provider=provider)
+        return lambda name: kind(name, provider=provider)
     provider = AnthropicProvider(base_url=server.url, api_key="none")
     # What it thinks a model can do it reads off Anthropic's names.
     profile = ModelProfile(supports_json_schema_output=True)
@@ -97,7 +98,10 @@ async def test_thinking_stands_beside_the_answer_and_may_be_sent_back(model):
     agent = Agent(model("mock"))
     first = await agent.run("think")
     assert first.output == "Two."
-    assert first.response.thinking == "One, two."
+    (thought,) = [part for part in first.response.parts if part.part_kind == "thinking"]
+    # What the Responses API calls reasoning text, this client keeps beside its own summaries.
+    raw = (thought.provider_details or {}).get("raw_content")
+    assert (raw or [thought.content]) == ["One, two."]
     more = await agent.run("and then?", message_history=first.all_messages())
     assert more.output == "and then?"
 
