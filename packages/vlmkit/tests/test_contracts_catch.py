@@ -707,6 +707,21 @@ class LeavesToolsOut(MockTokenizer):
         return super().prompt(messages, options=options)
 
 
+class TakesLightForWhole(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        return super().prompt(messages, tools=tools)
+
+
+class GuessesSizes(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        return dataclasses.replace(made, token_ids=made.token_ids[options.light :])
+
+
 class OnTokenizer(TokenizerContract):
     def __init__(self, kind: type[MockTokenizer]) -> None:
         self._kind = kind
@@ -751,6 +766,8 @@ def reading(reader: type[ChangedReader]) -> type[MockTokenizer]:
         (TakesAllForOne, "digests_tell_pictures_apart_and_nothing_else"),
         (TurnsSlotsRound, "slots_are_ordered_disjoint_and_inside_the_prompt"),
         (TurnsSlotsRound, "slots_follow_the_order_of_the_images"),
+        (TakesLightForWhole, "sizes_alone_give_a_light_prompt_the_same_tokens"),
+        (GuessesSizes, "sizes_alone_give_a_light_prompt_the_same_tokens"),
     ],
 )
 def test_a_broken_tokenizer_is_caught(kind: type[MockTokenizer], test: str) -> None:

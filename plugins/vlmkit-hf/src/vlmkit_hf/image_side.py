@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from vlmkit.errors import CheckpointError, ImageError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.prompt import Array
 from vlmkit_hf.chat import Layout
+from vlmkit_hf.outline import Outlines
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.sizing.find import find_sizing
 from vlmkit_hf.sizing.sizing import Limits, Size, Sizing
@@ -97,11 +99,11 @@ class ImageSide:
         values = vars(self._processor).values()
         return frozenset(v for v in values if isinstance(v, str) and v in added)
 
-    def layout(self, images: Sequence[Image]) -> Layout | None:
+    def layout(self, num_images: int) -> Layout | None:
         """Return what the processor does to a text as a whole; None for nothing."""
-        if not images or not self._lays_out:
+        if not num_images or not self._lays_out:
             return None
-        pictures = [image.to_pil() for image in images]
+        pictures = [_grey(28, 28)] * num_images  # how many there are is all that it looks at
         return lambda text: self._lay_out(text, pictures) or text
 
     def limits(self, image: Image, options: ImageOptions) -> Limits:
@@ -145,12 +147,46 @@ class ImageSide:
         """
         called_with = {**self._options, **(limits or {})}
         try:
-            arrays, written = self._process(image.to_pil(), called_with)
+            arrays, written = self._process(image.to_pil(), limits or {})
             transform = transform_of(image, arrays, self._processor.image_processor, called_with)
         except MemoryError:
             raise
         except Exception as error:  # a processor may raise anything
             raise _refused(image) from error
+        expansion, num_features = self._expanded(written, image, encoder, options)
+        seen_with = json.dumps(limits, sort_keys=True).encode() if limits else b""
+        digest = hashlib.sha256(self._fingerprint + image.digest + seen_with).digest()
+        return PreparedImage(expansion, digest, self._inputs(arrays), num_features, transform)
+
+    def outline(
+        self,
+        image: Image,
+        encoder: TextEncoder,
+        limits: Limits,
+        options: ImageOptions = PLAIN_IMAGE,
+    ) -> PreparedImage:
+        """Return what an image has of :meth:`prepare` by its size alone: tokens.
+
+        Raises:
+            ImageError: as there.
+        """
+        try:
+            written = self._outlines.written(Size(image.height, image.width), limits)
+        except MemoryError:
+            raise
+        except Exception as error:  # a processor may raise anything
+            raise _refused(image) from error
+        expansion, num_features = self._expanded(written, image, encoder, options)
+        return PreparedImage(expansion, b"", {}, num_features, None)
+
+    @cached_property
+    def _outlines(self) -> Outlines:
+        return Outlines(self._processor, self._options, self._sizing, self._process)
+
+    def _expanded(
+        self, written: str, image: Image, encoder: TextEncoder, options: ImageOptions
+    ) -> tuple[Expansion, int]:
+        """Return an image's own tokens, and how many of them its features take."""
         expansion = encoder.expand(written)
         num_features = expansion.token_ids.count(self._feature_id) if expansion else 0
         if expansion is None or num_features == 0:
@@ -159,9 +195,7 @@ class ImageSide:
                 f"{image.width}x{image.height}"
             )
         _check_tokens(image, num_features, options)
-        seen_with = json.dumps(limits, sort_keys=True).encode() if limits else b""
-        digest = hashlib.sha256(self._fingerprint + image.digest + seen_with).digest()
-        return PreparedImage(expansion, digest, self._inputs(arrays), num_features, transform)
+        return expansion, num_features
 
     def check(self, encoder: TextEncoder) -> None:
         """Compare with the processor's own call on a text with two images.
@@ -214,12 +248,10 @@ class ImageSide:
             "not know"
         )
 
-    def _process(
-        self, picture: PIL.Image.Image, options: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], str]:
+    def _process(self, picture: PIL.Image.Image, limits: Limits) -> tuple[Mapping[str, Any], str]:
         layout = self._processor.prepare_inputs_layout(images=[picture], text=[self.placeholder])
         arrays, replacements = self._processor._process_images(  # noqa: SLF001 - no public way
-            layout[0], **options
+            layout[0], **{**self._options, **limits}
         )
         (written,) = replacements
         return arrays, written

@@ -129,7 +129,7 @@ class HfTokenizer:
                 param="messages",
                 hint='give it one: tokenizer.chat_template = "PATH"',
             )
-        layout = self._images.layout(images) if self._images else None
+        layout = self._images.layout(len(images)) if self._images else None
         segments = self._chat.segments(messages, tools, layout, options)
         # A processor completes a text that does not begin as its tokenizer would; a text model's
         # template is taken at its word.
@@ -140,7 +140,8 @@ class HfTokenizer:
             token_ids = self._encoder.encode(segments, adds_special=adds_special)
             return Prompt(tuple(token_ids), opens_reasoning=opens, calling=calling)
         runs = self._cut_at_images(segments, len(images))
-        prepared = _prepared(self._images, shown, self._encoder)
+        prepare = _outlined if options.light else _prepared
+        prepared = prepare(self._images, shown, self._encoder)
         token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
         return replace(_filled(token_ids, prepared, opens), calling=calling)
 
@@ -254,6 +255,21 @@ def _prepared(
             raise
         prepared.append(once[key])
     return prepared
+
+
+def _outlined(
+    side: ImageSide, shown: Sequence[ImagePart], encoder: TextEncoder
+) -> list[PreparedImage]:
+    """Return what images have by their sizes alone; errors as for :func:`_prepared`."""
+    outlined = []
+    for index, part in enumerate(shown):
+        try:
+            limits = side.limits(part.image, part.options)
+            outlined.append(side.outline(part.image, encoder, limits, part.options))
+        except ImageError as error:
+            error.index = index
+            raise
+    return outlined
 
 
 def _with_slots(

@@ -4,6 +4,7 @@ Nothing is resized; what the picture's size would be and its digest are all that
 """
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def slot_ids(num_tokens: int) -> tuple[int, ...]:
     return (v.IMAGE_START, *[v.IMAGE] * num_tokens, v.IMAGE_END)
 
 
-def slot_of(image: Image, start: int, options: ImageOptions) -> MediaSlot:
+def slot_of(image: Image, start: int, options: ImageOptions, *, light: bool = False) -> MediaSlot:
     """Return the slot of an image whose first marker is token ``start``.
 
     Raises:
@@ -39,17 +40,11 @@ def slot_of(image: Image, start: int, options: ImageOptions) -> MediaSlot:
     num_tokens = _num_tokens(image, options)
     upright = (image.height, image.width)
     used = tuple(max(1, side * num_tokens // NUM_IMAGE_TOKENS) for side in upright)
-    told_by = image.digest + (b"" if num_tokens == NUM_IMAGE_TOKENS else bytes([num_tokens]))
-    return MediaSlot(
+    slot = MediaSlot(
         start=start,
         stop=start + len(slot_ids(num_tokens)),
-        digest=hashlib.sha256(b"vlmkit-mock 1\0" + told_by).digest(),
-        inputs={
-            "size": np.array(used, dtype=np.int32),
-            "digest": np.frombuffer(
-                bytearray(image.digest[: num_tokens * _ROW_BYTES]), dtype=np.uint8
-            ),
-        },
+        digest=b"",
+        inputs={},
         num_features=num_tokens,
         transform=Transform(
             source_size=(image.source_size[1], image.source_size[0]),
@@ -58,6 +53,22 @@ def slot_of(image: Image, start: int, options: ImageOptions) -> MediaSlot:
             used_size=(used[0], used[1]),
             scale=(used[0] / upright[0], used[1] / upright[1]),
         ),
+    )
+    return slot if light else _filled(slot, image, used)
+
+
+def _filled(slot: MediaSlot, image: Image, used: tuple[int, ...]) -> MediaSlot:
+    """Return a slot with what the encoder gets."""
+    num_tokens = slot.num_features
+    told_by = image.digest + (b"" if num_tokens == NUM_IMAGE_TOKENS else bytes([num_tokens]))
+    seen = bytearray(image.digest[: num_tokens * _ROW_BYTES])
+    return replace(
+        slot,
+        digest=hashlib.sha256(b"vlmkit-mock 1\0" + told_by).digest(),
+        inputs={
+            "size": np.array(used, dtype=np.int32),
+            "digest": np.frombuffer(seen, dtype=np.uint8),
+        },
     )
 
 

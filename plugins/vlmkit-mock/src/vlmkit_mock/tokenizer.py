@@ -83,7 +83,7 @@ class MockTokenizer:
             if message.call_id is not None:
                 token_ids.extend(_bytes(json.dumps(message.call_id)))
             for part in message.parts:
-                _append(part, token_ids, slots)
+                _append(part, token_ids, slots, light=options.light)
             token_ids.append(v.END)
         if options.continue_final_message:
             del token_ids[-1]
@@ -143,17 +143,17 @@ class MockTokenStream:
         return self._decoder.decode(b"", final=True)
 
 
-def _slot(part: ImagePart, start: int, index: int) -> MediaSlot:
+def _slot(part: ImagePart, start: int, index: int, *, light: bool) -> MediaSlot:
     try:
-        return slot_of(part.image, start, part.options)
+        return slot_of(part.image, start, part.options, light=light)
     except ImageError as error:
         error.index = index
         raise
 
 
-def _append(part: Part, token_ids: list[int], slots: list[MediaSlot]) -> None:
+def _append(part: Part, token_ids: list[int], slots: list[MediaSlot], *, light: bool) -> None:
     if isinstance(part, ImagePart):
-        slots.append(_slot(part, len(token_ids), len(slots)))
+        slots.append(_slot(part, len(token_ids), len(slots), light=light))
         token_ids.extend(slot_ids(slots[-1].num_features))
     elif isinstance(part, ReasoningPart):
         token_ids += [v.REASONING, *_bytes(part.text), v.REASONING_END]

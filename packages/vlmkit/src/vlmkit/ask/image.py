@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from vlmkit.ask import jpeg
+from vlmkit.ask.header import Header, read_header, with_all_tags
 from vlmkit.ask.pixels import FORMATS, SUBJECT, Pixels, decoded, meant, upright
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.settings.images import ImageLimits
@@ -124,6 +125,41 @@ class Image:
             raise OutOfMemory(SUBJECT) from error
 
     @classmethod
+    def of_header(cls, source: str | bytes, limits: ImageLimits | None = None) -> "Image":
+        """Check what a file says of a picture before its pixels: how large it is, upright.
+
+        Args:
+            source: a ``data:`` URL, or the beginning of a file.
+            limits: what to refuse; the defaults of :class:`ImageLimits` when None.
+
+        Returns:
+            An image that knows its sizes; who wants its pixels gets an error.
+
+        Raises:
+            ImageError: the source is not a picture that may be decoded, or breaks off too early.
+            OutOfMemory: this machine has no room for it now.
+        """
+        limits = limits or ImageLimits()
+        try:
+            content = _data_url_bytes(source, limits) if isinstance(source, str) else source
+            header = read_header(_opened(with_all_tags(content), limits))
+        except MemoryError as error:
+            raise OutOfMemory(SUBJECT) from error
+        return cls._sized(header)
+
+    @classmethod
+    def of_size(cls, size: tuple[int, int], limits: ImageLimits | None = None) -> "Image":
+        """Return an image of which only width and height are known; bounds as :meth:`open`."""
+        _check_size(size, limits or ImageLimits())
+        return cls._sized(Header(size, size, turned=False))
+
+    @classmethod
+    def _sized(cls, header: Header) -> "Image":
+        image = cls(header.source_size)
+        image._size, image._is_turned = header.size, header.turned
+        return image
+
+    @classmethod
     def _open(cls, source: ImageSource, limits: ImageLimits) -> "Image":
         if isinstance(source, str) and source.startswith("data:"):
             return cls._of_file(_data_url_bytes(source, limits), limits)
@@ -135,22 +171,9 @@ class Image:
 
     @classmethod
     def _of_file(cls, content: bytes, limits: ImageLimits) -> "Image":
-        import PIL.Image
-
-        if len(content) > limits.max_bytes:
-            raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
-        if content.startswith(jpeg.BEGIN):
+        if content.startswith(jpeg.BEGIN) and len(content) <= limits.max_bytes:
             jpeg.check(content, limits.max_scans)
-        try:
-            picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
-        except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
-            raise ImageError(
-                f"image is over {limits.max_pixels} pixels", code="image_too_large"
-            ) from error
-        except Exception as error:
-            raise meant(error, f"image is not a readable {_listed(FORMATS)} file") from error
-        _check_size(picture.size, limits)
-        return cls(picture.size, content)
+        return cls(_opened(content, limits).size, content)
 
     @classmethod
     def _of_object(cls, source: Any, limits: ImageLimits) -> "Image":
@@ -169,6 +192,24 @@ class Image:
         size = (shape[1], shape[0])
         _check_size(size, limits)
         return cls(size, pixels=upright(PIL.Image.fromarray(source)))
+
+
+def _opened(content: bytes, limits: ImageLimits) -> "PIL.Image.Image":
+    """Return a file's picture, whose size was checked and whose pixels were not decoded."""
+    import PIL.Image
+
+    if len(content) > limits.max_bytes:
+        raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
+    try:
+        picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
+    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+        raise ImageError(
+            f"image is over {limits.max_pixels} pixels", code="image_too_large"
+        ) from error
+    except Exception as error:
+        raise meant(error, f"image is not a readable {_listed(FORMATS)} file") from error
+    _check_size(picture.size, limits)
+    return picture
 
 
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:

@@ -61,15 +61,18 @@ def _broken(error: Exception) -> ImageError | OutOfMemory:
 
 def _upright(picture: "PIL.Image.Image") -> Pixels:
     picture.load()
-    turn = _turn(picture)
+    turn = turn_of(picture)
     pixels = _to_rgb(picture if turn is None else picture.transpose(turn))
     pixels.info.clear()  # they are a copy, whose tags nobody must follow a second time
     return Pixels(pixels, turn is not None)
 
 
-def _turn(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
-    """Return what the orientation tag asks for; None where it is absent, wrong or unreadable."""
-    from PIL.Image import Transpose
+def turn_of(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
+    """Return what the orientation tag asks for; None where it is absent, wrong or unreadable.
+
+    Only what was read of the file so far is looked at; pixels are not.
+    """
+    from PIL.Image import Image, Transpose
 
     turns = {
         2: Transpose.FLIP_LEFT_RIGHT,
@@ -81,7 +84,8 @@ def _turn(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
         8: Transpose.ROTATE_90,
     }
     try:
-        return turns.get(picture.getexif().get(ORIENTATION_TAG, 1))
+        tags = Image.getexif(picture)  # a PNG file's own way would decode it first
+        return turns.get(tags.get(ORIENTATION_TAG, 1))
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - the pixels are good, whatever is wrong with the tags

@@ -7,7 +7,11 @@ from typing import Literal, get_args
 from vlmkit.errors import RequestError
 
 PromptOption = Literal[
-    "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort"
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "light",
+    "reasoning_effort",
 ]
 """The fields of :class:`PromptOptions`."""
 
@@ -29,12 +33,15 @@ class PromptOptions:
             text must not come from whom you do not trust.
         reasoning_effort: how much to think before the answer; None leaves it to the template.
             What ``chat_template_kwargs`` says of the same goes before it.
+        light: make the prompt from the sizes of images alone: no pixel is looked at, its slots have
+            neither digests nor inputs, and nobody can answer it.
     """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: Mapping[str, TemplateValue] = field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = None
+    light: bool = False
 
     def __post_init__(self) -> None:
         if self.reasoning_effort not in (None, *get_args(ReasoningEffort)):
@@ -56,5 +63,6 @@ class PromptOptions:
             "continue_final_message": self.continue_final_message,
             "chat_template_kwargs": bool(self.chat_template_kwargs),
             "reasoning_effort": self.reasoning_effort is not None,
+            "light": self.light,
         }
         return [option for option, is_asked in asked.items() if is_asked]

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL_CHARS = 8192
+BEGINNING_BYTES = 2**12
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
@@ -52,8 +53,13 @@ class ImageFetcher:
         self._settings = settings
         self._network = _CheckedNetwork(may_connect)
 
-    async def fetch(self, url: str) -> bytes:
+    async def fetch(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
         """Return the content that a URL names.
+
+        Args:
+            url: the URL.
+            is_enough: tells in a thread whether a beginning is enough, so that the rest is not
+                fetched; asked each time that there is twice as much.
 
         Raises:
             ImageError: it may not be fetched, cannot be reached, or is too large.
@@ -61,7 +67,7 @@ class ImageFetcher:
         """
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                return await self._fetch(url)
+                return await self._fetch(url, is_enough)
         except ImageError:
             raise
         except MemoryError as error:
@@ -70,7 +76,7 @@ class ImageFetcher:
             log.info("an image was not fetched: %s", type(error).__name__)
             raise not_allowed() from None
 
-    async def _fetch(self, url: str) -> bytes:
+    async def _fetch(self, url: str, is_enough: Callable[[bytes], bool] | None) -> bytes:
         checked = self._checked(httpx2.URL(_plain(url)))
         pool = httpcore2.AsyncConnectionPool(
             ssl_context=self._tls if checked.scheme == "https" else None,
@@ -82,7 +88,7 @@ class ImageFetcher:
                     "GET", _target(checked), headers=_headers(checked)
                 ) as answer:
                     if answer.status == 200:
-                        return await self._read(answer)
+                        return await self._read(answer, is_enough)
                     if answer.status not in REDIRECTS:
                         raise not_allowed()
                     place = dict(answer.headers).get(b"location", b"").decode("ascii")
@@ -99,14 +105,20 @@ class ImageFetcher:
             raise not_allowed()
         return url
 
-    async def _read(self, answer: httpcore2.Response) -> bytes:
-        content = bytearray()
+    async def _read(
+        self, answer: httpcore2.Response, is_enough: Callable[[bytes], bool] | None
+    ) -> bytes:
+        content, next_look = bytearray(), BEGINNING_BYTES
         async for part in answer.aiter_stream():
             content += part
             if len(content) > self._settings.max_bytes:
                 raise ImageError(
                     f"image file is over {self._settings.max_bytes} bytes", code="image_too_large"
                 )
+            if is_enough is not None and len(content) >= next_look:
+                if await asyncio.to_thread(is_enough, bytes(content)):
+                    break
+                next_look = 2 * len(content)
         return bytes(content)
 
     @cached_property

@@ -102,6 +102,8 @@ class Intake:
             OutOfMemory: this machine has no room for its prompt now.
         """
         check_task(request, self._limits)
+        if request.options.light:
+            raise RequestError("a light prompt has nothing that could be computed", param="light")
         params = checked_params(request, self._facts, self._tokenizer)
         prompt = self._prompts.made(request)
         asked = answering(request, prompt, holds=self._constraints is not None)

@@ -91,7 +91,8 @@ class Prompts:
     def _written(self, messages: Seq[Message], request: Request) -> Prompt:
         """Return the prompt of a conversation."""
         options = request.options
-        with self._pictures.decoded(images_of(messages)):
+        images = () if options.light else images_of(messages)
+        with self._pictures.decoded(images):
             prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
         return replace(prompt, is_plain=True) if options.continue_final_message else prompt
 

@@ -16,6 +16,7 @@ Option = Literal[
     "chat_template_kwargs",
     "continue_final_message",
     "image_detail",
+    "light",
     "max_image_tokens",
     "mm_processor_kwargs",
     "reasoning_effort",

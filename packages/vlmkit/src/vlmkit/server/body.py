@@ -11,6 +11,7 @@ from vlmkit.server.ignored import ignored_names
 from vlmkit.server.unused import unused_keys
 
 B = TypeVar("B", bound=msgspec.Struct)
+D = TypeVar("D", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
@@ -31,6 +32,10 @@ class BodyReader(Generic[B]):
         self.fields = frozenset(shape.__struct_fields__)
         self.refused = frozenset(refused) & self.fields
         self._refused_names = frozenset(refused)
+
+    def of(self, shape: type[D]) -> "BodyReader[D]":
+        """Return a reader of another shape, which refuses fields of the same names."""
+        return BodyReader(shape, self._refused_names)
 
     def read(self, body: bytes) -> tuple[B, frozenset[str]]:
         """Decode and check a body; return it with the names of keys that are ignored.

@@ -142,6 +142,7 @@ class MessagesCall(Call[B]):
         *,
         effort: str = EFFORT,
         detail: str = DETAIL_FIELD,
+        light: bool = False,
     ) -> tuple[Asked, float]:
         """Return the request of a chat, and how long its images took; note what has no effect.
 
@@ -151,6 +152,7 @@ class MessagesCall(Call[B]):
             request_id: what it is called.
             effort: how the body calls the effort.
             detail: how it calls the detail of an image.
+            light: whether no more of images is wanted than their sizes.
 
         Raises:
             RequestError: names the field that is wrong.
@@ -159,7 +161,7 @@ class MessagesCall(Call[B]):
         if chat.reasoning_effort is not None and EFFORT not in facts.options:
             idle |= {effort}
         self.note(idle)
-        return await self.converter.request(chat, facts, request_id)
+        return await self.converter.request(chat, facts, request_id, light=light)
 
     def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
         """Tell the client and the operator where nothing keeps calls of tools to their schemas."""

@@ -25,6 +25,7 @@ from vlmkit.server.wire_completions import COMPLETIONS
 from vlmkit.server.wire_embeddings import EMBEDDINGS
 from vlmkit.server.wire_generate import GENERATE
 from vlmkit.server.wire_messages import COUNT, MESSAGES
+from vlmkit.server.wire_render import RENDER_CHAT, RENDER_COMPLETIONS, RENDER_MESSAGES
 from vlmkit.server.wire_responses import INPUT_TOKENS, RESPONSES
 from vlmkit.server.wire_tokens import DETOKENIZE, TOKENIZE
 from vlmkit.settings.images import ImageLimits
@@ -33,13 +34,13 @@ _Bodies = Mapping[str, BodyReader[Any]]
 
 _BODIES: dict[str, BodyReader[Any]] = {
     "/v1/chat/completions": CHAT,
-    "/v1/chat/completions/render": CHAT,
+    "/v1/chat/completions/render": RENDER_CHAT,
     "/v1/completions": COMPLETIONS,
-    "/v1/completions/render": COMPLETIONS,
+    "/v1/completions/render": RENDER_COMPLETIONS,
     "/v1/embeddings": EMBEDDINGS,
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": COUNT,
-    "/v1/messages/render": MESSAGES,
+    "/v1/messages/render": RENDER_MESSAGES,
     "/v1/responses": RESPONSES,
     "/v1/responses/input_tokens": INPUT_TOKENS,
     "/tokenize": TOKENIZE,

@@ -1,9 +1,8 @@
 """From a body of the chat API to a request for a runner: messages, checked images, parameters."""
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import msgspec
 
@@ -14,14 +13,14 @@ from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ImageError, PromptTooLong, RequestError
-from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
+from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server import wire
 from vlmkit.server.forms import asked_form
 from vlmkit.server.image_options import image_options, options_of
+from vlmkit.server.images import Images, check_num_images
 from vlmkit.server.prompt_options import goes_on, prompt_options, template_kinds
 from vlmkit.server.sampling import sampling_values
-from vlmkit.server.together import together
 from vlmkit.server.wire_tools import tool_values
 from vlmkit.settings.server import ServerSettings
 
@@ -34,42 +33,32 @@ _ROLES: dict[type[wire.ChatMessage], Role] = {
 }
 
 
-@dataclass(slots=True)
-class ImageBudget:
-    """What is left for the images of one request."""
-
-    num_pixels_left: int
-
-    def take(self, num_pixels: int = 0) -> None:
-        """Count an image.
-
-        Raises:
-            ImageError: all images together have too many pixels.
-        """
-        self.num_pixels_left -= num_pixels
-        if self.num_pixels_left < 0:
-            raise ImageError(
-                "the images have too many pixels together", param="messages", code="image_too_large"
-            )
-
-
 class Converter:
     """Turns bodies into requests.
 
     Args:
         settings: bounds of one request.
         fetcher: fetches images by URL; None where that is off.
+
+    Attributes:
+        images: gets the images that bodies name.
     """
 
     def __init__(self, settings: ServerSettings, fetcher: ImageFetcher | None) -> None:
         self._settings = settings
-        self._fetcher = fetcher
+        self.images = Images(settings, fetcher)
         self._template_kinds = template_kinds(settings.chat_template_kwargs)
 
     async def request(
-        self, chat: wire.ChatRequest, facts: RunnerFacts, request_id: str
+        self, chat: wire.ChatRequest, facts: RunnerFacts, request_id: str, *, light: bool = False
     ) -> tuple[Request, float]:
         """Return a request, and how many seconds fetching and checking its images took.
+
+        Args:
+            chat: the body.
+            facts: bounds of the model.
+            request_id: how logs call it.
+            light: whether no more of images is wanted than their sizes.
 
         Raises:
             RequestError: names the field that is wrong.
@@ -78,12 +67,12 @@ class Converter:
         started = time.perf_counter()
         self._check_tools(chat, facts)
         shown = image_options(chat)
-        messages = await self.messages(chat.messages, facts, shown, may_go_on=True)
+        messages = await self.messages(chat.messages, facts, shown, may_go_on=True, light=light)
         request = Request(
             messages=messages,
             params=params,
             constraint=form.constraint if form else None,
-            options=prompt_options(chat, self._template_kinds, facts.options),
+            options=replace(prompt_options(chat, self._template_kinds, facts.options), light=light),
             cache_salt=chat.cache_salt or "",
             **tool_values(chat),
             priority=chat.priority or 0,
@@ -107,6 +96,7 @@ class Converter:
         shown: ImageOptions = PLAIN_IMAGE,
         *,
         may_go_on: bool = False,
+        light: bool = False,
     ) -> list[Message]:
         """Return messages with their images.
 
@@ -115,6 +105,7 @@ class Converter:
             facts: bounds of the model.
             shown: how images are shown that say nothing themselves.
             may_go_on: whether an answer may go on with the last of them.
+            light: whether no more of images is wanted than their sizes.
 
         Raises:
             RequestError: names the field that is wrong.
@@ -123,7 +114,7 @@ class Converter:
             place = f"messages[{len(said) - 1}]"
             raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
         self._check_size(said, facts)
-        images = iter(await self.images(list(_image_urls(said)), facts))
+        images = iter(await self.images.opened(list(_image_urls(said)), facts, light=light))
         return [_message(n, message, images, shown) for n, message in enumerate(said)]
 
     def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
@@ -142,61 +133,6 @@ class Converter:
                 f"the text is over {self._settings.max_text_chars} characters",
             )
         check_num_images(num_images, facts, "messages")
-
-    async def images(self, found: Sequence[tuple[str, str]], facts: RunnerFacts) -> list[Image]:
-        """Fetch and check images side by side, as many at once as the runner will decode at once.
-
-        Args:
-            found: the place and the URL of each; few enough.
-            facts: bounds of the model.
-
-        Raises:
-            RequestError: names the place of the first that fails.
-        """
-        budget = ImageBudget(self._settings.max_request_pixels)
-
-        async def image(placed: tuple[str, str]) -> Image:
-            return await self._image_at(*placed, facts, budget)
-
-        num_at_once = max(1, facts.bounds.num_workers - 1)
-        return await together(image, found, num_at_once)
-
-    async def _image_at(
-        self, place: str, url: str, facts: RunnerFacts, budget: ImageBudget
-    ) -> Image:
-        budget.take()  # raises where it is spent, before the image costs anything
-        try:
-            image = await self._image(url, facts)
-        except ImageError as error:
-            error.param = place
-            raise
-        budget.take(image.source_size[0] * image.source_size[1])
-        return image
-
-    async def _image(self, url: str, facts: RunnerFacts) -> Image:
-        """Check an image in a thread; nothing but URLs is taken, so no path of this disk."""
-        source: str | bytes = url
-        if not url.startswith("data:"):
-            if self._fetcher is None:
-                raise not_allowed()
-            source = await self._fetcher.fetch(url)
-        return await asyncio.to_thread(Image.open, source, facts.bounds.images)
-
-
-def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
-    """Refuse more images than a request may have.
-
-    Raises:
-        RequestError: the model takes none, or fewer.
-    """
-    if num and not facts.takes_images:
-        raise RequestError("this model takes no images", param=param)
-    if num > facts.bounds.max_images:
-        raise RequestError(
-            f"{num} images are over the limit of {facts.bounds.max_images}",
-            param=param,
-            code="too_many_images",
-        )
 
 
 def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParams:

@@ -17,9 +17,10 @@ from vlmkit.errors import ImageError, PromptTooLong, RequestError
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.answer import AnswerHead
 from vlmkit.server.call import MessagesCall, answer_head
-from vlmkit.server.convert import Converter, check_num_images
+from vlmkit.server.convert import Converter
 from vlmkit.server.forms import AskedForm, Formed, asked_form
 from vlmkit.server.generated import Generated, GeneratedEvents
+from vlmkit.server.images import check_num_images
 from vlmkit.server.operation import Operation
 from vlmkit.server.plain import check_plain_size
 from vlmkit.server.sampling import said_values
@@ -114,7 +115,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             if given is not None and len(given) != len(places):
                 raise RequestError(f"{name} has not one for each image", param=name)
         named = [(f"{URLS}[{number}]", url) for number, url in enumerate(urls)]
-        images = await self.converter.images(named, facts)
+        images = await self.converter.images.opened(named, facts)
         return [
             PlacedImage(
                 image,

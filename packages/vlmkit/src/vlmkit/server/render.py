@@ -21,16 +21,23 @@ from vlmkit.server.errors import error_handlers
 from vlmkit.server.forms import asked_form
 from vlmkit.server.message_errors import MessageErrorBody, message_error
 from vlmkit.server.message_turns import as_chat
-from vlmkit.server.messages import field_of_messages
+from vlmkit.server.messages import OWN_EFFORT, field_of_messages
 from vlmkit.server.operation import Operation
 from vlmkit.server.plain import Plain, blame, plain_fields, plain_names
+from vlmkit.server.prompt_options import EFFORT
 from vlmkit.server.rendering import rendered
 from vlmkit.server.service import Service
 from vlmkit.server.together import together
-from vlmkit.server.wire import CHAT, ChatRequest
-from vlmkit.server.wire_completions import COMPLETIONS, CompletionRequest
-from vlmkit.server.wire_messages import MESSAGES, MessagesRequest
-from vlmkit.server.wire_render import Rendered
+from vlmkit.server.wire import ChatRequest
+from vlmkit.server.wire_render import (
+    RENDER_CHAT,
+    RENDER_COMPLETIONS,
+    RENDER_MESSAGES,
+    RenderChatRequest,
+    RenderCompletionRequest,
+    Rendered,
+    RenderMessagesRequest,
+)
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -40,7 +47,11 @@ class RenderController(Controller):
 
     path = "/v1"
 
-    @post("/chat/completions/render", status_code=200, operation=Operation(Rendered, ChatRequest))
+    @post(
+        "/chat/completions/render",
+        status_code=200,
+        operation=Operation(Rendered, RenderChatRequest),
+    )
     async def chat(
         self,
         request: Request[Any, Any, Any],
@@ -48,24 +59,24 @@ class RenderController(Controller):
         converter: NamedDependency[Converter],
     ) -> ASGIApp:
         """Return the prompt of a conversation."""
-        return _RenderChatCall(request, service, CHAT, converter)
+        return _RenderChatCall(request, service, RENDER_CHAT, converter)
 
     @post(
         "/completions/render",
         status_code=200,
-        operation=Operation(list[Rendered], CompletionRequest),
+        operation=Operation(list[Rendered], RenderCompletionRequest),
     )
     async def completions(
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> ASGIApp:
         """Return the prompts of plain texts."""
-        return _RenderTextsCall(request, service, COMPLETIONS)
+        return _RenderTextsCall(request, service, RENDER_COMPLETIONS)
 
     @post(
         "/messages/render",
         status_code=200,
         exception_handlers=error_handlers(message_error),
-        operation=Operation(Rendered, MessagesRequest, error=MessageErrorBody),
+        operation=Operation(Rendered, RenderMessagesRequest, error=MessageErrorBody),
     )
     async def messages(
         self,
@@ -74,51 +85,55 @@ class RenderController(Controller):
         converter: NamedDependency[Converter],
     ) -> ASGIApp:
         """Return the prompt of a conversation of Anthropic's API."""
-        return _RenderMessagesCall(request, service, MESSAGES, converter)
+        return _RenderMessagesCall(request, service, RENDER_MESSAGES, converter)
 
 
 class _ConversationCall(MessagesCall[B]):
     """Renders one conversation."""
 
-    async def rendered(self, chat: ChatRequest, kind: str) -> ASGIApp:
+    async def rendered(
+        self, chat: ChatRequest, kind: str, *, light: bool | None, effort: str = EFFORT
+    ) -> ASGIApp:
         """Let the runner read the prompt; nothing is computed."""
         runner = await self.runner(chat.model)
         request_id = answer_head(kind, chat.model, runner).id
-        request, _ = await self.asked(chat, runner.facts, request_id)
+        request, _ = await self.asked(
+            chat, runner.facts, request_id, effort=effort, light=bool(light)
+        )
         found = await runner.atokenize(request)
         made = rendered(chat, request, found, runner.facts)
         return await _answer(made, self.headers)
 
 
-class _RenderChatCall(_ConversationCall[ChatRequest]):
+class _RenderChatCall(_ConversationCall[RenderChatRequest]):
     """Renders what the chat API would answer."""
 
-    async def start(self, body: ChatRequest) -> ASGIApp:
+    async def start(self, body: RenderChatRequest) -> ASGIApp:
         """Render the messages."""
         try:
-            return await self.rendered(body, "chatcmpl")
+            return await self.rendered(body, "chatcmpl", light=body.light)
         except RequestError as error:
             error.param = field_of_chat(error, body)
             raise
 
 
-class _RenderMessagesCall(_ConversationCall[MessagesRequest]):
+class _RenderMessagesCall(_ConversationCall[RenderMessagesRequest]):
     """Renders what Anthropic's API would answer."""
 
-    async def start(self, body: MessagesRequest) -> ASGIApp:
+    async def start(self, body: RenderMessagesRequest) -> ASGIApp:
         """Render the turns."""
         said = as_chat(body)
         try:
-            return await self.rendered(said.chat, "msg")
+            return await self.rendered(said.chat, "msg", light=body.light, effort=OWN_EFFORT)
         except RequestError as error:
             error.param = field_of_messages(error, said)
             raise
 
 
-class _RenderTextsCall(Call[CompletionRequest]):
+class _RenderTextsCall(Call[RenderCompletionRequest]):
     """Renders plain texts."""
 
-    async def start(self, body: CompletionRequest) -> ASGIApp:
+    async def start(self, body: RenderCompletionRequest) -> ASGIApp:
         """Let the runner read each text, a few at a time."""
         runner = await self.runner(body.model)
         params = completion_params(body, runner.facts)

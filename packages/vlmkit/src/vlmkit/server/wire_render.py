@@ -1,7 +1,7 @@
-"""What the routes that render answer: shapes, no behaviour.
+"""What is sent to the routes that render, and what they answer: shapes, no behaviour.
 
-The shape is vLLM's, of a body for ``/inference/v1/generate``; what is ours besides has no effect
-there.
+What is answered has vLLM's shape, of a body for ``/inference/v1/generate``; what is ours besides
+has no effect there.
 """
 
 from typing import Annotated, Any
@@ -9,9 +9,30 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from vlmkit.server.wire import CHAT, ChatRequest
+from vlmkit.server.wire_completions import COMPLETIONS, CompletionRequest
+from vlmkit.server.wire_messages import MESSAGES, MessagesRequest
 from vlmkit.server.wire_sampling import StreamOptions
 
 Place = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+class RenderChatRequest(ChatRequest, kw_only=True):
+    """The body of ``POST /v1/chat/completions/render``."""
+
+    light: bool | None = None
+
+
+class RenderCompletionRequest(CompletionRequest, kw_only=True):
+    """The body of ``POST /v1/completions/render``; texts are light anyway."""
+
+    light: bool | None = None
+
+
+class RenderMessagesRequest(MessagesRequest, kw_only=True):
+    """The body of ``POST /v1/messages/render``."""
+
+    light: bool | None = None
 
 
 class PlacedTokens(msgspec.Struct):
@@ -55,3 +76,8 @@ class Rendered(msgspec.Struct):
     num_tokens: int
     max_model_len: int
     images: list[RenderedImage]
+
+
+RENDER_CHAT = CHAT.of(RenderChatRequest)
+RENDER_COMPLETIONS = COMPLETIONS.of(RenderCompletionRequest)
+RENDER_MESSAGES = MESSAGES.of(RenderMessagesRequest)

@@ -6,6 +6,7 @@ import pytest
 from vlmkit.ask.image import Image
 from vlmkit.ask.media import MediaPart
 from vlmkit.ask.message import ImagePart, Message, TextPart
+from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import RequestError
 from vlmkit.seams.prompt import Prompt
 from vlmkit.testing.arrays import to_numpy
@@ -112,6 +113,31 @@ class TokenizerMediaContract(TokenizerSubject):
                 continue
             assert len(prompt.media) == 1
             assert prompt.media[0].num_features > 0
+
+    def test_sizes_alone_give_a_light_prompt_the_same_tokens(self) -> None:
+        """And the same places, but nothing that an encoder could take."""
+        self._needs_images()
+        if "light" not in self.make().honours:
+            pytest.skip("this tokenizer does not honour light")
+        for whole in [picture(), picture(200, 31), picture(300, 500), *awkward_pictures()]:
+            images = [whole, picture(96, 40)]
+            sizes = [Image.of_size((image.width, image.height)) for image in images]
+            try:
+                prompt = self._prompt([Message.of("user", "hello", images)])
+            except RequestError as error:
+                with pytest.raises(type(error)):
+                    self._light(sizes)
+                continue
+            light = self._light(sizes)
+            assert light.token_ids == prompt.token_ids
+            assert [(s.kind, s.start, s.stop, s.num_features) for s in light.media] == [
+                (s.kind, s.start, s.stop, s.num_features) for s in prompt.media
+            ]
+            assert not any(slot.digest or slot.inputs for slot in light.media)
+
+    def _light(self, sizes: list[Image]) -> Prompt:
+        messages = [Message.of("user", "hello", sizes)]
+        return self.make().prompt(messages, options=PromptOptions(light=True))
 
     def _digest(self, image: Image) -> bytes:
         return self._prompt([Message.of("user", "?", [image])]).media[0].digest

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vlmkit.errors import RequestError
 from vlmkit_hf.sizing.sizing import FIELD, Limits, Size, Sizing, edges, number
 
@@ -42,12 +44,19 @@ class Area(Sizing):
         return _size(size.get("shortest_edge", min(self._least, most)), most)
 
     def num_tokens(self, size: Size, limits: Limits) -> int:
+        """Count the areas of tokens."""
+        return self._num_patches(size, limits) // self._token_patches
+
+    def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
+        """Return a grid of as many patches."""
+        return {"image_grid_thw": np.array([[1, 1, self._num_patches(size, limits)]])}
+
+    def _num_patches(self, size: Size, limits: Limits) -> int:
         """Ask the processor."""
         own = {"shortest_edge": self._least, "longest_edge": self._most}
         asked = limits.get("size", own)
         pixels = {"min_pixels": asked["shortest_edge"], "max_pixels": asked["longest_edge"]}
-        patches = self._processor.get_number_of_image_patches(*size, {"size": asked, **pixels})
-        return int(patches) // self._token_patches
+        return int(self._processor.get_number_of_image_patches(*size, {"size": asked, **pixels}))
 
     def steps(self, limits: Limits) -> Sequence[int]:
         """Return numbers of tokens' areas."""

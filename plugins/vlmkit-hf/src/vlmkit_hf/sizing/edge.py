@@ -27,12 +27,20 @@ class Edge(Sizing):
 
     def num_tokens(self, size: Size, limits: Limits) -> int:
         """Count the tokens of both sides."""
+        high, wide = self._resized(size, limits)
+        return (high // self._token_side) * (wide // self._token_side)
+
+    def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
+        """Return the size that it is shown in."""
+        return {"image_sizes": [self._resized(size, limits)]}
+
+    def _resized(self, size: Size, limits: Limits) -> Size:
         from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 
         high, wide = pixtral.get_resize_output_image_size(
             stand_in(size), self._edge(limits), self._token_side, "channels_first"
         )
-        return int(high // self._token_side) * int(wide // self._token_side)
+        return Size(int(high), int(wide))
 
     def steps(self, limits: Limits) -> Sequence[int]:
         """Return pixels of the longer side."""

@@ -44,6 +44,10 @@ class Sizing(ABC):
         """Return how many tokens a picture becomes; 0 where nothing would be left of it."""
 
     @abstractmethod
+    def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
+        """Return what the processor's arrays of a picture say of its tokens, and no pixels."""
+
+    @abstractmethod
     def steps(self, limits: Limits) -> Sequence[int]:
         """Return numbers, from the least picture to what the limits allow."""
 

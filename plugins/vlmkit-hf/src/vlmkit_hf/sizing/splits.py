@@ -38,8 +38,18 @@ class Splits(Sizing):
 
     def num_tokens(self, size: Size, limits: Limits) -> int:
         """Count tiles, and one of the whole picture where there are several."""
+        rows, columns = self._grid(size, limits)
+        return self._tile_tokens * (rows * columns + 1)
+
+    def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
+        """Return the rows and columns of its tiles."""
+        rows, columns = self._grid(size, limits)
+        return {"rows": [[rows]], "cols": [[columns]]}
+
+    def _grid(self, size: Size, limits: Limits) -> tuple[int, int]:
+        """Return rows and columns of tiles; none of them where a picture is not cut."""
         if limits.get("do_image_splitting") is False:
-            return self._tile_tokens
+            return 0, 0
         high, wide = self._resized(size, self._edge(limits))
         tile, shape = self._tile, wide / high
         if wide >= high:
@@ -48,8 +58,7 @@ class Splits(Sizing):
         else:
             rows = math.ceil(high / tile)
             columns = math.ceil(int(rows * tile * shape) / tile)
-        num_tiles = rows * columns
-        return self._tile_tokens * (num_tiles + 1 if num_tiles > 1 else 1)
+        return (rows, columns) if rows * columns > 1 else (0, 0)
 
     def steps(self, limits: Limits) -> Sequence[int]:
         """Return numbers of tiles along the longer side."""

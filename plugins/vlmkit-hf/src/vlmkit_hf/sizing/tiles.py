@@ -50,9 +50,17 @@ class Tiles(Sizing):
         return limits
 
     def num_tokens(self, size: Size, limits: Limits) -> int:
+        """Count the tiles."""
+        return self._tile_tokens * self._num_tiles(size, limits)
+
+    def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
+        """Return how many tiles there are."""
+        return {"num_patches": [self._num_tiles(size, limits)]}
+
+    def _num_tiles(self, size: Size, limits: Limits) -> int:
         """Ask the processor."""
         asked = {"crop_to_patches": True, **limits}
-        return self._tile_tokens * int(self._processor.get_number_of_image_patches(*size, asked))
+        return int(self._processor.get_number_of_image_patches(*size, asked))
 
     def steps(self, limits: Limits) -> Sequence[int]:
         """Return numbers of tiles."""

@@ -1,0 +1,130 @@
+"""From URLs to images that were checked: fetched, opened side by side, and bounded together."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from vlmkit.ask.image import Image
+from vlmkit.errors import ImageError, RequestError
+from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
+from vlmkit.seams.runner import RunnerFacts
+from vlmkit.server.together import together
+from vlmkit.settings.images import ImageLimits
+from vlmkit.settings.server import ServerSettings
+
+SIZE = "size:"
+
+
+@dataclass(slots=True)
+class ImageBudget:
+    """What is left for the images of one request."""
+
+    num_pixels_left: int
+
+    def take(self, num_pixels: int = 0) -> None:
+        """Count an image.
+
+        Raises:
+            ImageError: all images together have too many pixels.
+        """
+        self.num_pixels_left -= num_pixels
+        if self.num_pixels_left < 0:
+            raise ImageError(
+                "the images have too many pixels together", param="messages", code="image_too_large"
+            )
+
+
+class Images:
+    """Gets the images that bodies name.
+
+    Args:
+        settings: bounds of one request.
+        fetcher: fetches images by URL; None where that is off.
+    """
+
+    def __init__(self, settings: ServerSettings, fetcher: ImageFetcher | None) -> None:
+        self._settings = settings
+        self._fetcher = fetcher
+
+    async def opened(
+        self, found: Sequence[tuple[str, str]], facts: RunnerFacts, *, light: bool = False
+    ) -> list[Image]:
+        """Fetch and check images side by side, as many at once as the runner will decode at once.
+
+        Args:
+            found: the place and the URL of each; few enough.
+            facts: bounds of the model.
+            light: whether no more of them is wanted than their sizes.
+
+        Raises:
+            RequestError: names the place of the first that fails.
+        """
+        budget = ImageBudget(self._settings.max_request_pixels)
+        open_one = self._header if light else self._image
+
+        async def image(placed: tuple[str, str]) -> Image:
+            place, url = placed
+            budget.take()  # raises where it is spent, before the image costs anything
+            try:
+                image = await open_one(url, facts.bounds.images)
+            except ImageError as error:
+                error.param = place
+                raise
+            budget.take(image.source_size[0] * image.source_size[1])
+            return image
+
+        num_at_once = max(1, facts.bounds.num_workers - 1)
+        return await together(image, found, num_at_once)
+
+    async def _image(self, url: str, limits: ImageLimits) -> Image:
+        """Check an image in a thread; nothing but URLs is taken, so no path of this disk."""
+        source = url if url.startswith("data:") else await self._fetched(url)
+        return await asyncio.to_thread(Image.open, source, limits)
+
+    async def _header(self, url: str, limits: ImageLimits) -> Image:
+        """Read an image's sizes in a thread; of a file elsewhere no more than its beginning."""
+        if url.startswith(SIZE):
+            return Image.of_size(_size(url), limits)
+        source: str | bytes = url
+        if not url.startswith("data:"):
+            source = await self._fetched(url, partial(_is_enough, limits=limits))
+        return await asyncio.to_thread(Image.of_header, source, limits)
+
+    async def _fetched(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
+        if self._fetcher is None:
+            raise not_allowed()
+        return await self._fetcher.fetch(url, is_enough)
+
+
+def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:
+    """Refuse more images than a request may have.
+
+    Raises:
+        RequestError: the model takes none, or fewer.
+    """
+    if num and not facts.takes_images:
+        raise RequestError("this model takes no images", param=param)
+    if num > facts.bounds.max_images:
+        raise RequestError(
+            f"{num} images are over the limit of {facts.bounds.max_images}",
+            param=param,
+            code="too_many_images",
+        )
+
+
+def _is_enough(content: bytes, limits: ImageLimits) -> bool:
+    """Tell whether the beginning of a file says all that is wanted, or why it is refused."""
+    try:
+        Image.of_header(content, limits)
+    except ImageError as error:
+        return error.code != "invalid_image"
+    return True
+
+
+def _size(url: str) -> tuple[int, int]:
+    """Return the width and height that stand in place of a picture."""
+    width, _, height = url.removeprefix(SIZE).partition("x")
+    if not all(side.isascii() and side.isdecimal() and len(side) < 10 for side in (width, height)):
+        raise ImageError(f"a size in place of a picture must read {SIZE}WIDTHxHEIGHT")
+    return int(width), int(height)

@@ -1,0 +1,131 @@
+"""What a file says of a picture before its pixels is what its decoder says."""
+
+import base64
+import io
+import struct
+import zlib
+
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given, strategies as st
+
+from vlmkit.ask import pixels
+from vlmkit.ask.header import MAX_CHUNKS, PNG_BEGIN
+from vlmkit.ask.image import Image
+from vlmkit.errors import ImageError
+from vlmkit.settings.images import ImageLimits
+
+KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+WITH_TAGS = ("PNG", "JPEG", "WEBP")
+
+
+def encoded(width, height, kind="PNG", tag=None):
+    file = io.BytesIO()
+    options = {}
+    if tag is not None:
+        exif = PIL.Image.Exif()
+        exif[0x0112] = tag
+        options["exif"] = exif
+    noise = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    PIL.Image.fromarray(noise).save(file, kind, **options)
+    return file.getvalue()
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def late_tag(content, num_between=0):
+    """Put the tag of a PNG file behind its pixels."""
+    exif = PIL.Image.open(io.BytesIO(content)).info["exif"].removeprefix(b"Exif\0\0")
+    tag = chunk(b"eXIf", exif)
+    assert tag in content
+    body, end = content.replace(tag, b""), chunk(b"IEND", b"")
+    return body.removesuffix(end) + chunk(b"tEXt", b"a\0b") * num_between + tag + end
+
+
+@pytest.fixture
+def without_pixels(monkeypatch):
+    def fail(*_):
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr(pixels, "_upright", fail)
+    for plugin in ("PngImagePlugin.PngImageFile", "JpegImagePlugin.JpegImageFile"):
+        monkeypatch.setattr(f"PIL.{plugin}.load", fail)
+
+
+def sizes(image):
+    return image.source_size, (image.width, image.height), image.turned
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    tag=st.one_of(st.none(), st.integers(0, 9)),
+    width=st.integers(2, 40),
+    height=st.integers(2, 40),
+    is_late=st.booleans(),
+)
+def test_a_header_says_what_the_decoder_says(kind, tag, width, height, is_late):
+    content = encoded(width, height, kind, tag if kind in WITH_TAGS else None)
+    if is_late and kind == "PNG" and tag is not None:
+        content = late_tag(content)
+    image = Image.open(content)
+    assert sizes(Image.of_header(content)) == ((width, height), image.to_pil().size, image.turned)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_no_pixel_is_decoded(without_pixels, kind, is_late):
+    content = encoded(30, 20, kind, 6)
+    if is_late and kind == "PNG":
+        content = late_tag(content)
+    assert sizes(Image.of_header(content)) == ((30, 20), (20, 30), True)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP"])
+def test_the_beginning_of_a_file_is_enough(kind):
+    content = encoded(300, 200, kind, 6 if kind != "BMP" else None)
+    image = Image.of_header(content[:2000])
+    assert (image.width, image.height) == ((200, 300) if kind != "BMP" else (300, 200))
+    with pytest.raises(ImageError):
+        image.to_pil()
+
+
+@given(content=st.binary(max_size=200), begin=st.sampled_from([b"", PNG_BEGIN, b"\xff\xd8\xff"]))
+def test_whatever_is_no_picture_is_refused_without_its_words(content, begin):
+    with pytest.raises(ImageError) as caught:
+        Image.of_header(begin + content)
+    assert str(caught.value).startswith("image is not a readable")
+
+
+@given(data=st.data())
+def test_a_file_that_breaks_off_or_is_changed_never_raises_anything_else(data):
+    content = bytearray(encoded(9, 7, data.draw(st.sampled_from(KINDS))))
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+        content[place] = data.draw(st.integers(0, 255))
+    try:
+        image = Image.of_header(bytes(content[: data.draw(st.integers(0, len(content)))]))
+    except ImageError:
+        return
+    assert image.width * image.height <= ImageLimits().max_pixels
+
+
+def test_a_url_is_read_as_a_file_and_bounds_hold():
+    content = encoded(30, 20)
+    url = "data:image/png;base64," + base64.b64encode(content).decode()
+    assert Image.of_header(url).width == 30
+    for limits, code in (
+        (ImageLimits(max_pixels=599), "image_too_large"),
+        (ImageLimits(min_side_pixels=21), "image_too_small"),
+        (ImageLimits(max_bytes=len(content) - 1), "image_too_large"),
+    ):
+        for source in (content, url):
+            with pytest.raises(ImageError) as caught:
+                Image.of_header(source, limits)
+            assert caught.value.code == code
+
+
+def test_tags_behind_more_pieces_than_pictures_have_are_not_looked_for():
+    content = late_tag(encoded(30, 20, "PNG", 6), MAX_CHUNKS)
+    assert Image.of_header(content).width == 30
