@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from vlmkit.ask.delta import Delta, TextDelta
 from vlmkit.ask.media import MediaPart
@@ -105,7 +106,7 @@ class LooksAtTheSchedulersBooks(MockEngine):
 class ForgetsDrafts(MockEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         cut = [
-            dataclasses.replace(i, num_tokens=i.num_tokens - len(i.drafts), num_rows=1, drafts=())
+            structs.replace(i, num_tokens=i.num_tokens - len(i.drafts), num_rows=1, drafts=())
             for i in items
         ]
         return super().forward(cut)
@@ -149,7 +150,7 @@ class TurnsRowsRound(MockEngine):
 
 class AnswersEveryItem(MockEngine):
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
-        return super().forward([dataclasses.replace(i, num_rows=1) for i in items])
+        return super().forward([structs.replace(i, num_rows=1) for i in items])
 
 
 class FeelsItsNeighbours(MockEngine):
@@ -449,7 +450,7 @@ class KnowsNoTime(ContinuousScheduler):
 class WantsTheLastRowOnly(ContinuousScheduler):
     def plan(self, cache: Cache) -> Step:
         step = super().plan(cache)
-        items = [dataclasses.replace(i, num_rows=min(i.num_rows, 1)) for i in step.items]
+        items = [structs.replace(i, num_rows=min(i.num_rows, 1)) for i in step.items]
         return dataclasses.replace(step, items=tuple(items))
 
 

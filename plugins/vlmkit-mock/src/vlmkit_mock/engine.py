@@ -268,33 +268,39 @@ class MockEngine:
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
         """Return rows of noise that depend on all that was read, with the script on top."""
         likeliest, runners_up = [], []
-        for sequence, stop in _rows(wanted):
+        rows = _rows(wanted)
+        for sequence, stop in rows:
             answer = self._states[sequence].answer
             start = sequence.num_prompt_tokens
             index, known = stop - start, sequence.prompt.token_ids
-            if index > 0 and sequence.tokens(start, start + 1)[0] == v.CALL:
-                index += answer.num_before_calls  # it was made to call at once
+            num_before = answer.num_before_calls
+            if num_before and index > 0 and sequence.tokens(start, start + 1)[0] == v.CALL:
+                index += num_before  # it was made to call at once
             likeliest.append(answer.token(index) if index >= 0 else known[stop])
-            is_call = index == 0 and answer.num_before_calls
+            is_call = num_before and index == 0
             runners_up.append(v.CALL if is_call else answer.repeated(index))
-        rows = self._noise[self._noises(wanted)]
+        logits = self._noise[self._noises(rows)]
         numbers = np.arange(len(rows))
-        rows[numbers, runners_up] = RUNNER_UP_LOGIT
-        rows[numbers, likeliest] = SCRIPTED_LOGIT
-        return rows
+        logits[numbers, runners_up] = RUNNER_UP_LOGIT
+        logits[numbers, likeliest] = SCRIPTED_LOGIT
+        return logits
 
     def _hidden(self, wanted: Seq[WorkItem]) -> Any:
         """Return rows of noise that depend on all that was read."""
-        return self._noise[self._noises(wanted), : self._limits.hidden_size]
+        return self._noise[self._noises(_rows(wanted)), : self._limits.hidden_size]
 
-    def _noises(self, wanted: Seq[WorkItem]) -> list[int]:
+    def _noises(self, rows: "Seq[_Row]") -> list[int]:
         """Return the noise of each row."""
-        places = ((self._states[sequence].fingerprints, stop) for sequence, stop in _rows(wanted))
-        return [fingerprints[stop - 1] % NUM_NOISES for fingerprints, stop in places]
+        states = self._states
+        return [states[sequence].fingerprints[stop - 1] % NUM_NOISES for sequence, stop in rows]
 
 
-def _rows(wanted: Seq[WorkItem]) -> list[tuple[SequenceView, int]]:
-    """Return for each row its sequence, and one past the last token that it depends on."""
+_Row = tuple[SequenceView, int]
+"""A row's sequence, and one past the last token that it depends on."""
+
+
+def _rows(wanted: Seq[WorkItem]) -> list[_Row]:
+    """Return the rows of some items."""
     return [
         (item.sequence, stop)
         for item in wanted
@@ -331,8 +337,9 @@ def _fingerprints(
 
     The hash of a tuple of integers is the same in every process.
     """
-    evidence, stop = list(token_ids), start + len(token_ids)
-    if start < sequence.num_prompt_tokens:
+    evidence, stop = token_ids, start + len(token_ids)
+    if start < sequence.num_prompt_tokens and sequence.prompt.media:
+        evidence = list(token_ids)
         for slot in sequence.prompt.media:
             seen = int.from_bytes(slot.digest[:8], "big")
             for position in range(max(start, slot.start), min(stop, slot.stop)):

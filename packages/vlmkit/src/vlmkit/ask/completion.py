@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """A piece of one choice; made for nearly every token, in half of a dataclass's time.
 
     Attributes:

@@ -12,19 +12,19 @@ import msgspec
 from vlmkit.ask.tool_call import ToolCallPart
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """More of what the model says."""
 
     text: str
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True):
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
     """More of what the model thinks before it says anything."""
 
     text: str
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True):
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     """More of a call of a tool.
 
     Attributes:

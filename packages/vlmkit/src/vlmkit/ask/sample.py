@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import msgspec
+
 
 class Logprob(NamedTuple):
     """A token and its log-probability."""
@@ -10,7 +12,7 @@ class Logprob(NamedTuple):
     logprob: float
 
 
-class Sample(NamedTuple):
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """One chosen token.
 
     ``logprob`` and ``top`` describe the model's own distribution (before penalties, temperature

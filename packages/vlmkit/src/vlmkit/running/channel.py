@@ -87,7 +87,9 @@ class Channel:
         self._images = images
         self._encoded = encoded
         self._max_unread = max_unread_tokens * num_choices
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._num_waiting = 0  # threads
         self._future: asyncio.Future[None] | None = None
         self._chunks: deque[Chunk] = deque()
         self._num_open = num_choices
@@ -101,7 +103,7 @@ class Channel:
 
     def accept(self, wakeups: Wakeups) -> None:
         """Note that the scheduler took the request."""
-        with self._condition:
+        with self._lock:
             if self._observers is not None and not self._is_accepted:
                 self._observers.tell("accepted", self.facts)
             self._is_accepted = True
@@ -109,7 +111,7 @@ class Channel:
 
     def put(self, chunk: Chunk, wakeups: Wakeups) -> None:
         """Hand one chunk over."""
-        with self._condition:
+        with self._lock:
             self.completion_tokens += len(chunk.samples)
             self._chunks.append(chunk)
             if chunk.finish_reason is not None:
@@ -124,7 +126,7 @@ class Channel:
 
     def fail(self, error: VlmkitError, wakeups: Wakeups) -> None:
         """End the whole request with an error, after the chunks that are there."""
-        with self._condition:
+        with self._lock:
             self.clock.end()
             if self._observers is not None and not self.is_done:
                 self._observers.tell("failed", self.facts, error)
@@ -145,7 +147,8 @@ class Channel:
             observers.tell("finished", self.facts, end)
 
     def _wake(self, wakeups: Wakeups) -> None:
-        self._condition.notify_all()
+        if self._num_waiting:
+            self._news.notify_all()
         if self._future is not None:
             wakeups.add(self._future)
             self._future = None
@@ -178,7 +181,7 @@ class Channel:
         Raises:
             VlmkitError: the request failed, and its chunks were taken before.
         """
-        with self._condition:
+        with self._lock:
             chunks = list(self._chunks)
             self._chunks.clear()
             was_behind, self._is_behind = self._is_behind, False
@@ -192,8 +195,12 @@ class Channel:
 
     def wait(self) -> None:
         """Wait until :meth:`take` has something to say."""
-        with self._condition:
-            self._condition.wait_for(self._has_news)
+        with self._lock:
+            self._num_waiting += 1
+            try:
+                self._news.wait_for(self._has_news)
+            finally:
+                self._num_waiting -= 1
 
     async def wait_async(self) -> None:
         """Wait until :meth:`take` has something to say; one reader at a time."""
@@ -214,7 +221,7 @@ class Channel:
 
     async def _changed(self, is_ready: Callable[[], bool]) -> None:
         while True:
-            with self._condition:
+            with self._lock:
                 if is_ready():
                     return
                 if self._future is not None and not self._future.done():

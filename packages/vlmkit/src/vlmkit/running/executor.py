@@ -7,9 +7,11 @@ harms anyone. Knows nothing of queues, texts and readers.
 """
 
 from collections.abc import Iterator, Sequence as Seq
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from vlmkit.ask.sample import Sample
 from vlmkit.ask.sampling import SamplingParams
@@ -25,8 +27,7 @@ from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.step import WorkItem
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True, gc=False):
     """What came of one item.
 
     Attributes:
@@ -109,7 +110,11 @@ class Executor:
                 outcomes.append(Outcome(item, states=states[start : start + item.num_rows]))
                 start += item.num_rows
             else:
-                outcomes.append(_outcome(item, list(islice(made, item.num_rows)), masks))
+                chosen = tuple(islice(made, item.num_rows))
+                if item.drafts or masks is not None:
+                    outcomes.append(_standing(item, chosen, masks))
+                else:
+                    outcomes.append(Outcome(item, chosen))
         return outcomes
 
     def _check_engine(self, cause: Exception) -> None:
@@ -143,7 +148,9 @@ def _given(item: WorkItem) -> Seq[int | None]:
     return sequence.given[first : first + item.num_rows]
 
 
-def _outcome(item: WorkItem, chosen: list[Sample], masks: Masks | None) -> Outcome | VlmkitError:
+def _standing(
+    item: WorkItem, chosen: tuple[Sample, ...], masks: Masks | None
+) -> Outcome | VlmkitError:
     """Take what was chosen as long as the drafts before it were, and within its constraint."""
     if item.drafts:
         num_right = 0
@@ -157,7 +164,7 @@ def _outcome(item: WorkItem, chosen: list[Sample], masks: Masks | None) -> Outco
             chosen = masks.kept(item.sequence, chosen)
         except VlmkitError as error:
             return error
-    return Outcome(item, tuple(chosen))
+    return Outcome(item, chosen)
 
 
 def _is_suspect(result: Outcome | Exception) -> bool:

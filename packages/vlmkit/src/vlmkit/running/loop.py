@@ -234,13 +234,15 @@ class Loop:
         if not items:
             return []
         for item in items:
-            self._jobs[item.sequence].channel.clock.start()
-        done: list[Outcome] = []
-        for item, result in zip(items, self._executor.compute(items), strict=True):
+            if item.start < item.sequence.num_prompt_tokens:
+                self._jobs[item.sequence].channel.clock.start()
+        results = self._executor.compute(items)
+        done = [result for result in results if isinstance(result, Outcome)]
+        if len(done) == len(results):
+            return done
+        for item, result in zip(items, results, strict=True):
             if isinstance(result, VlmkitError):
                 self._jobs.fail_sequence(item.sequence, result)
-            else:
-                done.append(result)
         return [outcome for outcome in done if outcome.item.sequence in self._jobs]
 
     def _commit(self, step: Step, done: list[Outcome], duration_s: float) -> None:
@@ -254,9 +256,11 @@ class Loop:
         for outcome in done:
             if (job := self._jobs.get(outcome.item.sequence)) is None:  # a sibling's text broke
                 continue
-            _note_cached(job)
+            if outcome.item.start < job.sequence.num_prompt_tokens:
+                _note_cached(job)
             self._keep(outcome)
-            _drop_used_features(outcome.item)
+            if job.sequence.features:
+                _drop_used_features(outcome.item)
             self._jobs.take(job, outcome)
             if outcome.samples and job.sequence in self._jobs:
                 self._drafting.propose(job.sequence)

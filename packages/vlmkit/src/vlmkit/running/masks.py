@@ -86,7 +86,7 @@ class Masks:
         masked[sent.places, :] = xp.where(allowed, logits[sent.places, :], sent.lowest)
         return masked
 
-    def kept(self, sequence: Sequence, chosen: list[Sample]) -> list[Sample]:
+    def kept(self, sequence: Sequence, chosen: tuple[Sample, ...]) -> tuple[Sample, ...]:
         """Return what was chosen for a sequence, up to a place of which nothing is known.
 
         Raises:

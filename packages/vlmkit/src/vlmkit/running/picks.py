@@ -78,7 +78,8 @@ def samples(logits: Any, token_ids: Any, params: Seq[SamplingParams]) -> list[Sa
     if wanted:
         parts += _reports(xp, logits, wanted, any(own.top_logprobs for own in params))
     picked, values, *reports = _read(xp, parts)
-    made = [_sample(*pair, vocab_size) for pair in zip(picked, values, strict=True)]
+    _check(picked, values, vocab_size)
+    made = [Sample(int(token_id)) for token_id in picked]
     for place, log_sum, *top in zip(wanted, *reports, strict=True):
         pairs = zip(*(numbers[: params[place].top_logprobs] for numbers in top), strict=True)
         likeliest = tuple(Logprob(int(token_id), value - log_sum) for token_id, value in pairs)
@@ -93,12 +94,13 @@ def _checked(logits: Any, token_ids: Any, num_rows: int) -> Any:
     return np.from_dlpack(token_ids) if array_api_compat.is_numpy_array(logits) else token_ids
 
 
-def _sample(token_id: float, logit: float, vocab_size: int) -> Sample:
-    if not 0 <= token_id < vocab_size:
-        raise EngineError(f"the sampler returned the token id {token_id:.0f} of {vocab_size}")
-    if not math.isfinite(logit):
+def _check(token_ids: Seq[float], logits: Seq[float], vocab_size: int) -> None:
+    """Raise if a sampler or an engine gave what is no token."""
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise EngineError(f"the sampler returned the token id {token_id:.0f} of {vocab_size}")
+    if not all(map(math.isfinite, logits)):
         raise EngineError("the engine returned logits without a finite value at the chosen token")
-    return Sample(int(token_id))
 
 
 def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any]:

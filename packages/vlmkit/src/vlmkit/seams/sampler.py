@@ -4,15 +4,15 @@ Its methods run in the loop's thread.
 """
 
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from vlmkit.seams.prompt import Array
 from vlmkit.seams.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One row of logits: whose token is to be chosen, and after what.
 
     Attributes:

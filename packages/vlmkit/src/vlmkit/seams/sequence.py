@@ -98,14 +98,11 @@ class Sequence:
         return self.rows.start
 
     @property
-    def num_uncomputed_tokens(self) -> int:
-        """Tokens that the engine has yet to run before the next one can be chosen."""
-        return len(self) - self.num_computed_tokens
-
-    @property
     def is_prefilling(self) -> bool:
         """Whether more than the newest token is still to be computed."""
-        return self.num_uncomputed_tokens > 1 or not self.output_ids
+        num_output = len(self.output_ids)  # spelled out: asked for each answer at each step
+        num_tokens = len(self.prompt.token_ids) + num_output
+        return not num_output or num_tokens - self.num_computed_tokens > 1
 
     def tokens(self, start: int, stop: int) -> Seq[int]:
         """Return the token ids of positions ``[start, stop)``."""

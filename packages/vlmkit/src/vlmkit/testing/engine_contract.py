@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.prompt import Prompt
@@ -54,7 +55,7 @@ class EngineContract(EngineRowsContract):
         """Only the last chunk of a prompt has a row."""
         sequence = self.admitted(host, longest)
         item = host.chunk(sequence, len(longest) // 2)
-        assert len(host.step([dataclasses.replace(item, num_rows=0)])) == 0
+        assert len(host.step([structs.replace(item, num_rows=0)])) == 0
         host.engine.release(sequence)
 
     def test_rows_come_in_the_order_of_their_items(self, host: EngineHost) -> None:

@@ -1,9 +1,8 @@
 """What an engine must do that gives more than a row for an item's last token."""
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec import structs
 
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.prompt import Prompt
@@ -85,7 +84,7 @@ class EngineRowsContract(EngineSubject):
         for prompt in self.prompts():
             sequence = self.admitted(host, prompt)
             self.leave_one_chunk(host, sequence)
-            item = dataclasses.replace(host.chunk(sequence), output="hidden")
+            item = structs.replace(host.chunk(sequence), output="hidden")
             output = host.engine.forward([item])
             assert output.logits is None, "nobody asked for logits"
             assert output.hidden is not None, "hidden states were asked for"
@@ -100,7 +99,7 @@ class EngineRowsContract(EngineSubject):
         items = [host.chunk(sequence) for sequence in sequences]
         if not host.engine.limits.mixes_prefill_and_decode:
             items = items[:2]
-        mixed = [items[0], *(dataclasses.replace(i, output="hidden") for i in items[1:])]
+        mixed = [items[0], *(structs.replace(i, output="hidden") for i in items[1:])]
         output = host.engine.forward(mixed)
         assert output.logits is not None
         assert output.hidden is not None
@@ -118,7 +117,7 @@ class EngineRowsContract(EngineSubject):
         sequence, rows = self.admitted(host, longest), []
         while sequence.num_done < len(longest):
             item = host.chunk(sequence)
-            rows += self._hidden(host, dataclasses.replace(item, num_rows=item.num_tokens))
+            rows += self._hidden(host, structs.replace(item, num_rows=item.num_tokens))
             sequence.num_done = item.stop
         host.engine.release(sequence)
         assert len(rows) == len(longest)
@@ -131,7 +130,7 @@ class EngineRowsContract(EngineSubject):
 
     def _hidden(self, host: EngineHost, item: WorkItem) -> list[Row]:
         """Compute an item; return its hidden states."""
-        hidden = host.engine.forward([dataclasses.replace(item, output="hidden")]).hidden
+        hidden = host.engine.forward([structs.replace(item, output="hidden")]).hidden
         assert hidden is not None, "hidden states were asked for"
         return list(to_numpy(hidden))
 

@@ -1,9 +1,9 @@
 """A loop without an engine: plans, checks every rule of a step, and answers with made-up tokens."""
 
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from vlmkit.kit.block_pool import BlockPool
 from vlmkit.running.encodings import waits

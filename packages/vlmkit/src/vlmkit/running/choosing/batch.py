@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlmkit.running.choosing.edits import Changes, edits_of, has_penalty
+from vlmkit.running.choosing.edits import Changes, Edits, edits_of, has_penalty
 from vlmkit.running.choosing.noise import WORD, keys
 from vlmkit.seams.sampler import Row
 
@@ -52,7 +52,18 @@ class Choice(NamedTuple):
 
 def choice(row: Row) -> Choice:
     """Return how a row's token is chosen."""
-    params, edits = row.sequence.params, edits_of(row.sequence)
+    edits = edits_of(row.sequence)
+    if edits.settled is None:
+        made = _choice(row, edits)
+        if made.is_drawn or not edits.is_settled(len(row.sequence.output_ids)):
+            return made
+        edits.settled = made
+    settled: Choice = edits.settled
+    return settled
+
+
+def _choice(row: Row, edits: Edits) -> Choice:
+    params = row.sequence.params
     is_drawn = params.temperature >= MIN_TEMPERATURE and params.top_k != 1
     is_waiting = row.num_output < params.min_tokens
     temperature = params.temperature if is_drawn else FROZEN

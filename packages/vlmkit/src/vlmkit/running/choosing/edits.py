@@ -39,7 +39,10 @@ class Edits:
 
     Attributes:
         banned: tokens that must never be chosen.
+        settled: how tokens are chosen from here on, once that is the same for each.
     """
+
+    settled: Any = None
 
     def __init__(self, sequence: Sequence) -> None:
         params = sequence.params
@@ -58,12 +61,16 @@ class Edits:
         self._counts = np.zeros(len(shifts), dtype=np.int64)
         self._is_in_prompt = np.array([token_id in prompt for token_id in shifts], dtype=np.bool_)
         self._ends = np.array([self._places[token_id] for token_id in waiting], dtype=np.int64)
-        self._settled: Changes | None = None
+        self._fixed: Changes | None = None
+
+    def is_settled(self, num_output: int) -> bool:
+        """Tell whether what changes is the same for all tokens after so many."""
+        return not self._is_counting and num_output >= self._params.min_tokens
 
     def at(self, row: Row) -> Changes:
         """Return what to change in a row of this sequence."""
         if not self._is_counting:
-            return self._fixed(row.num_output)
+            return self._without_counts(row.num_output)
         output_ids = row.sequence.output_ids
         self._count(output_ids[self._num_counted :])
         self._num_counted = len(output_ids)
@@ -73,13 +80,13 @@ class Edits:
             self._forget(token_id)
         return changes
 
-    def _fixed(self, num_output: int) -> Changes:
+    def _without_counts(self, num_output: int) -> Changes:
         """Return changes that only an answer's least length changes."""
         if num_output < self._params.min_tokens:
             return self._changes(num_output)
-        if self._settled is None:
-            self._settled = self._changes(num_output)
-        return self._settled
+        if self._fixed is None:
+            self._fixed = self._changes(num_output)
+        return self._fixed
 
     def _changes(self, num_output: int) -> Changes:
         params, is_in_output = self._params, self._counts > 0
