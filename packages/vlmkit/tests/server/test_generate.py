@@ -61,6 +61,8 @@ def streamed(server, body):
         chat("hello", stop=["ll"], include_stop_str_in_output=True),
         chat("hello", stop_token_ids=[108], min_tokens=2),
         shown(picture(), picture(40, 30), picture()),
+        shown(picture(5, 4), picture(9, 9)) | {"max_image_tokens": 2},
+        shown(picture(5, 4)) | {"mm_processor_kwargs": {"max_dynamic_patch": 1}},
         shown(picture(5, 4)) | {"cache_salt": "mine", "max_tokens": 9, "ignore_eos": True},
     ],
 )
@@ -153,6 +155,9 @@ def changed(made, **features):
         (lambda m: m | {"token_ids": m["token_ids"][:5]}, f"{PLACES}[0]"),
         (lambda m: m | {"token_ids": [65] * 2**15}, f"{PLACES}[0]"),
         (lambda m: m | {"features": None, "token_ids": [65] * 2**15}, "token_ids"),
+        (lambda m: m | {"images": []}, "images"),
+        (lambda m: m | {"images": [{"max_image_tokens": 2}] * 2}, f"{PLACES}[0]"),
+        (lambda m: m | {"images": [{"mm_processor_kwargs": {"x": 1}}] * 2}, "images"),
         (lambda m: changed(m, image_urls=None), "features.image_urls"),
         (lambda m: changed(m, image_urls=[]), "features.image_urls"),
         (lambda m: changed(m, image_urls=[picture()] * 3), "features.image_urls"),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +16,11 @@ class PlacedImage:
         stop: one past the last of them, if that is known.
         digest: what its slot must have as its digest, if that is known: sha256 over content,
             options and processor.
+        options: how large it was shown there.
     """
 
     image: Image
     start: int
     stop: int | None = None
     digest: bytes | None = None
+    options: ImageOptions = PLAIN_IMAGE

@@ -55,10 +55,11 @@ def check_options(request: Request, tokenizer: Tokenizer) -> None:
         if not request.messages:
             raise RequestError(f"{option} is for messages, not for a text", param=option)
         check_honoured(option, tokenizer)
-    for part in image_parts_of(request.messages):
-        if part.options.max_tokens is not None:
+    shown = [part.options for part in image_parts_of(request.messages)]
+    for image in (*shown, *(placed.options for placed in request.images)):
+        if image.max_tokens is not None:
             check_honoured("max_image_tokens", tokenizer)
-        if part.options.processor:
+        if image.processor:
             check_honoured("mm_processor_kwargs", tokenizer)
     if request.options.continue_final_message:
         last = request.messages[-1]

@@ -8,7 +8,7 @@ that the image has, so that an engine never meets a prompt which no conversation
 from collections.abc import Sequence as Seq, Set
 from dataclasses import replace
 
-from vlmkit.ask.message import Message
+from vlmkit.ask.message import ImagePart, Message
 from vlmkit.ask.placed_image import PlacedImage
 from vlmkit.errors import RequestError
 from vlmkit.seams.prompt import MediaSlot, Prompt
@@ -16,7 +16,7 @@ from vlmkit.seams.prompt import MediaSlot, Prompt
 
 def showing(images: Seq[PlacedImage]) -> list[Message]:
     """Return a conversation that shows some images, and of which only their slots matter."""
-    return [Message.of("user", "?", [each.image for each in images])]
+    return [Message.of("user", "?", [ImagePart(i.image, i.options) for i in images])]
 
 
 def placed(

@@ -4,12 +4,14 @@ For routers, trainers and measurers that render prompts themselves, or had them 
 the operator opens it: tokens are taken as they are, so a prompt may hold any control token.
 """
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
 
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.ask.placed_image import PlacedImage
 from vlmkit.ask.request import Request as Asked
 from vlmkit.ask.sampling import SamplingParams
@@ -32,6 +34,7 @@ from vlmkit.server.wire_generate import (
     GenerateFeatures,
     GenerateParams,
     GenerateRequest,
+    ShownImage,
 )
 
 URLS = "features.image_urls"
@@ -95,7 +98,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         except RequestError as error:
             error.param = _field_of(error, body)
             raise
-        images = await self._images(body.features, facts) if body.features else []
+        images = await self._images(body.features, body.images, facts) if body.features else []
         return Asked(
             token_ids=tuple(body.token_ids),
             images=images,
@@ -106,12 +109,14 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             id=request_id,
         )
 
-    async def _images(self, features: GenerateFeatures, facts: RunnerFacts) -> list[PlacedImage]:
+    async def _images(
+        self, features: GenerateFeatures, shown: Seq[ShownImage] | None, facts: RunnerFacts
+    ) -> list[PlacedImage]:
         """Fetch and check the pictures, and put each to the place that it is said to have."""
         places, urls = features.mm_placeholders.image, features.image_urls or []
         digests = features.mm_hashes.image if features.mm_hashes else None
         check_num_images(len(places), facts, URLS)
-        for given, name in ((urls, URLS), (digests, DIGESTS)):
+        for given, name in ((urls, URLS), (digests, DIGESTS), (shown, "images")):
             if given is not None and len(given) != len(places):
                 raise RequestError(f"{name} has not one for each image", param=name)
         named = [(f"{URLS}[{number}]", url) for number, url in enumerate(urls)]
@@ -122,6 +127,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
                 place.offset,
                 place.offset + place.length,
                 bytes.fromhex(digests[number]) if digests else None,
+                _options(shown[number]) if shown else PLAIN_IMAGE,
             )
             for number, (image, place) in enumerate(zip(images, places, strict=True))
         ]
@@ -135,6 +141,15 @@ def _params(given: GenerateParams, facts: RunnerFacts) -> SamplingParams:
     if given.logprobs is not None:
         values |= {"logprobs": True, "top_logprobs": given.logprobs}
     return facts.defaults.replaced(values)
+
+
+def _options(shown: ShownImage) -> ImageOptions:
+    """Return how large an image was shown."""
+    return ImageOptions(
+        detail=shown.detail or "auto",
+        max_tokens=shown.max_image_tokens,
+        processor=shown.mm_processor_kwargs or {},
+    )
 
 
 def _form(given: GenerateParams) -> AskedForm | None:
@@ -151,6 +166,8 @@ def _field_of(error: RequestError, body: GenerateRequest) -> str | None:
     if field == "messages":  # those that show the images, unless the prompt is too long
         is_long = isinstance(error, PromptTooLong) or body.features is None
         return "token_ids" if is_long else URLS
+    if field.partition(".")[0] in ShownImage.__struct_fields__:
+        return "images"
     if field == "constraint" and (form := _form(body.sampling_params or GenerateParams())):
         field = form.field
     is_param = field.partition(".")[0] in GenerateParams.__struct_fields__

@@ -7,6 +7,8 @@ import msgspec
 from msgspec import Raw
 
 from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, OneOf, Regex
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.message import image_parts_of
 from vlmkit.ask.prompt_tokens import PromptMedium, PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
@@ -38,7 +40,7 @@ def rendered(
         priority=request.priority,
         num_tokens=len(found.token_ids),
         max_model_len=facts.limits.max_sequence_tokens,
-        images=[_image(image) for image in found.images],
+        images=_images(found.images, request),
     )
 
 
@@ -52,10 +54,26 @@ def _features(media: Seq[PromptMedium]) -> RenderedFeatures:
     return RenderedFeatures(places, digests if media[0].digest else None)
 
 
-def _image(image: PromptMedium) -> RenderedImage:
+def _images(images: Seq[PromptMedium], request: Request) -> list[RenderedImage]:
+    shown = [part.options for part in image_parts_of(request.messages)]
+    if len(shown) != len(images):  # those of files are shown in the model's own way
+        shown = [PLAIN_IMAGE] * len(images)
+    return [_image(image, options) for image, options in zip(images, shown, strict=True)]
+
+
+def _image(image: PromptMedium, options: ImageOptions) -> RenderedImage:
     width, height = image.size or (None, None)
     used_width, used_height = image.used_size or (None, None)
-    return RenderedImage(image.num_tokens, width, height, used_width, used_height)
+    return RenderedImage(
+        image.num_tokens,
+        width,
+        height,
+        used_width,
+        used_height,
+        options.detail,
+        options.max_tokens,
+        options.processor or None,
+    )
 
 
 def _params(params: SamplingParams, constraint: Constraint | None) -> dict[str, Any]:

@@ -6,14 +6,15 @@ The shapes are vLLM's. Arrays of images are no part of them: pictures are sent a
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta
 from msgspec.structs import fields
 
+from vlmkit.ask.image_options import Detail
 from vlmkit.ask.sampling import MAX_TOP_LOGPROBS
 from vlmkit.server.body import BodyReader
 from vlmkit.server.forms import StructuredOutputs
 from vlmkit.server.plain import TokenIds
-from vlmkit.server.wire import NotSupported
+from vlmkit.server.wire import ImageLimits, MaxImageTokens, NotSupported
 from vlmkit.server.wire_render import PlacedTokens
 from vlmkit.server.wire_sampling import Label, ModelName, StreamOptions
 
@@ -77,6 +78,19 @@ class GenerateFeatures(msgspec.Struct, kw_only=True):
     mm_metadata: NotSupported = None
 
 
+class ShownImage(msgspec.Struct, kw_only=True):
+    """How large an image was shown when it was rendered; what else is told of it has no effect."""
+
+    detail: Detail | None = None
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
+    num_tokens: int | None = None
+    width: int | None = None
+    height: int | None = None
+    used_width: int | None = None
+    used_height: int | None = None
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /inference/v1/generate``."""
 
@@ -90,10 +104,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     cache_salt: Label | None = None
     priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
 
+    images: Annotated[list[ShownImage], Meta(max_length=MAX_IMAGES)] | None = None  # ours
+
     # What a prompt was rendered with besides; without effect.
     num_tokens: int | None = None
     max_model_len: int | None = None
-    images: Raw = msgspec.field(default_factory=Raw)
 
     # Refused.
     ec_transfer_params: NotSupported = None

@@ -4,6 +4,7 @@ What is answered has vLLM's shape, of a body for ``/inference/v1/generate``; wha
 has no effect there.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -50,13 +51,16 @@ class RenderedFeatures(msgspec.Struct):
 
 
 class RenderedImage(msgspec.Struct):
-    """One image, ours: what it costs, how large it is, and how large the model sees it."""
+    """One image, ours: what it costs, how large it is and is seen, and how it is to be shown."""
 
     num_tokens: int
     width: int | None
     height: int | None
     used_width: int | None
     used_height: int | None
+    detail: str
+    max_image_tokens: int | None
+    mm_processor_kwargs: Mapping[str, Any] | None
 
 
 class Rendered(msgspec.Struct):
