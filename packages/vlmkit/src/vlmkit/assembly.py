@@ -34,7 +34,7 @@ from vlmkit.errors import (
 from vlmkit.kit import heap
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins import loader
-from vlmkit.plugins.kinds import MODEL
+from vlmkit.plugins.kinds import MODEL, TOOL_SOURCE
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobody
 from vlmkit.seams.constraint import Vocabulary
@@ -43,6 +43,7 @@ from vlmkit.seams.media_encoder import MediaEncoder
 if TYPE_CHECKING:
     from vlmkit.model import Model
     from vlmkit.seams.runner import Runner
+    from vlmkit.seams.tool_source import ToolSource
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +146,8 @@ def assemble(
             if close := getattr(parts[section], "close", None):
                 built.callback(close)
         for section in GROUPS:
+            if SECTIONS[section].part_of == "server":
+                continue
             registry, group = registry_of(plugins, section), config.group(section)
             parts[section] = {}
             for name in names_of(group, registry, checkpoint):
@@ -166,6 +169,14 @@ def assemble(
     heap.trim()
     tell("ready")
     return runner
+
+
+def tool_sources(config: Config, plugins: Plugins) -> dict[str, "ToolSource"]:
+    """Build the sources of tools that a config uses, by their names; errors as for :func:`load`."""
+    registry, group = plugins.of(TOOL_SOURCE), config.group(TOOL_SOURCE.section)
+    context = BuildContext(registries=plugins.by_kind)
+    names = names_of(group, registry, None)
+    return {name: registry.build(name, group.settings.get(name, {}), context) for name in names}
 
 
 def _late(

@@ -27,6 +27,7 @@ from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.seams.runner import Runner
 from vlmkit.server.run import Loader, Server
 from vlmkit.server.service import Service
+from vlmkit.server.toolbox import Toolbox
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.settings.server import ServerSettings
@@ -159,10 +160,12 @@ def eventually(is_true: Callable[[], bool], *, timeout_s: float = 300.0) -> bool
 
 @contextmanager
 def running(
-    models: Mapping[str, Runner | Loader] | None = None, **settings: Any
+    models: Mapping[str, Runner | Loader] | None = None,
+    toolbox: Toolbox | None = None,
+    **settings: Any,
 ) -> Iterator[Running]:
     """Run a server in a thread of this process."""
-    service = Service(models or {"mock": None}, ServerSettings(port=0, **settings))
+    service = Service(models or {"mock": None}, ServerSettings(port=0, **settings), toolbox)
     runners = dict(models) if models is not None else {"mock": mock_pipeline()}
     for name, runner in runners.items():
         if isinstance(runner, Runner):

@@ -5,6 +5,8 @@ from typing import Any
 
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.seams.tool_source import ToolSource
+from vlmkit_mcp.settings import McpSettings
 
 VLMKIT_API = (1, 0)
 
@@ -18,6 +20,24 @@ def _build_command(_: BuildContext) -> Any:
     from vlmkit_mcp.command import mcp
 
     return mcp
+
+
+def _build_tools(context: BuildContext) -> ToolSource:
+    from vlmkit_mcp.tools import McpTools
+
+    return McpTools(context.settings)
+
+
+@hookimpl
+def vlmkit_register_tool_sources(registry: Registry[ToolSource]) -> None:
+    """Offer ``tool_sources.use = ["mcp"]``."""
+    registry.add(
+        "mcp",
+        _build_tools,
+        why_not=_why_not,
+        settings=McpSettings,
+        description="tools of servers of the Model Context Protocol",
+    )
 
 
 @hookimpl

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vlmkit.config import Config, ModelEntry
     from vlmkit.plugins.loader import Plugins
     from vlmkit.seams.runner import Runner
+    from vlmkit.seams.tool_source import ToolSource
     from vlmkit.settings.server import ServerSettings
 
 EXAMPLE = """\
@@ -42,7 +43,7 @@ def serve(
     assignments: Sequence[str],
 ) -> None:
     """Serve MODELs, or those of the config, over HTTP."""
-    from vlmkit.assembly import find, name_of
+    from vlmkit.assembly import find, name_of, tool_sources
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.config.providers import check_components
 
@@ -56,11 +57,16 @@ def serve(
     loaders = {name_of(entry): _loader(entry, config, plugins) for entry in entries}
     if len(loaders) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
+    sources = tool_sources(config, plugins)
     _show_log(debug=context.obj.debug)
-    _run(loaders, config.server)
+    _run(loaders, config.server, sources)
 
 
-def _run(loaders: "dict[str, Callable[[], Runner]]", settings: "ServerSettings") -> None:
+def _run(
+    loaders: "dict[str, Callable[[], Runner]]",
+    settings: "ServerSettings",
+    sources: "dict[str, ToolSource]",
+) -> None:
     """Serve, and say how to talk to the server once its models are loaded."""
     from vlmkit.server.run import serve as run_server
 
@@ -68,7 +74,7 @@ def _run(loaders: "dict[str, Callable[[], Runner]]", settings: "ServerSettings")
         if settings.port:
             click.echo(EXAMPLE.format(url=_url(settings), model=names[-1]), err=True)
 
-    run_server(loaders, settings, on_loaded=tell)
+    run_server(loaders, settings, tool_sources=sources, on_loaded=tell)
 
 
 def _loader(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "Callable[[], Runner]":

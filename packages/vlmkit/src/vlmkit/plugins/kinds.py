@@ -18,6 +18,7 @@ from vlmkit.seams.proposer import Proposer
 from vlmkit.seams.sampler import Sampler
 from vlmkit.seams.scheduler import Scheduler
 from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.seams.tool_source import ToolSource
 
 T = TypeVar("T")
 Mode = Literal["one", "all", "by name"]
@@ -34,6 +35,7 @@ class Kind(Generic[T]):
             named, or each ``by name`` when it is asked for.
         meaning: what a provider of it makes, as the end of a sentence that begins with *what*.
         contract: ``module:Class`` of the tests that a provider must pass; empty without any.
+        part_of: what has them: each model's pipeline, or the server, which has them once.
         is_optional: a pipeline can do without, and does where the config does not choose; where
             one is used, the section says ``none``. Of what is not optional, all that can serve are
             used where the mode is ``all``.
@@ -48,6 +50,7 @@ class Kind(Generic[T]):
     mode: Mode
     meaning: str
     contract: str = ""
+    part_of: Literal["pipeline", "server"] = "pipeline"
     is_optional: bool = False
     is_late: bool = False
     reserved: frozenset[str] = frozenset()
@@ -145,6 +148,15 @@ MEDIA_LOADER: Kind[MediaLoader] = Kind(
     "what opens files of images, sounds and the like",
     "vlmkit.testing:MediaLoaderContract",
 )
+TOOL_SOURCE: Kind[ToolSource] = Kind(
+    "tool_source",
+    ToolSource,
+    "all",
+    "what has tools that the server runs for models",
+    "vlmkit.testing:ToolSourceContract",
+    part_of="server",
+    is_optional=True,
+)
 MODEL: Kind[Checkpoint] = Kind("model", Checkpoint, "by name", "what has a model's files")
 COMMAND: Kind[Any] = Kind(
     "command",
@@ -163,6 +175,7 @@ KINDS: tuple[Kind[Any], ...] = (
     CONSTRAINT,
     OBSERVER,
     MEDIA_LOADER,
+    TOOL_SOURCE,
     MODEL,
     COMMAND,
 )

@@ -67,6 +67,7 @@ def create_app(
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
             "document": Provide(lambda: openapi_document(app), sync_to_thread=True, use_cache=True),
         },
+        on_shutdown=[service.toolbox.aclose],
         exception_handlers=error_handlers(),
         request_max_body_size=service.settings.max_body_bytes,
         openapi_config=None,

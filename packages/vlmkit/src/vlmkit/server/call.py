@@ -165,7 +165,8 @@ class MessagesCall(Call[B]):
 
     def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
         """Tell the client and the operator where nothing keeps calls of tools to their schemas."""
-        if chat.tools and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
+        offers = chat.tools or chat.server_tools
+        if offers and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
             self.headers[UNCONSTRAINED_HEADER] = "tools"
             self.service.num_unconstrained += 1
 

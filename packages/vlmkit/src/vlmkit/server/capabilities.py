@@ -84,10 +84,11 @@ class ModelCapabilities(msgspec.Struct):
 
 
 class Capabilities(msgspec.Struct):
-    """Every model that is served."""
+    """Every model that is served, and the tools that the server runs for any of them."""
 
     version: str
     models: list[ModelCapabilities]
+    server_tools: tuple[str, ...]
 
 
 class CapabilitiesController(Controller):
@@ -96,7 +97,7 @@ class CapabilitiesController(Controller):
     @route("/v1/capabilities", http_method=READ, operation=Operation(Capabilities))
     async def tell(self, service: NamedDependency[Service]) -> Capabilities:
         """Tell what can be asked."""
-        return Capabilities(__version__, _models(service))
+        return Capabilities(__version__, _models(service), service.toolbox.names)
 
 
 def _models(service: Service) -> list[ModelCapabilities]:

@@ -14,6 +14,7 @@ from vlmkit.server.call import MessagesCall, answer_head
 from vlmkit.server.convert import Converter, field_of_chat
 from vlmkit.server.operation import Operation
 from vlmkit.server.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
+from vlmkit.server.rounds import begun, check_alone
 from vlmkit.server.service import Service
 from vlmkit.server.sse import AnswerEvents
 from vlmkit.server.streaming import EventStream
@@ -51,11 +52,16 @@ class _ChatCall(MessagesCall[ChatRequest]):
         try:
             request, images_s = await self.asked(body, runner.facts, head.id)
             self.note_tools(body, runner.facts)
+            check_alone(body, request)
             scores: list[Sample] = []
             if (num_top := body.prompt_logprobs) is not None:
                 scorer = PromptScorer(runner, num_top, "prompt_logprobs")
                 scores = await scorer.scored(request)
-            stream = await runner.asubmit(request)
+            stream = (
+                await begun(body, request, runner, self.service)
+                if body.server_tools
+                else await runner.asubmit(request)
+            )
         except RequestError as error:
             error.param = field_of_chat(error, body)
             raise

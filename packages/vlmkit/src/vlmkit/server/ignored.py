@@ -68,6 +68,7 @@ CHANGING: dict[str, tuple[bytes, ...]] = {
     "return_hidden_states": (b"false",),
     "sampling_seed": (),
     "separate_reasoning": (b"true",),
+    "server_tools": (),
     "session_params": (),
     "structured_outputs.structural_tag": (),
     "structured_outputs.whitespace_pattern": (),

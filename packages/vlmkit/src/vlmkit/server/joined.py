@@ -25,7 +25,7 @@ class JoinedStream:
     @property
     def usage(self) -> Usage:
         """What all of them took so far."""
-        return _sum([stream.usage for stream in self._streams])
+        return usage_of_all([stream.usage for stream in self._streams])
 
     async def next_chunks(self) -> list[Chunk]:
         """Wait for, and return, what has come of any; empty when all are over.
@@ -56,7 +56,7 @@ class JoinedStream:
         done = await together(_result, self._streams, len(self._streams))
         return Completion(
             [choice for each in done for choice in each.choices],
-            _sum([each.usage for each in done]),
+            usage_of_all([each.usage for each in done]),
             _longest([each.timings for each in done]),
         )
 
@@ -83,7 +83,8 @@ async def _result(stream: AnswerStream) -> Completion:
     return await stream.aresult()
 
 
-def _sum(usages: Seq[Usage]) -> Usage:
+def usage_of_all(usages: Seq[Usage]) -> Usage:
+    """Return what several answers took together."""
     return Usage(
         sum(each.prompt_tokens for each in usages),
         sum(each.completion_tokens for each in usages),

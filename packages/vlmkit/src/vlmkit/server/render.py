@@ -111,6 +111,11 @@ class _RenderChatCall(_ConversationCall[RenderChatRequest]):
     async def start(self, body: RenderChatRequest) -> ASGIApp:
         """Render the messages."""
         try:
+            if body.server_tools:
+                raise RequestError(
+                    "server_tools cannot be rendered: they are answered in rounds",
+                    param="server_tools",
+                )
             return await self.rendered(body, "chatcmpl", light=body.light)
         except RequestError as error:
             error.param = field_of_chat(error, body)

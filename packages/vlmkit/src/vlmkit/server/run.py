@@ -14,17 +14,19 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import partial
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 import uvicorn
 
 from vlmkit.config.providers import described
 from vlmkit.errors import ConfigError, EngineError, VlmkitError
 from vlmkit.seams.runner import Runner
+from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.connection import Connection
 from vlmkit.server.gate import is_loopback
 from vlmkit.server.service import Served, Service, runner_of
+from vlmkit.server.toolbox import Toolbox
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ def serve(
     models: Mapping[str, Served | Loader],
     settings: ServerSettings | None = None,
     *,
+    tool_sources: Mapping[str, ToolSource] = MappingProxyType({}),
     on_loaded: OnLoaded = _tell_nobody,
 ) -> None:
     """Serve models until a signal ends it; closes every runner at the end.
@@ -52,6 +55,7 @@ def serve(
         models: by the name they are served under: runners, models, or functions that load one.
             Those run one after the other in a thread of their own, while the port answers already.
         settings: the defaults when None.
+        tool_sources: whose tools requests may ask for; they are closed at the end.
         on_loaded: called with the names of the models that are served, when loading is over.
 
     Raises:
@@ -60,7 +64,7 @@ def serve(
         VlmkitError: no model could be loaded: what the last loader raised. The same holds.
     """
     settings = settings or ServerSettings()
-    service = Service(models, settings)
+    service = Service(models, settings, Toolbox(tool_sources))
     server = Server(service)
     loading = _Loading(service, models, server.stop)
     listener = _listener(settings)

@@ -18,6 +18,7 @@ from vlmkit.errors import RequestError
 from vlmkit.model import Model
 from vlmkit.seams.runner import Runner
 from vlmkit.server.errors import ClientGone, ModelNotFound, Overloaded, Unavailable
+from vlmkit.server.toolbox import Toolbox
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -82,9 +83,12 @@ class ServedModel:
 class Service:
     """The models by name, and whether work is taken."""
 
-    def __init__(self, names: Iterable[str], settings: ServerSettings) -> None:
+    def __init__(
+        self, names: Iterable[str], settings: ServerSettings, toolbox: Toolbox | None = None
+    ) -> None:
         self.models = {name: ServedModel(name) for name in names}
         self.settings = settings
+        self.toolbox = toolbox or Toolbox()
         self.is_draining = False
         self.num_open = 0
         self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them

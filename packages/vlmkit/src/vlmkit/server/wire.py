@@ -122,6 +122,7 @@ class ChatRequest(ToolFields, kw_only=True):
 
     # Ours.
     prompt_logprobs: NumTop | None = None
+    server_tools: Annotated[list[Label], Meta(max_length=128)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateValues | None = None

@@ -68,6 +68,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_pending_body_bytes: bodies of all requests that are being read and checked.
         max_text_chars: characters of text in one request.
         max_request_pixels: pixels of all images of one request.
+        max_tool_rounds: times that an answer may go on with what tools of the server returned.
         max_header_bytes: size of one request's headers, its path included.
         header_timeout_s: time for a request's headers to arrive.
         body_timeout_s: time for a request's body to arrive.
@@ -91,6 +92,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_pending_body_bytes: Positive = 2**30
     max_text_chars: Positive = 2_000_000
     max_request_pixels: Positive = 200_000_000
+    max_tool_rounds: Positive = 8
     max_header_bytes: Positive = 64 * 2**10
     header_timeout_s: Seconds = 20.0
     body_timeout_s: Seconds = 60.0

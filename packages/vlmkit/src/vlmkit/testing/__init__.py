@@ -27,6 +27,7 @@ pytest.register_assert_rewrite(
             "scheduler_simulation",
             "tokenizer_contract",
             "tokenizer_media_contract",
+            "tool_source_contract",
         )
     )
 )
@@ -46,6 +47,7 @@ from vlmkit.testing.sampler_contract import SamplerContract  # noqa: E402
 from vlmkit.testing.scheduler_contract import SchedulerContract  # noqa: E402
 from vlmkit.testing.sequences import new_sequence  # noqa: E402
 from vlmkit.testing.tokenizer_contract import TokenizerContract  # noqa: E402
+from vlmkit.testing.tool_source_contract import ToolSourceContract  # noqa: E402
 
 __all__ = [
     "ConstraintContract",
@@ -59,6 +61,7 @@ __all__ = [
     "SamplerContract",
     "SchedulerContract",
     "TokenizerContract",
+    "ToolSourceContract",
     "awkward_pictures",
     "new_sequence",
     "picture",

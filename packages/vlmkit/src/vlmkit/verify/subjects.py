@@ -115,6 +115,9 @@ class ModelParts:
         return self.tokenizer.prompt([Message.of("user", question, pictures)])
 
 
+OWN = {"media_loader": "what it opens", "tool_source": "what its tools can be asked"}
+
+
 def subject_of(
     kind: str, name: str, make: Callable[..., Any], model: ModelParts | None
 ) -> dict[str, Any] | str:
@@ -122,8 +125,8 @@ def subject_of(
     if kind == "constraint":
         return {"make": lambda vocabulary: make(vocabulary=vocabulary), "forms": None}
     parts = {"tokenizer": _tokenizer, "media_encoder": _encoder, "engine": _engine}.get(kind)
-    if kind == "media_loader":
-        return "what it opens is known to its own tests only"
+    if kind in OWN:
+        return f"{OWN[kind]} is known to its own tests only"
     if parts is None:
         return {"make": make}
     if model is None:

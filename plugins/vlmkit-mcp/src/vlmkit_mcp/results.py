@@ -1,0 +1,100 @@
+"""What a tool returned, as parts of a message: texts and pictures, within bounds.
+
+Nothing in them is ever a control token: text is text, and pictures are checked as any others are.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+from mcp.types import (
+    BlobResourceContents,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import ImagePart, TextPart
+from vlmkit.errors import EngineError, ImageError
+from vlmkit.settings.images import ImageLimits
+from vlmkit_mcp.settings import McpServer
+
+CUT = "[the rest is left out]"
+NO_IMAGE = "[an image is left out]"
+
+
+async def parts_of_result(
+    result: CallToolResult, server: McpServer, limits: ImageLimits
+) -> list[TextPart | ImagePart]:
+    """Return what a result says and shows.
+
+    Args:
+        result: what a server returned.
+        server: how much of it is taken.
+        limits: which images are refused.
+
+    Raises:
+        EngineError: the tool says that it failed.
+    """
+    parts: list[TextPart | ImagePart] = []
+    num_chars, num_images = server.max_result_chars, server.max_result_images
+    for piece in _pieces(result):
+        part = await _shown(piece, limits) if isinstance(piece, _Picture) else TextPart(piece)
+        if isinstance(part, TextPart):
+            if len(part.text) > num_chars:
+                parts.append(TextPart(part.text[:num_chars] + CUT))
+                break
+            num_chars -= len(part.text)
+        elif num_images:
+            num_images -= 1
+        else:
+            part = TextPart(NO_IMAGE)
+        parts.append(part)
+    if result.is_error:
+        said = " ".join(part.text for part in parts if isinstance(part, TextPart))
+        raise EngineError(f"the tool failed: {said}" if said else "the tool failed")
+    return parts or [TextPart("")]
+
+
+class _Picture(str):
+    """The content of a picture, in base64."""
+
+    __slots__ = ()
+
+
+def _pieces(result: CallToolResult) -> Iterator[str]:
+    """Yield the texts and pictures of a result, and a word for what is neither."""
+    for content in result.content:
+        if isinstance(content, TextContent):
+            yield content.text
+        elif isinstance(content, ImageContent):
+            yield _Picture(content.data)
+        elif isinstance(content, ResourceLink):
+            yield str(content.uri)
+        elif isinstance(content, EmbeddedResource):
+            yield _resource(content.resource)
+        else:
+            yield "[a sound is left out]"
+    if not result.content and result.structured_content is not None:
+        yield msgspec.json.encode(result.structured_content).decode()
+
+
+def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
+    if isinstance(resource, TextResourceContents):
+        return resource.text
+    if (resource.mime_type or "").startswith("image/"):
+        return _Picture(resource.blob)
+    return "[a file is left out]"
+
+
+async def _shown(picture: str, limits: ImageLimits) -> TextPart | ImagePart:
+    """Check a picture in a thread; one that cannot be shown is named in its place."""
+    try:
+        image = await asyncio.to_thread(Image.open, f"data:image;base64,{picture}", limits)
+    except ImageError as error:
+        return TextPart(f"[an image cannot be shown: {error}]")
+    return ImagePart(image)

@@ -1,0 +1,77 @@
+"""Tools of configured servers of the protocol, as a source of tools for vlmkit's server.
+
+Which tools there are is the operator's word; a server is started, or connected to, when one of its
+own is first asked for.
+"""
+
+import re
+from collections.abc import Mapping, Sequence as Seq
+from typing import Any
+
+from vlmkit.ask.message import ImagePart, TextPart
+from vlmkit.errors import ConfigError
+from vlmkit.settings.images import ImageLimits
+from vlmkit_mcp.connection import Connection
+from vlmkit_mcp.results import parts_of_result
+from vlmkit_mcp.settings import McpSettings
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # what models can be asked to write
+
+
+class McpTools:
+    """The tools of several servers; see :class:`vlmkit.seams.tool_source.ToolSource`.
+
+    Args:
+        settings: the servers.
+
+    Raises:
+        ConfigError: a server has neither a command nor a URL, or both, or a tool cannot be named.
+    """
+
+    def __init__(self, settings: McpSettings) -> None:
+        self._connections: list[Connection] = []
+        self._tools: dict[str, tuple[Connection, str]] = {}
+        for label, server in settings.servers.items():
+            place = f"tool_sources.mcp.servers.{label}"
+            if bool(server.command) == bool(server.url):
+                raise ConfigError(f"{place} must have a command, or a url, and not both")
+            connection = Connection(label, server)
+            self._connections.append(connection)
+            for tool in server.tools:
+                name = f"{label}_{tool}"
+                if not _NAME.fullmatch(name):
+                    raise ConfigError(f"{place}: {name!r} is no name that a tool can have")
+                self._tools[name] = (connection, tool)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tools that the operator allows: the server's name, ``_`` and the tool's."""
+        return frozenset(self._tools)
+
+    async def describe(self, name: str) -> Mapping[str, Any]:
+        """Return a tool's definition, as its server states it; starts that if need be.
+
+        Raises:
+            EngineError: the server cannot be had, or has no such tool.
+        """
+        connection, tool = self._tools[name]
+        stated = await connection.definition(tool)
+        function = {"name": name, "description": stated.description or ""}
+        return {"type": "function", "function": function | {"parameters": stated.input_schema}}
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], limits: ImageLimits
+    ) -> Seq[TextPart | ImagePart]:
+        """Call a tool, and return what it says and shows.
+
+        Raises:
+            EngineError: it failed, took too long, or its server cannot be had.
+        """
+        connection, tool = self._tools[name]
+        result = await connection.call(tool, dict(arguments))
+        return await parts_of_result(result, connection.server, limits)
+
+    async def aclose(self) -> None:
+        """End every server that was started."""
+        for connection in self._connections:
+            await connection.aclose()
