@@ -237,6 +237,17 @@ def test_an_answer_in_the_background_has_a_place_in_the_server():
         assert whole(server).status == "completed"
 
 
+def test_a_server_that_ends_cuts_off_what_goes_on_in_the_background():
+    with running(drain_timeout_s=0.1) as server:
+        runner = server.runner()
+        in_background(server, **SLOW)
+        assert eventually(lambda: runner.stats().num_running == 1)
+        server.service.is_draining = True
+        refused = server.post(body("x", background=True), PATH)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
+    assert runner.stats().num_running == 0
+
+
 @pytest.mark.parametrize("fields", [{"stream": True}, {"store": False}])
 def test_what_the_background_has_no_place_for_is_refused(server, fields):
     assert refused(server, background=True, **fields)["param"] == "background"

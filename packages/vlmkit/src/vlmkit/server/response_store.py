@@ -7,7 +7,7 @@ What several of them share, the turns before, is held and counted once.
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from litestar import Request
@@ -31,7 +31,7 @@ class Turn:
     Args:
         owner: whose it is.
         said: what the client said.
-        before: what that followed.
+        before: what that followed; its answer is over.
     """
 
     def __init__(self, owner: bytes, said: Sequence[KeptItem], before: "Turn | None") -> None:
@@ -41,22 +41,19 @@ class Turn:
         self.answered: Sequence[KeptItem] = ()
         self.num_uses = 0  # by a stored response, and by turns that follow
         self.num_bytes = _num_bytes(said)  # its own
+        self._num_bytes_before = before.num_whole_bytes if before else 0
 
     def items(self) -> list[KeptItem]:
         """Return everything from the beginning of the conversation to the end of this turn."""
-        turns = [*self._back()]
+        turns = [self]
+        while (before := turns[-1].before) is not None:
+            turns.append(before)
         return [item for turn in reversed(turns) for item in (*turn.said, *turn.answered)]
 
     @property
     def num_whole_bytes(self) -> int:
         """The bytes of everything from the beginning of the conversation."""
-        return sum(turn.num_bytes for turn in self._back())
-
-    def _back(self) -> "Iterator[Turn]":
-        turn: Turn | None = self
-        while turn is not None:
-            yield turn
-            turn = turn.before
+        return self._num_bytes_before + self.num_bytes
 
 
 class StoredResponse(NamedTuple):
