@@ -10,9 +10,8 @@ from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
 from vlmkit.ask.message import Message, ReasoningPart, TextPart
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit_hf.tokenizer import HfTokenizer
-from zoo.tokenizer import byte_level
+from zoo.calls import STRANGE, TEMPLATES, vocabulary
 
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]")
 TOOLS = [
     {
         "type": "function",
@@ -30,51 +29,15 @@ CALLS = [
     ToolCallPart("aBcDeF123", "weather", json.dumps({"city": 'Köln "x"\n<', "days": 3})),
     ToolCallPart("aBcDeF124", "weather", json.dumps({"city": "7", "near": [True, {"x": None}]})),
 ]
-_HEAD = (
-    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
-    "{{ m.content }}{% if m.tool_calls %}"
-)
-_TAIL = (
-    "{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_EACH = "{% for c in m.tool_calls %}{% set f = c.function %}"
-ASSISTANTS = {
-    "hermes": _EACH + '\n<tool_call>\n{"name": "{{ f.name }}", "arguments": '
-    "{{ f.arguments | tojson }}}\n</tool_call>{% endfor %}",
-    "qwen_tags": _EACH + "\n<tool_call>\n<function={{ f.name }}>\n"
-    "{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n"
-    "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}"
-    "</function>\n</tool_call>{% endfor %}",
-    "glm": _EACH + "\n<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}"
-    "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n"
-    "{% endfor %}</tool_call>{% endfor %}",
-    "mistral": "[TOOL_CALLS] [" + _EACH + '{"name": "{{ f.name }}", "arguments": '
-    '{{ f.arguments | tojson }}, "id": "{{ c.id }}"}{% if not loop.last %}, {% endif %}'
-    "{% endfor %}]",
-    "mistral_named": _EACH + "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}{% endfor %}",
-    "granite": "<|tool_call|>[" + _EACH + "{{ f | tojson }}{% if not loop.last %}, {% endif %}"
-    "{% endfor %}]",
-    "llama": _EACH + '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
-    "{% if not loop.last %}; {% endif %}{% endfor %}",
-    "derived object": "<act>[" + _EACH + '{"tool": "{{ f.name }}", "input": '
-    "{{ f.arguments | tojson }}}{% if not loop.last %}, {% endif %}{% endfor %}]</act>",
-    "derived name": _EACH + "<call>{{ f.name }}<with>{{ f.arguments | tojson }}</call>{% endfor %}",
-}
 TokenizerWith = Callable[[Any, str], HfTokenizer]
 
 
 def tokenizer(tokenizer_with: TokenizerWith, name: str, *, has_tokens: bool) -> HfTokenizer:
-    marks = MARKS if has_tokens else ()
-    named = {"eos_token": "<|im_end|>"}
-    vocabulary = byte_level(("<|im_start|>", "<|im_end|>"), named=named, plain=[*marks])
-    return tokenizer_with(vocabulary, _HEAD + ASSISTANTS[name] + _TAIL)
+    return tokenizer_with(vocabulary(has_tokens=has_tokens), TEMPLATES[name])
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
-@pytest.mark.parametrize("name", ASSISTANTS)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_an_answer_of_the_templates_own_words_is_the_message(
     tokenizer_with: TokenizerWith, name: str, has_tokens: bool
 ) -> None:
@@ -118,7 +81,6 @@ def check_round_trip(model: HfTokenizer, *, said: str, thought: str) -> None:
 def test_a_template_that_writes_calls_nobody_knows_takes_none(
     tokenizer_with: TokenizerWith,
 ) -> None:
-    strange = _HEAD + _EACH + "{{ f.name }}({{ f.arguments.city }}){% endfor %}" + _TAIL
-    vocabulary = byte_level(("<|im_start|>", "<|im_end|>"), named={"eos_token": "<|im_end|>"})
-    prompt = tokenizer_with(vocabulary, strange).prompt([Message.of("user", "hi")], tools=TOOLS)
+    model = tokenizer_with(vocabulary(has_tokens=False), STRANGE)
+    prompt = model.prompt([Message.of("user", "hi")], tools=TOOLS)
     assert prompt.calling is None

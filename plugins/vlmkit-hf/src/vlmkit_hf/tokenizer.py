@@ -70,14 +70,14 @@ class HfTokenizer:
         placeholder = self._images.placeholder if self._images else None
         self._chat = Chat(template, placeholder, checkpoint.name) if template else None
         self._knows_effort = template is not None and template.effort.is_known
+        self._added: Mapping[str, int] = tokenizer.get_added_vocab()
+        self._marks = _marks(template, self._added)
         self._encoder = TextEncoder(
             self._backend, self._control_tokens(template), slot_like=placeholder
         )
         if self._images is not None:
             self._images.check(self._encoder)
         self._token_bytes = TokenBytes(self._backend)
-        self._added: Mapping[str, int] = tokenizer.get_added_vocab()
-        self._marks = _marks(template, self._added)
         self._bos = tokenizer.bos_token
         self._vocab_size: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
         self._eos_ids = _eos_ids(checkpoint, tokenizer, self._added)
@@ -187,9 +187,10 @@ class HfTokenizer:
     def _control_tokens(self, template: ChatTemplate | None) -> set[str]:
         """Return the added tokens that only a template or a processor may write.
 
-        Those are all special ones, those that the processor writes, and those that the chat
-        template itself mentions. Other added tokens, such as ``<table>`` in Gemma's vocabulary, are
-        words: they mean the same whoever writes them.
+        Those are all special ones, those that the processor writes, those that the chat template
+        itself mentions, and the marks of reasoning, of which it may say nothing. Other added
+        tokens, such as ``<table>`` in Gemma's vocabulary, are words: they mean the same whoever
+        writes them.
         """
         added = self._backend.get_added_tokens_decoder().values()
         chosen = {token.content for token in added if token.special}
@@ -198,6 +199,8 @@ class HfTokenizer:
         if template is not None:
             words = (t.content for t in added if not t.content.isspace())
             chosen |= {word for word in words if template.mentions(word)}
+        if self._marks is not None:
+            chosen |= self._added.keys() & {self._marks.start, self._marks.end}
         return chosen
 
     def _check_images(self, images: Sequence[Image]) -> None:

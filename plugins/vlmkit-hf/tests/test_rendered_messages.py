@@ -1,0 +1,201 @@
+"""Whatever a template writes for an answer is that message again, however it is cut into tokens."""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import dropwhile, pairwise, takewhile
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import zoo
+from vlmkit.ask.delta import Delta, reasoning_of, text_of, tool_calls_of
+from vlmkit.ask.message import Message, ReasoningPart, TextPart
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.ask.tool_choice import NamedTool
+from vlmkit.kit.call_grammar import call_grammar
+from vlmkit.seams.constraint import Vocabulary
+from vlmkit.seams.prompt import Prompt
+from vlmkit_hf.tokenizer import HfTokenizer
+from zoo.calls import TEMPLATES, vocabulary
+
+TokenizerWith = Callable[[Any, str], HfTokenizer]
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "near": {"type": "array", "items": {"type": "boolean"}},
+    },
+    "required": ["city", "days", "near"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "description": "", "parameters": SCHEMA},
+}
+ASKED = [Message.of("user", "hello")]
+CALLING = {"qwen3", "qwen3_vl"}
+PLAIN = sorted({*zoo.NAMES_TEXT, *zoo.NAMES_VISION} - {"paligemma", "gpt_oss"})
+"""Families whose answers are text between two marks: one has no history, one has channels."""
+PIECES = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[ARGS]", "{", '"', "\n", "é", "🙂")
+words = st.lists(st.sampled_from((*PIECES, "a", "b ", "1", "so")), min_size=1, max_size=8)
+said = words.map("".join).map(str.strip).filter(bool)
+city = st.lists(st.sampled_from(("Köln", '"', "\\", " ", "<", "7", "🙂")), max_size=4).map("".join)
+fits = st.fixed_dictionaries(
+    {"city": city, "days": st.integers(-99, 10**6), "near": st.lists(st.booleans(), max_size=3)}
+).map(lambda own: {key: own[key] for key in SCHEMA["properties"]})
+few = settings(max_examples=6, suppress_health_check=list(HealthCheck))
+
+
+def read(model: HfTokenizer, prompt: Prompt, ids: Sequence[int]) -> tuple[str, str, list[Any]]:
+    """What an answer of these tokens thinks, says and calls."""
+    reader = model.reader(prompt)
+    deltas: list[Delta] = [d for i in ids for d in reader.push(i)] + [*reader.finish()]
+    calls = [(call.name, call.parsed()) for call in tool_calls_of(deltas)]
+    return reasoning_of(deltas), text_of(deltas), calls
+
+
+def written(
+    model: HfTokenizer, parts: Sequence[Any], tools: Sequence[Any] | None
+) -> tuple[Prompt, list[int]]:
+    """The prompt of an answer, and the tokens by which a template writes it, without its end."""
+    prompt = model.prompt(ASKED, tools=tools)
+    answered = [*ASKED, Message("assistant", tuple(parts))]
+    ends = PromptOptions(add_generation_prompt=False)
+    whole = model.prompt(answered, tools=tools, options=ends)
+    pairs = zip(prompt.token_ids, whole.token_ids, strict=False)
+    num_alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    ids = whole.token_ids[num_alike:]
+    return prompt, list(takewhile(lambda token_id: token_id not in model.eos_ids, ids))
+
+
+def cut_again(model: HfTokenizer, ids: Sequence[int], places: Sequence[int]) -> list[int]:
+    """Other tokens of the same words: what is no control token is encoded piece by piece."""
+    control = {i for i in ids if not model.decode([i]) or len(model.token_bytes(i)) > 4}
+    made: list[int] = []
+    start = 0
+    for stop in [n for n, i in enumerate(ids) if i in control] + [len(ids)]:
+        text = model._backend.decode(list(ids[start:stop]), skip_special_tokens=False)
+        cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+        for first, last in pairwise(cuts):
+            made += model.encode(text[first:last])
+        made += ids[stop : stop + 1]
+        start = stop + 1
+    return made
+
+
+def parts_of(thought: str, text: str, calls: Sequence[Any]) -> list[Any]:
+    return [
+        *([ReasoningPart(thought)] if thought else []),
+        *([TextPart(text)] if text else []),
+        *(
+            ToolCallPart(f"aBcDeF12{n}", "look_up", json.dumps(arguments, ensure_ascii=False))
+            for n, arguments in enumerate(calls)
+        ),
+    ]
+
+
+@pytest.fixture(scope="session")
+def model_of(
+    tokenizer_of: Callable[[str], HfTokenizer], tokenizer_with: TokenizerWith
+) -> Callable[[str], HfTokenizer]:
+    @functools.cache
+    def model(name: str) -> HfTokenizer:
+        if name in CALLING:
+            return tokenizer_of(name)
+        return tokenizer_with(vocabulary(has_tokens=True), TEMPLATES[name])
+
+    return model
+
+
+@pytest.mark.parametrize("name", [*sorted(CALLING), *TEMPLATES])
+def test_a_rendered_message_is_read_back_however_it_is_cut(name, model_of):
+    model = model_of(name)
+    thinks, talks = name != "qwen3_vl", name not in ("llama", "granite")
+
+    @few
+    @given(
+        thought=said if thinks else st.just(""),
+        text=st.just("") | said if talks else st.just(""),
+        calls=st.lists(fits, min_size=1, max_size=3),
+        places=st.lists(st.integers(0, 200), max_size=8),
+    )
+    def check(thought, text, calls, places):
+        prompt, ids = written(model, parts_of(thought, text, calls), [TOOL])
+        expected = thought, text, [("look_up", arguments) for arguments in calls]
+        assert read(model, prompt, ids) == expected
+        assert read(model, prompt, cut_again(model, ids, places)) == expected
+
+    check()
+
+
+def wrong(arguments, draw):
+    """Arguments that are not within the schema any more."""
+    changes = (
+        lambda own: own | {"days": "x3"},
+        lambda own: own | {"days": None},
+        lambda own: own | {"near": [1]},
+        lambda own: own | {"more": True},
+        lambda own: {key: own[key] for key in own if key != "days"},
+        lambda own: {"days": own["days"], "near": own["near"]},
+    )
+    return draw(st.sampled_from(changes))(arguments)
+
+
+def vocabulary_of(model):
+    """What a pipeline tells a compiler of a vocabulary."""
+    silent = model.eos_ids | model.banned_ids
+    token_bytes = [
+        b"" if i in silent or not model.decode([i]) else model.token_bytes(i)
+        for i in range(model.vocab_size)
+    ]
+    return Vocabulary(token_bytes, model.encode)
+
+
+@pytest.mark.parametrize("name", sorted({*CALLING, *TEMPLATES} - {"mistral"}))  # it writes ids
+def test_the_grammar_of_a_template_takes_what_it_writes_within_the_schema_alone(name, model_of):
+    compilers = pytest.importorskip("vlmkit_guidance.compiler")
+    model = model_of(name)
+    compiler = compilers.GuidanceCompiler(vocabulary_of(model))
+    calling = model.prompt(ASKED, tools=[TOOL]).calling
+    compiled = [
+        compiler.compile(call_grammar(calling, choice))
+        for choice in ("auto", "required", NamedTool("look_up"))
+    ]
+
+    def accepts(calls, tool="look_up"):
+        made = [replace(part, name=tool) for part in parts_of("", "", calls)]
+        _, ids = written(model, made, [TOOL])
+        ids = list(dropwhile(lambda token_id: model.token_bytes(token_id).isspace(), ids))
+        matchers = [make() for make in compiled]
+        return {all(map(each.accept, ids)) and each.may_end for each in matchers}
+
+    @few
+    @given(calls=st.lists(fits, min_size=1, max_size=2), data=st.data())
+    def check(calls, data):
+        assert accepts(calls) == {True}
+        assert accepts(calls, "look_in") == {False}
+        place = data.draw(st.integers(0, len(calls) - 1))
+        calls[place] = wrong(calls[place], data.draw)
+        assert accepts(calls) == {False}
+
+    check()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_any_family_says_is_read_back(name, tokenizer_of):
+    model = tokenizer_of(name)
+
+    @few
+    @given(text=said.filter(lambda text: "</think>" not in text))  # templates look for that
+    def check(text):
+        prompt, ids = written(model, [TextPart(text)], None)
+        thought, told, calls = read(model, prompt, ids)
+        assert (thought, told.strip(), calls) == ("", text, [])
+
+    check()
