@@ -185,6 +185,18 @@ def clients(session: nox.Session, client: str) -> None:
         )
         session.env["NODE_FOLDER"] = folder
     session.env["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches prices when imported
+    try_on_server(session, client)
+
+
+@nox.session(default=False, requires=["clients_server"])
+def schema(session: nox.Session) -> None:
+    """Hold the server to its OpenAPI document with Schemathesis; takes minutes."""
+    session.install("-q", "pytest>=9", "schemathesis>=4.32", "openapi-spec-validator>=0.9")
+    try_on_server(session, "schemathesis")
+
+
+def try_on_server(session: nox.Session, client: str) -> None:
+    """Run a client's file on the server of ``clients_server``."""
     server = session.env_dir.with_name("clients_server")
     session.env["SERVER_PYTHON"] = str(next(server.glob("*/python*")))
     tests = Path("tests/clients")

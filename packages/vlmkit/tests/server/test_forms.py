@@ -4,7 +4,7 @@ import json
 
 import pytest
 from running_server import chat, mock_pipeline, running
-from spelling import SpellingCompiler
+from spelling import Spelling, SpellingCompiler
 
 from vlmkit.ask.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import RequestError
@@ -145,3 +145,40 @@ def test_an_answer_keeps_to_its_form():
         refused = server.post(chat(response_format=NAMED))
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "response_format"
+
+
+class Breaks(Spelling):
+    """Fails when it has seen two tokens, in words that no client is to read."""
+
+    def fill(self, mask):
+        if len(self.rests) > 2:
+            raise RuntimeError("it said: tree")
+        super().fill(mask)
+
+    def forced(self):
+        return []
+
+
+class BreakingCompiler(SpellingCompiler):
+    matcher = Breaks
+
+
+def test_a_constraint_that_fails_ends_its_request_alone_whole_or_streamed():
+    with (
+        mock_pipeline(constraint=BreakingCompiler) as pipeline,
+        running({"mock": pipeline}) as server,
+    ):
+        bound = {"guided_choice": ["tree", "trunk"]}
+        failed = server.post(chat("which?", **bound))
+        assert failed.status_code == 500
+        error = failed.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "engine_error")
+        assert "it said" not in failed.text
+        streamed = server.post(chat("which?", stream=True, **bound))
+        first, *_, last = [event for event in streamed.text.split("\n\n") if event]
+        assert json.loads(first.removeprefix("data: "))["choices"][0]["delta"]["role"]
+        assert json.loads(last.removeprefix("data: ")) == failed.json()
+        own = server.post(chat("which?", stream=True, max_tokens=9, **bound), "/v1/messages")
+        assert own.text.rpartition("event: ")[2].startswith("error\n")
+        assert server.post(chat("hello")).status_code == 200
+        assert server.is_idle()
