@@ -162,7 +162,7 @@ def caller(request, tmp_path_factory):
 CHOICES = ["auto", "required", {"type": "function", "function": {"name": "mark"}}]
 
 
-@pytest.mark.parametrize("num_each", [1, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_each", [1, pytest.param(15, marks=pytest.mark.slow)])
 def test_calls_are_of_tools_that_were_offered_and_keep_to_their_schemas(caller, num_each, capsys):
     marks, client = caller
     model = client.models.list().data[0].id

@@ -95,7 +95,7 @@ def test_requests_of_another_salt_find_nothing_in_the_cache(server):
     ("fields", "param"),
     [
         ({"stop_token_ids": [999_999]}, "stop_token_ids"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"stop_token_ids": ["x"]}, "stop_token_ids[0]"),
         ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
         ({"cache_salt": "x" * 513}, "cache_salt"),

@@ -79,6 +79,11 @@ def test_bounds_and_tags_are_told_as_they_are_held(document):
     schemas = document["components"]["schemas"]
     assert schemas["ChatRequest"]["required"] == ["model", "messages"]
     assert schemas["ChatRequest"]["properties"]["messages"]["items"]["required"] == ["role"]
+    assert schemas["ChatRequest"]["properties"]["temperature"]["anyOf"][0] == {
+        "type": "number",
+        "minimum": 0.0,
+        "maximum": 2.0,
+    }
     assert schemas["ToolCall"]["required"] == ["id", "function"]
 
 

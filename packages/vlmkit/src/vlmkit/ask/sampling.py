@@ -12,6 +12,25 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_TOKENS = 128
 MAX_TOP_LOGPROBS = 20
 
+NumTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+TopK = Annotated[int, Meta(ge=0, le=1_000_000)]
+MinP = Annotated[float, Meta(ge=0.0, le=1.0)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=10.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+LogitBias = Annotated[
+    dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-100.0, le=100.0)]],
+    Meta(max_length=1024),
+]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+StopTokenId = Annotated[int, Meta(ge=0)]
+StopTokenIds = Annotated[list[StopTokenId], Meta(max_length=MAX_STOP_TOKENS)]
+NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+NumTop = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request's choices, within bounds. The defaults choose the likeliest token each time.
@@ -43,35 +62,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10.0)] = 1.0
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    logit_bias: Annotated[
-        dict[
-            Annotated[int, Meta(ge=0)],
-            Annotated[float, Meta(ge=-100.0, le=100.0)],
-        ],
-        Meta(max_length=1024),
-    ] = {}
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...],
-        Meta(max_length=MAX_STOP_STRINGS),
-    ] = ()
-    stop_token_ids: Annotated[
-        tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=MAX_STOP_TOKENS)
-    ] = ()
+    min_tokens: NumTokens = 0
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: LogitBias = {}
+    seed: Seed | None = None
+    stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
+    stop_token_ids: Annotated[tuple[StopTokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     logprobs: bool = False
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    top_logprobs: NumTop = 0
+    n: NumChoices = 1
 
     def replaced(self, values: dict[str, Any]) -> "SamplingParams":
         """Return these parameters with some values replaced, after checking every bound.

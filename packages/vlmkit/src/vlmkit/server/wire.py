@@ -11,8 +11,9 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS
+from vlmkit.ask.sampling import NumTokens, NumTop
 from vlmkit.server.body import BodyReader
-from vlmkit.server.wire_sampling import Label, NumTop
+from vlmkit.server.wire_sampling import Label
 from vlmkit.server.wire_tools import ToolFields
 
 NotSupported: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
@@ -115,9 +116,9 @@ class ChatRequest(ToolFields, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: ChatMessages
-    max_completion_tokens: int | None = None
+    max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: NumTop | None = None
     reasoning_effort: Effort | None = None
 
     # Ours.

@@ -5,10 +5,11 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import fields
 
+from vlmkit.ask.sampling import NumChoices, NumTop
 from vlmkit.server.body import BodyReader
 from vlmkit.server.plain import PlainInput
 from vlmkit.server.wire import NotSupported
-from vlmkit.server.wire_sampling import NumTop, SamplingFields
+from vlmkit.server.wire_sampling import SamplingFields
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -18,7 +19,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     logprobs: NumTop | None = None
     prompt_logprobs: NumTop | None = None  # ours
-    best_of: int | None = None
+    best_of: NumChoices | None = None
     add_special_tokens: bool | None = None
 
     # Refused: the API has no such thing here, or chats alone have it.

@@ -10,7 +10,21 @@ from msgspec import Meta
 from msgspec.structs import fields
 
 from vlmkit.ask.image_options import Detail
-from vlmkit.ask.sampling import MAX_TOP_LOGPROBS
+from vlmkit.ask.sampling import (
+    LogitBias,
+    MinP,
+    NumChoices,
+    NumTokens,
+    NumTop,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopP,
+)
 from vlmkit.server.body import BodyReader
 from vlmkit.server.forms import StructuredOutputs
 from vlmkit.server.plain import TokenIds
@@ -24,26 +38,26 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
 class GenerateParams(msgspec.Struct, kw_only=True):
-    """How tokens are chosen; the bounds are those of :class:`vlmkit.SamplingParams`."""
+    """How tokens are chosen."""
 
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[Annotated[int, Meta(ge=0)], float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    n: NumChoices | None = None
+    max_tokens: NumTokens | None = None
+    min_tokens: NumTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    seed: Seed | None = None
+    stop: StopString | StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: NumTop | None = None
     structured_outputs: StructuredOutputs | None = None
 
     # Refused.

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
+from vlmkit.ask.sampling import NumTokens, NumTop, StopString, StopStrings
 from vlmkit.server.body import BodyReader
 from vlmkit.server.forms import JsonObjectForm, TextForm
 from vlmkit.server.wire import (
@@ -173,16 +174,16 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["disabled"] | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: NumTokens | None = None
     include: Annotated[list[Includable], Meta(max_length=16)] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: NumTop | None = None
     store: bool | None = None
     background: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
 
     # Ours, as a chat has them.
-    stop: str | list[str] | None = None
+    stop: StopString | StopStrings | None = None
     chat_template_kwargs: TemplateValues | None = None
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None

@@ -1,6 +1,6 @@
 """Fields that every body has which asks for an answer: how it is chosen, told and queued.
 
-Shapes alone: the bounds are those of :class:`vlmkit.SamplingParams`, which checks them.
+Shapes and bounds: those of :class:`vlmkit.SamplingParams`, which checks what they are together.
 """
 
 from typing import Annotated, Literal
@@ -8,11 +8,24 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlmkit.ask.sampling import MAX_TOP_LOGPROBS
+from vlmkit.ask.sampling import (
+    LogitBias,
+    MinP,
+    NumChoices,
+    NumTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopK,
+    TopP,
+)
 from vlmkit.server.forms import Formed
 
 Label = Annotated[str, Meta(max_length=512)]
-NumTop = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
@@ -29,21 +42,21 @@ class AnswerFields(Formed, kw_only=True):
     model: ModelName
     stream: bool | None = None
 
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[Annotated[int, Meta(ge=0)], float] | None = None
-    seed: int | None = None
+    max_tokens: NumTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    seed: Seed | None = None
 
     # Ours.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: NumTokens | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None  # the same by another name
     skip_special_tokens: bool | None = None
@@ -55,7 +68,7 @@ class SamplingFields(AnswerFields, kw_only=True):
     """What a body of OpenAI's APIs says of its answer, whatever the prompt is."""
 
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    n: int | None = None
+    stop: StopString | StopStrings | None = None
+    n: NumChoices | None = None
     user: Label | None = None  # without effect by its own definition
     return_token_ids: bool | None = None  # ours
