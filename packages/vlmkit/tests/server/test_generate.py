@@ -118,6 +118,15 @@ def test_log_probabilities_are_told_of_every_token_by_its_id(server):
     assert generated(server, made | {"sampling_params": {}})["choices"][0]["logprobs"] is None
 
 
+def test_a_prompt_has_the_log_probabilities_that_its_chat_has(server):
+    body = shown(picture()) | {"prompt_logprobs": 1}
+    expected = server.post(body).json()["prompt_logprobs"]
+    made = rendered(server, body)
+    assert generated(server, made)["prompt_logprobs"] == expected
+    assert refusal(server, made | {"stream": True})["param"] == "sampling_params.prompt_logprobs"
+    assert "prompt_logprobs" not in generated(server, rendered(server, chat()))
+
+
 def test_tokens_alone_are_enough_and_control_tokens_are_tokens(server):
     ids = [v.BEGIN, v.USER, *b"hi", v.END, v.ASSISTANT]
     done = generated(server, {"token_ids": ids})

@@ -5,6 +5,7 @@ the operator opens it: tokens are taken as they are, so a prompt may hold any co
 """
 
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 from litestar import Controller, Request, post
@@ -14,6 +15,7 @@ from litestar.types import ASGIApp
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.ask.placed_image import PlacedImage
 from vlmkit.ask.request import Request as Asked
+from vlmkit.ask.sample import Sample
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import ImageError, PromptTooLong, RequestError
 from vlmkit.seams.runner import RunnerFacts
@@ -25,6 +27,7 @@ from vlmkit.server.generated import Generated, GeneratedEvents
 from vlmkit.server.images import check_num_images
 from vlmkit.server.operation import Operation
 from vlmkit.server.plain import check_plain_size
+from vlmkit.server.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
 from vlmkit.server.sampling import said_values
 from vlmkit.server.service import Service
 from vlmkit.server.streaming import EventStream
@@ -74,7 +77,12 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         if body.request_id is not None:
             head = AnswerHead(body.request_id, head.created, head.model, head.system_fingerprint)
         asked = await self._asked(body, runner.facts, head.id)
+        num_top = body.sampling_params.prompt_logprobs if body.sampling_params else None
+        scores: list[Sample] = []
         try:
+            check_not_streamed(num_top, body.stream)
+            if num_top is not None:
+                scores = await PromptScorer(runner, num_top, "prompt_logprobs").scored(asked)
             stream = await runner.asubmit(asked)
         except RequestError as error:
             error.param = _field_of(error, body)
@@ -83,6 +91,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         events = GeneratedEvents(
             head,
             runner.token_bytes if has_logprobs else None,
+            partial(prompt_logprobs, runner, scores) if scores else None,
             has_usage=bool(options and options.include_usage),
         )
         if body.stream:

@@ -9,6 +9,7 @@ from vlmkit.ask.sample import Logprob, Sample
 from vlmkit.server.answer import (
     AnswerHead,
     Logprobs,
+    PromptLogprobs,
     TokenLogprob,
     TopLogprob,
     UsageBody,
@@ -38,6 +39,7 @@ class Generated(msgspec.Struct):
     created: int
     choices: list[GeneratedChoice]
     usage: UsageBody
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class GeneratedEvents(DataEvents):
@@ -46,14 +48,21 @@ class GeneratedEvents(DataEvents):
     Args:
         head: whose answer it is.
         token_bytes: spells tokens of log-probabilities; None where none are told.
+        prompt_logprobs: makes what a whole answer tells of its prompt; takes time.
         has_usage: whether the last event tells what it took.
     """
 
     def __init__(
-        self, head: AnswerHead, token_bytes: TokenBytes | None, *, has_usage: bool = False
+        self,
+        head: AnswerHead,
+        token_bytes: TokenBytes | None,
+        prompt_logprobs: Callable[[], PromptLogprobs] | None = None,
+        *,
+        has_usage: bool = False,
     ) -> None:
         self._head = head
         self._token_bytes = token_bytes
+        self._prompt_logprobs = prompt_logprobs
         self._has_usage = has_usage
         self._start = b'data: {"request_id":%b,"choices":[' % _encode(head.id)
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
@@ -65,7 +74,8 @@ class GeneratedEvents(DataEvents):
             for index, choice in enumerate(completion.choices)
         ]
         head, usage = self._head, UsageBody.of(completion.usage)
-        return _encode(Generated(head.id, head.model, head.created, choices, usage))
+        of_prompt = self._prompt_logprobs() if self._prompt_logprobs else msgspec.UNSET
+        return _encode(Generated(head.id, head.model, head.created, choices, usage, of_prompt))
 
     def opening(self) -> bytes:
         """Return nothing: who speaks is no token."""

@@ -13,12 +13,13 @@ from vlmkit.ask.prompt_tokens import PromptMedium, PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.seams.runner import RunnerFacts
+from vlmkit.server.wire import ChatRequest
+from vlmkit.server.wire_completions import CompletionRequest
 from vlmkit.server.wire_render import PlacedTokens, Rendered, RenderedFeatures, RenderedImage
-from vlmkit.server.wire_sampling import SamplingFields
 
 
 def rendered(
-    body: SamplingFields, request: Request, found: PromptTokens, facts: RunnerFacts
+    body: ChatRequest | CompletionRequest, request: Request, found: PromptTokens, facts: RunnerFacts
 ) -> Rendered:
     """Return one prompt, and how its answer would be made.
 
@@ -33,7 +34,8 @@ def rendered(
         model=body.model,
         token_ids=found.token_ids,
         features=_features(found.media) if found.media else None,
-        sampling_params=_params(request.params or facts.defaults, request.constraint),
+        sampling_params=_params(request.params or facts.defaults, request.constraint)
+        | {"prompt_logprobs": body.prompt_logprobs},
         stream=bool(body.stream),
         stream_options=body.stream_options,
         cache_salt=request.cache_salt or None,

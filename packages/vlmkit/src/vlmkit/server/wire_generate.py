@@ -58,12 +58,12 @@ class GenerateParams(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     logprobs: NumTop | None = None
+    prompt_logprobs: NumTop | None = None
     structured_outputs: StructuredOutputs | None = None
 
     # Refused.
     allowed_token_ids: NotSupported = None
     bad_words: NotSupported = None
-    prompt_logprobs: NotSupported = None
 
 
 class Places(msgspec.Struct, kw_only=True):
