@@ -128,6 +128,27 @@ def test_a_field_that_changes_the_answer_elsewhere_is_refused_by_name(server, na
         assert ignored(server.post(chat(**{name: json.loads(neutral)}))) is None
 
 
+WISHES = {
+    "prediction": {"type": "content", "content": "hel"},
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_wish_that_changes_no_answer_is_answered_and_named(server, path):
+    is_chat = path == "/v1/chat/completions"
+    asked = chat() if is_chat else {"model": "mock", "input": "hello"}
+    wishes = WISHES | {"store": True} if is_chat else WISHES
+    assert ignored(server.post(asked | wishes, path)) == ", ".join(sorted(wishes))
+    neutral = {"store": False, "service_tier": "default", "prediction": None}
+    assert ignored(server.post(asked | neutral, path)) is None
+    for name in wishes:
+        refused = server.post(asked | {name: wishes[name]}, path, headers=STRICT)
+        assert refused.json()["error"]["param"] == name
+
+
 @pytest.mark.parametrize("key", ["refusal", "audio", "function_call"])
 def test_a_part_of_an_answer_that_the_model_would_not_see_is_refused(server, key):
     said = {"role": "assistant", "content": "x", key: [{"id": "1"}]}

@@ -21,11 +21,11 @@ WITHOUT_EFFECT = {
     "store": False,
     "service_tier": "auto",
     "modalities": ["text"],
+    "verbosity": "medium",
     "response_format": {"type": "text"},
 }
 REFUSED_VALUES = {
-    "store": True,
-    "service_tier": "flex",
+    "verbosity": "low",
     "modalities": ["text", "audio"],
 }
 SECRET = "s3cret-v4lue"

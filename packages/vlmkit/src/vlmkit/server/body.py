@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from vlmkit.errors import RequestError
-from vlmkit.server.ignored import ignored_names
+from vlmkit.server.ignored import HINTS, ignored_names
 from vlmkit.server.unused import unused_keys
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -21,17 +21,21 @@ class BodyReader(Generic[B]):
     Args:
         shape: a struct.
         refused: fields, by their last name, that are refused whatever they hold.
+        hints: fields that are read, and ignored as keys without a field are.
 
     Attributes:
         fields: of the struct itself.
         refused: those of them that are refused.
     """
 
-    def __init__(self, shape: type[B], refused: Collection[str] = ()) -> None:
+    def __init__(
+        self, shape: type[B], refused: Collection[str] = (), hints: Collection[str] = ()
+    ) -> None:
         self._decoder = msgspec.json.Decoder(shape)
         self.fields = frozenset(shape.__struct_fields__)
         self.refused = frozenset(refused) & self.fields
         self._refused_names = frozenset(refused)
+        self._hints = tuple(hints)
 
     def of(self, shape: type[D]) -> "BodyReader[D]":
         """Return a reader of another shape, which refuses fields of the same names."""
@@ -45,7 +49,8 @@ class BodyReader(Generic[B]):
         """
         try:
             made = self._decoder.decode(body)
-            return made, ignored_names(unused_keys(made, body))
+            idle = {name for name in self._hints if getattr(made, name) not in HINTS[name]}
+            return made, ignored_names(unused_keys(made, body)) | idle
         except msgspec.ValidationError as error:
             raise self._refusal(str(error)) from None
         except (ValueError, RecursionError):  # DecodeError and UnicodeDecodeError are ValueErrors

@@ -7,6 +7,7 @@ neither shows text that is more than a name.
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from vlmkit.errors import RequestError
 from vlmkit.server.unused import UnusedKey
@@ -85,7 +86,19 @@ A route that has such a field of its own honours it.
 NEUTRAL = {"stream_reasoning": b"true"}
 """Values of other keys that say what is the case anyway."""
 
-COUNTED = frozenset(
+HINTS: dict[str, tuple[Any, ...]] = {
+    "prediction": (None, [], {}),
+    "prompt_cache_options": (None, [], {}),
+    "prompt_cache_retention": (None,),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+}
+"""Wishes of OpenAI's APIs that change no answer, and values that say what is the case anyway.
+
+A route whose answer does depend on one of them honours or refuses it.
+"""
+
+COUNTED = frozenset(HINTS) | frozenset(
     {
         "cache_control",
         "input.content.annotations",

@@ -13,6 +13,7 @@ from msgspec.structs import fields
 from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS
 from vlmkit.ask.sampling import NumTokens, NumTop
 from vlmkit.server.body import BodyReader
+from vlmkit.server.ignored import HINTS
 from vlmkit.server.wire_sampling import Label
 from vlmkit.server.wire_tools import ToolFields
 
@@ -135,19 +136,22 @@ class ChatRequest(ToolFields, kw_only=True):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
+
+    verbosity: Literal["medium"] | None = None
+
+    # Ignored, and told: they change no answer.
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Label | None = None
+    service_tier: Label | None = None
+    store: bool | None = None
 
     # Refused.
     audio: NotSupported = None
     function_call: NotSupported = None
     functions: NotSupported = None
     moderation: NotSupported = None
-    prediction: NotSupported = None
-    prompt_cache_options: NotSupported = None
-    prompt_cache_retention: NotSupported = None
-    verbosity: NotSupported = None
     web_search_options: NotSupported = None
 
 
@@ -157,5 +161,5 @@ REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type == NotS
 _REFUSED_NAMES = REFUSED_FIELDS.union(
     f.name for f in fields(AssistantMessage) if f.type == NotSupported
 )
-CHAT = BodyReader(ChatRequest, _REFUSED_NAMES)
+CHAT = BodyReader(ChatRequest, _REFUSED_NAMES, HINTS)
 """Reads bodies of the chat API."""

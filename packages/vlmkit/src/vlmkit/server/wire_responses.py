@@ -194,7 +194,11 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     prompt_cache_key: Label | None = None
     image: RequestImages | None = None
     max_tool_calls: Annotated[int, Meta(ge=0)] | None = None  # of tools that are not here
-    service_tier: Literal["auto", "default"] | None = None
+
+    # Ignored, and told: they change no answer.
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Label | None = None
+    service_tier: Label | None = None
 
     # Refused: nothing here has it, or the chat API alone does.
     access_programs: NotSupported = None
@@ -209,8 +213,6 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     moderation: NotSupported = None
     n: NotSupported = None
     prompt: NotSupported = None
-    prompt_cache_options: NotSupported = None
-    prompt_cache_retention: NotSupported = None
     reasoning_effort: NotSupported = None
     verbosity: NotSupported = None
 
@@ -247,5 +249,9 @@ def _refused(shape: type[msgspec.Struct]) -> set[str]:
     return {f.name for f in fields(shape) if f.type == NotSupported}
 
 
-RESPONSES = BodyReader(ResponsesRequest, _refused(ResponsesRequest) | _refused(InputImage))
+RESPONSES = BodyReader(
+    ResponsesRequest,
+    _refused(ResponsesRequest) | _refused(InputImage),
+    {"prompt_cache_options", "prompt_cache_retention", "service_tier"},
+)
 INPUT_TOKENS = BodyReader(InputTokensRequest, _refused(InputTokensRequest) | _refused(InputImage))
