@@ -57,7 +57,15 @@ CLIENTS = {
     "vllm_router": ["openai", "vllm-router==0.1.17"],
     "npm": [],
 }
-CLIENTS_OF_NODE = ["@ai-sdk/openai-compatible", "@anthropic-ai/sdk", "ai", "openai", "zod"]
+CLIENTS_OF_NODE = [
+    "@ai-sdk/anthropic",
+    "@ai-sdk/openai",
+    "@ai-sdk/openai-compatible",
+    "@anthropic-ai/sdk",
+    "ai",
+    "openai",
+    "zod",
+]
 PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
 
 

@@ -13,6 +13,12 @@ from anthropic import Anthropic, AsyncAnthropic
 from conftest import serving
 
 REPLIES = [
+    {
+        "to": "weather in Köln",
+        "text": "I look.",
+        "calls": [{"name": "weather", "arguments": {"city": "Köln"}}],
+    },
+    {"to": "sunny", "text": "It is sunny."},
     {"to": "think", "reasoning": "One, two.", "text": "Two."},
     {"to": "as JSON", "text": '{"colour": "red", "count": 3}'},
     {"to": "busy", "text": "so ", "tokens": 100_000, "latency_s": 0.01},
@@ -35,6 +41,19 @@ def client(server):
 def image(png):
     data = base64.b64encode(png).decode()
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+TOOLS = [
+    {
+        "name": "weather",
+        "description": "How the weather is.",
+        "input_schema": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    }
+]
 
 
 def asked(*content, model="mock"):
@@ -95,6 +114,49 @@ def test_a_schema_is_kept_to(client):
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     answer = client.messages.create(**asked(text("Tell it as JSON.")), output_config=form)
     assert json.loads(answer.content[0].text) == {"colour": "red", "count": 3}
+
+
+def test_a_tool_is_called_whole_and_streamed_and_its_result_read(client, image):
+    question = asked(text("How is the weather in Köln?")) | {"tools": TOOLS}
+    whole = client.messages.create(**question)
+    assert whole.stop_reason == "tool_use"
+    said, call = whole.content
+    assert (said.text, call.name, call.input) == ("I look.", "weather", {"city": "Köln"})
+    with client.messages.stream(**question) as stream:
+        streamed = stream.get_final_message()
+    assert streamed.content[1].input == {"city": "Köln"}
+    shown = [text("sunny"), image]
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": shown}
+    question["messages"] += [
+        {"role": "assistant", "content": whole.content},
+        {"role": "user", "content": [result]},
+    ]
+    assert client.messages.create(**question).content[0].text == "It is sunny."
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_tool_that_must_be_called_is_called_at_once(client, choice):
+    question = asked(text("How is the weather in Köln?")) | {"tools": TOOLS}
+    (call,) = client.messages.create(**question, tool_choice=choice).content
+    assert call.input == {"city": "Köln"}
+
+
+def test_the_clients_own_runner_of_tools_comes_to_an_answer(client):
+    asked_for = []
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Say how the weather is.
+
+        Args:
+            city: where.
+        """
+        asked_for.append(city)
+        return "sunny"
+
+    question = asked(text("How is the weather in Köln?"))
+    final = client.beta.messages.tool_runner(**question, tools=[weather]).until_done()
+    assert (asked_for, final.content[0].text) == (["Köln"], "It is sunny.")
 
 
 def test_what_is_wrong_raises_the_error_of_its_status(client, image):

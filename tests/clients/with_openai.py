@@ -186,6 +186,17 @@ def test_a_response_is_answered_in_the_background_and_looked_for(client):
     assert client.responses.cancel(busy.id).status == "cancelled"
 
 
+def test_what_is_wrong_with_a_response_is_told_before_and_in_its_stream(client):
+    with pytest.raises(openai.BadRequestError) as hot:
+        client.responses.create(model="mock", input="x", temperature=3)
+    assert hot.value.param == "temperature"
+    directive = json.dumps({"mock": {"text": "abcdef", "fail_at_token": 3}})
+    with client.responses.create(model="mock", input=directive, stream=True) as stream:
+        events = list(stream)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert ("".join(deltas), events[-1].type) == ("abc", "response.failed")
+
+
 def test_a_response_is_counted(client):
     counted = client.responses.input_tokens.count(model="mock", input="hello")
     assert (

@@ -65,6 +65,30 @@ for (const stream of [false, true]) {
   });
 }
 
+test("responses come whole and streamed, and go on from what is stored", async () => {
+  const input = [
+    {
+      role: "user",
+      content: [
+        { type: "input_image", image_url: process.env.PICTURE, detail: "auto" },
+        { type: "input_text", text: "What is in this picture?" },
+      ],
+    },
+  ];
+  const question = { model: "demo", temperature: 0, input };
+  const whole = await client.responses.create(question);
+  assert.match(whole.output_text, /circle/);
+  const streamed = await client.responses.stream(question).finalResponse();
+  assert.equal(streamed.output_text, whole.output_text);
+  const first = await client.responses.create({ model: "mock", input: "one" });
+  const next = { model: "mock", input: "two", previous_response_id: first.id };
+  const second = await client.responses.create(next);
+  assert.equal(second.output_text, "two");
+  assert.ok(second.usage.input_tokens > first.usage.input_tokens);
+  await client.responses.delete(first.id);
+  await assert.rejects(client.responses.retrieve(first.id), OpenAI.NotFoundError);
+});
+
 test("reasoning stands beside the answer", async () => {
   const { message } = (await client.chat.completions.create(asked("think"))).choices[0];
   assert.deepEqual([message.reasoning_content, message.content], ["One, two.", "Two."]);
