@@ -210,6 +210,14 @@ class TellsNotWhich(MockTokenizer):
             raise
 
 
+class ForgetsPlaces(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        return dataclasses.replace(made, place_format=None)
+
+
 class OnTokenizer(TokenizerContract):
     def __init__(self, kind: type[MockTokenizer]) -> None:
         self._kind = kind
@@ -231,6 +239,7 @@ class OnTokenizer(TokenizerContract):
         (TakesWishesForBounds, "a_wish_is_never_refused"),
         (ForgetsWishes, "a_wish_makes_pictures_smaller"),
         (TellsByThePictureAlone, "one_picture_in_two_sizes_is_two_pictures"),
+        (ForgetsPlaces, "who_knows_how_places_are_written_says_it"),
         (PassesOverLimits, "limits_by_the_processors_names_are_taken_or_refused"),
     ],
 )
@@ -244,5 +253,5 @@ def test_a_tokenizer_that_forgets_what_it_claims_is_caught(
 
 def test_what_the_contract_asks_is_asked_of_every_option() -> None:
     asked = inspect.getsource(TokenizerContract.__mro__[2])
-    for option in ("image_detail", "max_image_tokens", "mm_processor_kwargs"):
+    for option in ("image_detail", "max_image_tokens", "mm_processor_kwargs", "return_places"):
         assert f'self._needs("{option}")' in asked

@@ -11,6 +11,7 @@ from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import CheckpointError, ImageError, RequestError
 from vlmkit.kit.call_reader import CallReader
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.place_formats import BY_FAMILY
 from vlmkit.kit.plain_reader import PlainReader
 from vlmkit.kit.reasoning_reader import ReasoningReader
 from vlmkit.seams.chat_format import Calling
@@ -42,7 +43,7 @@ END_OF_TURN = (
 )
 _OPTIONS: frozenset[Option] = frozenset(get_args(Option))
 _OPTIONS_OF_SIZES: frozenset[Option] = frozenset({"image_detail", "mm_processor_kwargs"})
-_IMAGE_OPTIONS: frozenset[Option] = _OPTIONS_OF_SIZES | {"max_image_tokens"}
+_IMAGE_OPTIONS: frozenset[Option] = _OPTIONS_OF_SIZES | {"max_image_tokens", "return_places"}
 NUM_BEFORE = 8  # tokens before an answer that say how a text goes on
 
 
@@ -77,6 +78,7 @@ class HfTokenizer:
         )
         if self._images is not None:
             self._images.check(self._encoder)
+        self._place_format = BY_FAMILY.get(checkpoint.model_type)
         self._token_bytes = TokenBytes(self._backend)
         self._bos = tokenizer.bos_token
         self._vocab_size: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
@@ -102,6 +104,8 @@ class HfTokenizer:
     def honours(self) -> frozenset[Option]:
         """Every option, but for those of images and efforts where there is nothing to choose."""
         options = _OPTIONS if self._knows_effort else _OPTIONS - {"reasoning_effort"}
+        if self._place_format is None:
+            options -= {"return_places"}
         if self._images is None:
             return options - _IMAGE_OPTIONS
         return options if self._images.has_sizes else options - _OPTIONS_OF_SIZES
@@ -143,7 +147,9 @@ class HfTokenizer:
         prepare = _outlined if options.light else _prepared
         prepared = prepare(self._images, shown, self._encoder)
         token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
-        return replace(_filled(token_ids, prepared, opens), calling=calling)
+        return replace(
+            _filled(token_ids, prepared, opens), calling=calling, place_format=self._place_format
+        )
 
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         """Return the token ids of plain text; no string in it becomes a special token."""

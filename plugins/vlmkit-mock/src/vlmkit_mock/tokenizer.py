@@ -21,6 +21,7 @@ from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ImageError
 from vlmkit.kit.call_reader import CallReader
+from vlmkit.kit.place_formats import QWEN3_VL
 from vlmkit.kit.plain_reader import PlainReader
 from vlmkit.kit.reasoning_reader import ReasoningReader
 from vlmkit.seams.chat_format import CallFormat, Calling, JsonCall, Mark
@@ -93,7 +94,13 @@ class MockTokenizer:
         if options.begins_answer:
             token_ids += [v.ASSISTANT, v.REASONING] if opens else [v.ASSISTANT]
         calling = Calling(_CALLS, tuple(tools), _MARKS) if tools else None
-        return Prompt(tuple(token_ids), tuple(slots), opens_reasoning=opens, calling=calling)
+        return Prompt(
+            tuple(token_ids),
+            tuple(slots),
+            opens_reasoning=opens,
+            calling=calling,
+            place_format=QWEN3_VL,
+        )
 
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         """Return the UTF-8 bytes of the text; half of a surrogate pair becomes ``?``.

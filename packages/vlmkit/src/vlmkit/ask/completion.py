@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from vlmkit.ask.delta import Delta, text_of
+from vlmkit.ask.place import Place
 from vlmkit.ask.sample import Sample
 from vlmkit.ask.shown_image import ShownImage
 from vlmkit.ask.tool_call import ToolCallPart
@@ -29,6 +30,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         finish_reason: why the choice ended; None while it goes on.
         embedding: ``[hidden]`` float32, with the last chunk of a text that is embedded.
         stop_string: with the last chunk of a choice that a stop string ended: which.
+        places: with the last chunk of a choice: those that it names, where they were asked for.
     """
 
     index: int
@@ -37,6 +39,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None = None
     embedding: "ndarray[Any, Any] | None" = None
     stop_string: str | None = None
+    places: tuple[Place, ...] = ()
 
     @property
     def text(self) -> str:
@@ -94,6 +97,7 @@ class Choice:
         samples: all of its tokens.
         embedding: ``[hidden]`` float32 of a text that was embedded.
         stop_string: the one that ended it, if one did.
+        places: those in the image that it names, where they were asked for.
     """
 
     text: str = ""
@@ -103,6 +107,7 @@ class Choice:
     samples: list[Sample] = field(default_factory=list)
     embedding: "ndarray[Any, Any] | None" = None
     stop_string: str | None = None
+    places: tuple[Place, ...] = ()
 
     @property
     def token_ids(self) -> list[int]:

@@ -33,6 +33,7 @@ class Request:
         tool_choice: whether it may, must or must not call, or the one that it must call.
         parallel_tool_calls: whether it may call more than once.
         options: how the template writes the conversation.
+        places: whether places that the answer names in its one image are told as numbers.
         tenant: whose request it is; caches are never shared between tenants.
         cache_salt: keeps a tenant's own requests apart in all caches, but for those of equal salt.
         priority: smaller runs first.
@@ -52,6 +53,7 @@ class Request:
     tool_choice: ToolChoice | NamedTool = "auto"
     parallel_tool_calls: bool = True
     options: PromptOptions = field(default_factory=PromptOptions)
+    places: bool = False
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0

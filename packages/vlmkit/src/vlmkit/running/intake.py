@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import ConstraintError, PromptTooLong, RequestError, VlmkitError
 from vlmkit.kit.pooling import Pooled, Pooling
+from vlmkit.running.answer_places import answer_places, check_places
 from vlmkit.running.calling import Answering, answering
 from vlmkit.running.channel import Channel
 from vlmkit.running.constraints import Constraints, MakeCompiler
@@ -106,6 +108,10 @@ class Intake:
             raise RequestError("a light prompt has nothing that could be computed", param="light")
         params = checked_params(request, self._facts, self._tokenizer)
         prompt = self._prompts.made(request)
+        if request.places:
+            check_places(prompt)
+        else:
+            prompt = replace(prompt, place_format=None)
         asked = answering(request, prompt, holds=self._constraints is not None)
         sequences = self._sequences(request, asked, params)
         if len(sequences) != params.n:
@@ -188,7 +194,8 @@ class Intake:
                 shows_stop=params.include_stop_str_in_output,
             )
             channel.answers.append(text)
-            return AnswerJob(sequence, channel, index, text)
+            places = answer_places(sequence.prompt, self._tokenizer)
+            return AnswerJob(sequence, channel, index, text, places)
         pooled = Pooled(self._pooling()) if sequence.task == "embed" else None
         return ReadingJob(sequence, channel, index, pooled)
 

@@ -8,6 +8,7 @@ from vlmkit.ask.delta import Delta
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError
 from vlmkit.kit.pooling import Pooled
+from vlmkit.running.answer_places import AnswerPlaces
 from vlmkit.running.channel import Channel
 from vlmkit.running.executor import Outcome
 from vlmkit.running.text import AnswerText
@@ -40,18 +41,25 @@ class AnswerJob(Job):
 
     Attributes:
         text: its text.
+        places: finds those that it names; None where nobody asked.
     """
 
     text: AnswerText
+    places: AnswerPlaces | None = None
 
     def take(self, outcome: Outcome) -> list[Chunk]:
         """Append the chosen tokens to the answer, as far as it goes."""
         chunks: list[Chunk] = []
         for sample in outcome.samples:
             deltas, reason = self._append(sample.token_id)
+            if self.places is not None:
+                self.places.push(sample.token_id)
             if reason is not None:
                 stop = self.text.stop_string
-                chunks.append(Chunk(self.index, deltas, (sample,), reason, stop_string=stop))
+                found = self.places.found() if self.places is not None else ()
+                chunks.append(
+                    Chunk(self.index, deltas, (sample,), reason, stop_string=stop, places=found)
+                )
                 break
             chunks.append(Chunk(self.index, deltas, (sample,)))
         return chunks

@@ -55,6 +55,8 @@ def check_options(request: Request, tokenizer: Tokenizer) -> None:
         if not request.messages:
             raise RequestError(f"{option} is for messages, not for a text", param=option)
         check_honoured(option, tokenizer)
+    if request.places:
+        check_honoured("return_places", tokenizer)
     shown = [part.options for part in image_parts_of(request.messages)]
     for image in (*shown, *(placed.options for placed in request.images)):
         if image.max_tokens is not None:

@@ -141,6 +141,7 @@ class _Whole:
         choice.samples.extend(chunk.samples)
         choice.finish_reason = chunk.finish_reason or choice.finish_reason
         choice.stop_string = chunk.stop_string or choice.stop_string
+        choice.places = chunk.places or choice.places
         if chunk.embedding is not None:
             choice.embedding = chunk.embedding
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from vlmkit.ask.transform import Transform
 from vlmkit.seams.chat_format import Calling
+from vlmkit.seams.place_format import PlaceFormat
 
 
 class Array(Protocol):
@@ -82,6 +83,7 @@ class Prompt:
             on), so that what follows is more of it and text alone.
         calling: how the answer may call the tools that the conversation offers; None where there
             are none, or it is not known.
+        place_format: how the answer writes places in pictures; None where that is not known.
     """
 
     token_ids: tuple[int, ...]
@@ -89,6 +91,7 @@ class Prompt:
     opens_reasoning: bool = False
     is_plain: bool = False
     calling: Calling | None = None
+    place_format: PlaceFormat | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

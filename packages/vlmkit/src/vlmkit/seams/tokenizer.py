@@ -20,13 +20,15 @@ Option = Literal[
     "max_image_tokens",
     "mm_processor_kwargs",
     "reasoning_effort",
+    "return_places",
     "skip_special_tokens",
 ]
 """What a request may ask of a tokenizer and a simple one need not know.
 
 Three are about ``ImagePart.options``: ``image_detail`` means that ``wanted_tokens`` makes pictures
 smaller, ``max_image_tokens`` that ``max_tokens`` is kept to or refused, and ``mm_processor_kwargs``
-that ``processor`` is looked at.
+that ``processor`` is looked at. One, ``return_places``, means that prompts with images have a
+``place_format``.
 """
 
 

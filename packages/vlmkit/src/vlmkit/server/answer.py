@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from vlmkit.ask.completion import Choice, Completion, Usage
+from vlmkit.ask.place import Place
 from vlmkit.ask.sample import Logprob, Sample
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.seams.runner import Runner
@@ -92,6 +93,7 @@ class AnswerMessage(msgspec.Struct):
     content: str | None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallBody] | msgspec.UnsetType = msgspec.UNSET
+    places: tuple[Place, ...] | msgspec.UnsetType = msgspec.UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -185,6 +187,7 @@ def completion_body(
     has_token_ids: bool,
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET,
     has_transforms: bool = False,
+    has_places: bool = False,
 ) -> bytes:
     """Encode a whole answer."""
     return msgspec.json.encode(
@@ -193,7 +196,9 @@ def completion_body(
             head.created,
             head.model,
             head.system_fingerprint,
-            _choices(completion.choices, logprobs, has_token_ids=has_token_ids),
+            _choices(
+                completion.choices, logprobs, has_token_ids=has_token_ids, has_places=has_places
+            ),
             UsageBody.of(completion.usage),
             completion.prompt_token_ids if has_token_ids else msgspec.UNSET,
             prompt_logprobs,
@@ -203,12 +208,12 @@ def completion_body(
 
 
 def _choices(
-    choices: Seq[Choice], logprobs: LogprobsOf | None, *, has_token_ids: bool
+    choices: Seq[Choice], logprobs: LogprobsOf | None, *, has_token_ids: bool, has_places: bool
 ) -> list[AnswerChoice]:
     return [
         AnswerChoice(
             index,
-            _message(choice),
+            _message(choice, has_places=has_places),
             logprobs(choice.samples) if logprobs else None,
             finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
             choice.token_ids if has_token_ids else msgspec.UNSET,
@@ -217,7 +222,7 @@ def _choices(
     ]
 
 
-def _message(choice: Choice) -> AnswerMessage:
+def _message(choice: Choice, *, has_places: bool) -> AnswerMessage:
     calls = [
         ToolCallBody(call.id, CalledFunctionBody(call.name, call.arguments))
         for call in choice.tool_calls
@@ -226,6 +231,7 @@ def _message(choice: Choice) -> AnswerMessage:
         choice.text or (None if calls else ""),
         choice.reasoning or msgspec.UNSET,
         calls or msgspec.UNSET,
+        choice.places if has_places else msgspec.UNSET,
     )
 
 

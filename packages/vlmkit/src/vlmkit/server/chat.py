@@ -68,6 +68,7 @@ class _ChatCall(MessagesCall[ChatRequest]):
         logprobs = logprobs_of(runner, request.params) if body.logprobs else None
         has_token_ids = bool(body.return_token_ids)
         has_transforms = bool(body.return_image_transforms)
+        has_places = request.places  # what is sent later holds neither the request nor its images
         if not body.stream:
             return WholeAnswer(
                 stream,
@@ -78,6 +79,7 @@ class _ChatCall(MessagesCall[ChatRequest]):
                     has_token_ids=has_token_ids,
                     prompt_logprobs=prompt_logprobs(runner, scores) if scores else UNSET,
                     has_transforms=has_transforms,
+                    has_places=has_places,
                 ),
                 self.service,
                 self.headers,
@@ -91,5 +93,6 @@ class _ChatCall(MessagesCall[ChatRequest]):
             logprobs=logprobs,
             prompt_token_ids=stream.prompt_token_ids if has_token_ids else None,
             has_transforms=has_transforms,
+            has_places=has_places,
         )
         return EventStream(stream, events, self.service, self.headers)

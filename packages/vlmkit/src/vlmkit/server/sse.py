@@ -43,6 +43,7 @@ class AnswerEvents(DataEvents):
         prompt_token_ids: of the prompt, where the client asked for tokens; then each event tells
             those of the answer that it stands for.
         has_transforms: whether the client asked how its images were shown.
+        has_places: whether it asked for places; the end of a choice has them.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class AnswerEvents(DataEvents):
         logprobs: LogprobsOf | None,
         prompt_token_ids: Seq[int] | None = None,
         has_transforms: bool = False,
+        has_places: bool = False,
     ) -> None:
         fields = msgspec.to_builtins(head) | {"object": "chat.completion.chunk"}
         self._head = b"data: " + _encode(fields)[:-1]
@@ -67,6 +69,7 @@ class AnswerEvents(DataEvents):
         self._calling: set[int] = set()  # the choices that call tools
         self._has_usage = has_usage
         self._has_transforms = has_transforms
+        self._has_places = has_places
         self._logprobs = logprobs
         self._prompt_token_ids = prompt_token_ids
         self._has_token_ids = prompt_token_ids is not None
@@ -97,7 +100,7 @@ class AnswerEvents(DataEvents):
                         continue
                     events += (starts[chunk.index], _encode(delta.text), self._text_end)
             if chunk.finish_reason is not None:
-                events.append(self._finish(chunk.index, chunk.finish_reason))
+                events.append(self._finish(chunk, chunk.finish_reason))
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
@@ -162,7 +165,8 @@ class AnswerEvents(DataEvents):
             return b""
         return b',"token_ids":' + _encode([sample.token_id for sample in samples])
 
-    def _finish(self, index: int, reason: str) -> bytes:
-        told = finish_reason(reason, calls=index in self._calling)
-        end = b'{},"logprobs":null,"finish_reason":%b}]' % _encode(told)
-        return self._starts[index] + end + self._tail
+    def _finish(self, chunk: Chunk, reason: str) -> bytes:
+        told = finish_reason(reason, calls=chunk.index in self._calling)
+        delta = b'{"places":%b}' % _encode(chunk.places) if self._has_places else b"{}"
+        end = b'%b,"logprobs":null,"finish_reason":%b}]' % (delta, _encode(told))
+        return self._starts[chunk.index] + end + self._tail

@@ -131,6 +131,7 @@ class ChatRequest(ToolFields, kw_only=True):
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None
     return_image_transforms: bool | None = None
+    return_places: bool | None = None
 
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
     safety_identifier: Label | None = None

@@ -1,4 +1,4 @@
-"""What a tokenizer must do with images that are wanted smaller."""
+"""What a tokenizer must do with images that are wanted smaller, and with places in them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -96,6 +96,11 @@ class TokenizerImageSizesContract(TokenizerSubject):
             plain, small = self._slot(image), self._slot(image, processor=limits)
             assert small.num_features < plain.num_features
             assert small.digest != plain.digest
+
+    def test_who_knows_how_places_are_written_says_it(self) -> None:
+        """With each prompt that shows a picture."""
+        self._needs("return_places")
+        assert self._prompt(self._conversation()).place_format is not None
 
     # Helpers
 

@@ -1,0 +1,73 @@
+"""Places that an answer names in its picture, as data, for who asks."""
+
+import json
+
+import pytest
+from running_server import chat, image_part, picture, scripted
+
+SAID = '[{"bbox_2d": [250, 0, 500, 500], "label": "cat"}, {"point_2d": [1000, 500]}]'
+PLACES = [
+    {"label": "cat", "box": [20.0, 0.0, 40.0, 30.0], "point": None},
+    {"label": "", "box": None, "point": [80.0, 30.0]},
+]
+
+
+def asked(text=SAID, num_images=1, **fields):
+    parts = [image_part(picture(80, 60))] * num_images
+    parts.append({"type": "text", "text": scripted(text=text)})
+    messages = [{"role": "user", "content": parts}]
+    return {"model": "mock", "messages": messages, "return_places": True, **fields}
+
+
+def test_places_are_told_in_pixels_of_the_picture(server):
+    message = server.post(asked()).json()["choices"][0]["message"]
+
+    assert message["content"] == SAID
+    assert message["places"] == PLACES
+
+
+def test_they_are_those_of_the_whole_picture_however_small_it_is_shown(server):
+    message = server.post(asked(max_image_tokens=1)).json()["choices"][0]["message"]
+    assert message["places"] == PLACES
+
+
+def test_each_choice_has_its_own(server):
+    choices = server.post(asked(n=2)).json()["choices"]
+    assert [choice["message"]["places"] for choice in choices] == [PLACES] * 2
+
+
+def test_a_stream_tells_them_where_a_choice_ends(server):
+    stream = server.client().chat.completions.create(
+        model="mock", messages=asked()["messages"], stream=True, extra_body={"return_places": True}
+    )
+    *others, last = [chunk.choices[0] for chunk in stream]
+
+    assert (last.finish_reason, last.delta.places) == ("stop", PLACES)
+    assert not any(hasattr(choice.delta, "places") for choice in others)
+
+
+def test_an_answer_without_any_has_none(server):
+    assert server.post(asked("a cat")).json()["choices"][0]["message"]["places"] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nobody_who_does_not_ask_is_told(server, stream):
+    text = server.post(asked(return_places=False, stream=stream)).text
+    assert '"places"' not in text
+
+
+@pytest.mark.parametrize("num_images", [0, 2])
+def test_which_picture_is_meant_must_be_known(server, num_images):
+    answer = server.post(asked(num_images=num_images))
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "return_places"
+    assert f"has {num_images}" in answer.json()["error"]["message"]
+
+
+def test_places_cut_off_by_a_stop_string_are_those_that_were_said(server):
+    message = server.post(asked(stop=', {"point'), timeout=300).json()["choices"][0]["message"]
+
+    assert message["places"] == PLACES[:1]
+    assert json.loads(message["content"] + "]")
+    assert server.post(chat()).status_code == 200

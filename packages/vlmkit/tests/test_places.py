@@ -1,0 +1,130 @@
+"""Places that answers name: as each family writes them, in pixels of the upright picture."""
+
+import re
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+from vlmkit.ask.place import Place
+from vlmkit.ask.transform import Transform
+from vlmkit.kit import place_formats as forms
+from vlmkit.kit.places import MAX_CHARS, MAX_PLACES, find_places
+from vlmkit.seams.place_format import MarkedPlaces, PlaceFormat
+
+SHOWN = Transform(
+    source_size=(200, 400),
+    turned=False,
+    upright_size=(200, 400),
+    used_size=(100, 100),
+    scale=(0.5, 0.25),
+)
+"""A picture of 400 by 200 pixels, of which the model looked at 100 by 100."""
+
+CAT = Place("cat", box=(100.0, 20.0, 200.0, 100.0))
+HERE = Place("cat", box=(40.0, 20.0, 80.0, 100.0))
+WHOLE = Place("", box=(0.0, 0.0, 400.0, 200.0))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "places"),
+    [
+        (
+            forms.QWEN2_VL,
+            "<|object_ref_start|>cat<|object_ref_end|><|box_start|>(250,100),(500,500)<|box_end|>",
+            (CAT,),
+        ),
+        (forms.QWEN2_VL, "<|box_start|>(0,0),(1000,1000)<|box_end|>", (WHOLE,)),
+        (
+            forms.QWEN2_5_VL,
+            '```json\n[\n\t{"bbox_2d": [10, 10, 20, 50], "label": "cat"}\n]\n```',
+            (HERE,),
+        ),
+        (
+            forms.QWEN3_VL,
+            '[{"bbox_2d": [250, 100, 500, 500], "label": "cat"}, {"point_2d": [500, 500]}]',
+            (CAT, Place("", point=(200.0, 100.0))),
+        ),
+        (
+            forms.INTERNVL,
+            "<ref>cat</ref><box>[[250, 100, 500, 500], [0, 0, 1000, 1000]]</box>",
+            (CAT, Place("cat", box=WHOLE.box)),
+        ),
+        (forms.GLM4V, "It is <|begin_of_box|>[[0,0,1000,1000]]<|end_of_box|>", (WHOLE,)),
+        (
+            forms.PALIGEMMA,
+            "<loc0102><loc0256><loc0512><loc0512> cat ; <loc0000><loc0000><loc1023><loc1023> dog",
+            (
+                Place("cat", box=(100.0, 19.92, 200.0, 100.0)),
+                Place("dog", box=(0.0, 0.0, 399.61, 199.8)),
+            ),
+        ),
+    ],
+)
+def test_places_are_found_as_the_family_writes_them(
+    form: PlaceFormat, text: str, places: tuple[Place, ...]
+) -> None:
+    assert find_places(text, form, SHOWN) == places
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no place",
+        '{"bbox_2d": [1, 2, 3]}',
+        '{"bbox_2d": ["1", 2, 3, 4]}',
+        '{"bbox_2d": [1, 2, 3, 1e400]}',
+        '{"bbox_2d": [1, 2, 3, NaN]}',
+        '{"bbox_2d": [true, 2, 3, 4]}',
+        '{"bbox_2d": [1, 2, 3, 4',
+        '{"point_2d": {}}',
+    ],
+)
+def test_what_is_no_place_is_passed_over(text: str) -> None:
+    assert find_places(text, forms.QWEN3_VL, SHOWN) == ()
+
+
+def test_what_lies_outside_is_brought_to_the_edge_and_corners_are_put_in_order() -> None:
+    text = '{"bbox_2d": [2000, 900, -5, 100], "label": 7}'
+
+    assert find_places(text, forms.QWEN3_VL, SHOWN) == (Place("", box=(0.0, 20.0, 400.0, 180.0)),)
+
+
+def test_there_are_bounds_of_how_much_is_looked_at() -> None:
+    one = '{"point_2d": [1, 1]}'
+
+    assert len(find_places(one * (MAX_PLACES + 1), forms.QWEN3_VL, SHOWN)) == MAX_PLACES
+    assert find_places(" " * MAX_CHARS + one, forms.QWEN3_VL, SHOWN) == ()
+
+
+WORDS = [
+    "<box>",
+    "</box>",
+    "<ref>",
+    "</ref>",
+    "<loc0001>",
+    "{",
+    "}",
+    "[[1,2,3,4]]",
+    "1,",
+    " ",
+    "cat",
+]
+WORDS += ["<|box_start|>", "<|box_end|>", "<|object_ref_start|>", '"bbox_2d": [1,2,3,4]', "\n", "("]
+
+
+@given(
+    text=st.lists(st.sampled_from(WORDS) | st.text(max_size=5), max_size=40).map("".join),
+    form=st.sampled_from(sorted(forms.BY_FAMILY)),
+)
+@example(text='{"bbox_2d": [1' + "0" * 400 + ", 2, 3, 4]}", form="qwen3_vl")
+def test_whatever_is_said_places_lie_on_the_picture(text: str, form: str) -> None:
+    for place in find_places(text, forms.BY_FAMILY[form], SHOWN):
+        assert (place.box is None) != (place.point is None)
+        left, top, right, bottom = place.box or (*(place.point or ()), 400, 200)
+        assert 0 <= left <= right <= 400
+        assert 0 <= top <= bottom <= 200
+
+
+def test_patterns_have_the_groups_that_are_looked_up() -> None:
+    marked = [form for form in forms.BY_FAMILY.values() if isinstance(form, MarkedPlaces)]
+    assert all("places" in re.compile(form.pattern).groupindex for form in marked)

@@ -1,0 +1,54 @@
+"""Places: which families say how they write them, and marks that are special tokens."""
+
+from collections.abc import Callable
+
+import pytest
+
+import zoo
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
+from vlmkit.ask.place import Place
+from vlmkit.running.answer_places import AnswerPlaces
+from vlmkit_hf.tokenizer import HfTokenizer
+
+TokenizerOf = Callable[[str], HfTokenizer]
+UNKNOWN = {"llava", "llava_next", "idefics3", "smolvlm", "gemma3", "mistral3"}
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+def test_a_tokenizer_says_how_its_family_writes_places(
+    tokenizer_of: TokenizerOf, name: str
+) -> None:
+    tokenizer = tokenizer_of(name)
+    image = Image.open(zoo.picture(1))
+    form = tokenizer.prompt([Message.of("user", "Where?", [image])]).place_format
+
+    assert (form is None) == (name in UNKNOWN)
+    assert ("return_places" in tokenizer.honours) == (name not in UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "qwen2_vl",
+            "<|object_ref_start|>a cat<|object_ref_end|><|box_start|>(250,0),(500,500)<|box_end|>",
+        ),
+        ("qwen3_vl", '{"bbox_2d": [250, 0, 500, 500], "label": "a cat"}'),
+        ("internvl", "<ref>a cat</ref><box>[[250, 0, 500, 500]]</box>"),
+        ("paligemma", "<loc0000><loc0256><loc0512><loc0512> a cat"),
+    ],
+)
+def test_places_are_found_in_the_tokens_of_an_answer(
+    tokenizer_of: TokenizerOf, name: str, said: str
+) -> None:
+    tokenizer = tokenizer_of(name)
+    image = Image.open(zoo.picture(1, 80, 60))
+    prompt = tokenizer.prompt([Message.of("user", "Where is the cat?", [image])])
+    assert prompt.place_format is not None
+    reader = tokenizer.reader(prompt, shows_special=True)
+    places = AnswerPlaces(reader, prompt, prompt.place_format)
+    for token_id in zoo.processor(name).tokenizer(said, add_special_tokens=False)["input_ids"]:
+        places.push(token_id)
+
+    assert places.found() == (Place("a cat", box=(20.0, 0.0, 40.0, 30.0)),)
