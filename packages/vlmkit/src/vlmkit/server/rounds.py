@@ -42,6 +42,8 @@ def check_alone(body: ChatRequest, request: Request) -> None:
     Raises:
         RequestError: it asks for both.
     """
+    if not body.server_tools:
+        return
     others = {
         "tools": bool(body.tools),
         "tool_choice": body.tool_choice not in (None, "auto"),
@@ -53,7 +55,7 @@ def check_alone(body: ChatRequest, request: Request) -> None:
         "add_generation_prompt": not request.options.add_generation_prompt,
         "continue_final_message": request.options.continue_final_message,
     }
-    for field in (name for name, is_asked in others.items() if is_asked and body.server_tools):
+    for field in (name for name, is_asked in others.items() if is_asked):
         raise RequestError(f"server_tools and {field} cannot be asked for together", param=field)
 
 
