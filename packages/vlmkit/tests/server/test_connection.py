@@ -51,13 +51,19 @@ def broken(ours, theirs):
         base = getattr(theirs, name, None)
         if base is None and calls_super:
             gone.add(f"{theirs.__name__}.{name} is gone")
-        elif base is not None and arguments(base) != arguments(method):
-            gone.add(f"{theirs.__name__}.{name} takes {arguments(base)}, ours {arguments(method)}")
+        elif base is not None and arguments(theirs, name) != (taken := arguments(ours, name)):
+            needed = arguments(theirs, name)
+            gone.add(f"{theirs.__name__}.{name} takes {needed}, ours {taken}")
     return gone
 
 
-def arguments(method):
-    return list(inspect.signature(method).parameters)
+def arguments(cls, name):
+    """A method's arguments as the source has them: sse-starlette replaces one when it is imported."""
+    base = next(base for base in cls.__mro__ if name in vars(base))
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return [each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)]
+    return []
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda cls: cls.__name__)
