@@ -58,7 +58,7 @@ def broken(ours, theirs):
 
 
 def arguments(cls, name):
-    """A method's arguments as the source has them: sse-starlette replaces one when it is imported."""
+    """A method's arguments as its source has them: sse-starlette replaces one of uvicorn's."""
     base = next(base for base in cls.__mro__ if name in vars(base))
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
