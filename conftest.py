@@ -15,13 +15,19 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 Make = Callable[[Path], object]
 """Fills an empty folder."""
 
-settings.register_profile("same", derandomize=True, database=None, deadline=None)
-settings.register_profile("explore", max_examples=2000, deadline=None)
+PATIENT = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+"""No property minds what else runs on the machine; examples share what fixtures made."""
+
+settings.register_profile("same", PATIENT, derandomize=True, database=None)
+settings.register_profile("explore", PATIENT, max_examples=2000)
 settings.load_profile("same")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import zoo
 from vlmkit.ask.image import Image
@@ -19,10 +19,7 @@ ALL = [*zoo.NAMES_VISION, *zoo.NAMES_TEXT]
 TokenizerOf = Callable[[str], HfTokenizer]
 CheckpointOf = Callable[[str], Checkpoint]
 
-some = settings(
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+some = settings(max_examples=40)
 
 
 def spelled(folder: Path) -> dict[str, int]:

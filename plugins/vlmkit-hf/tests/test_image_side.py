@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers.models.smolvlm import processing_smolvlm
 
 import zoo
@@ -36,10 +36,7 @@ def plain(width: int, height: int) -> Image:
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-@settings(
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=25)
 @given(short=st.integers(2, 40), ratio=st.floats(1, 100), is_wide=st.booleans())
 def test_a_picture_of_any_allowed_shape_is_taken_or_refused(
     tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool

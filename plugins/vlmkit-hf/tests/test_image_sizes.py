@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import zoo
 from vlmkit.ask.image import Image
@@ -81,7 +81,7 @@ def test_limits_make_of_pictures_what_transformers_makes_of_them(
 
 
 @pytest.mark.parametrize("name", SIZED)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(
     short=st.integers(4, 50),
     ratio=st.sampled_from([1, 1.3, 2, 5, 20, 60]),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import zoo
 from vlmkit.ask.image import Image
@@ -41,7 +41,7 @@ def blank(size: tuple[int, int]) -> Image:
 
 
 @pytest.mark.parametrize("name", zoo.NAMES_VISION)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(
     sizes=st.lists(st.tuples(sides, sides), min_size=1, max_size=2),
     options=st.builds(

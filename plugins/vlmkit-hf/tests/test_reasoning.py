@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vlmkit.ask.delta import reasoning_of, text_of
 from vlmkit.ask.message import Message
@@ -112,10 +112,7 @@ def test_half_a_character_before_a_mark_is_reasoning(
     assert told == ("why\ufffd", "so")
 
 
-@settings(
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=40)
 @given(
     thought=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     said=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),

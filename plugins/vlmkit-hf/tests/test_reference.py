@@ -6,7 +6,7 @@ from typing import Any
 import jinja2
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import zoo
 from vlmkit.ask.image import Image
@@ -18,10 +18,7 @@ ALL = [*zoo.NAMES_VISION, *zoo.NAMES_TEXT]
 TokenizerOf = Callable[[str], HfTokenizer]
 Turn = tuple[Role, list[str | Any]]
 
-few = settings(
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+few = settings(max_examples=25)
 # No character that begins a control token: those texts have a test of their own.
 words = st.text(
     st.one_of(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from vlmkit.ask.message import Message, ReasoningPart, TextPart
 from vlmkit.ask.tool_call import ToolCallPart
@@ -160,10 +160,7 @@ def test_a_template_that_asks_for_no_thoughts_leaves_them_out(
 
 
 @pytest.mark.parametrize("template", ["either", "text", "counted", "tags"])
-@settings(
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_no_field_of_a_call_becomes_a_control_token(
     tokenizer_for: TokenizerFor, template: str, data: st.DataObject

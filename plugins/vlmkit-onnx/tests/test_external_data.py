@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from onnx import TensorProto, helper
 
 from vlmkit.errors import CheckpointError
@@ -137,7 +137,6 @@ def test_a_location_that_is_no_plain_path_is_refused(folder, location):
 
 
 @given(location=st.text(alphabet="./\\ablink*:~ %\0", max_size=14))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_taken_lies_in_the_folder_whatever_it_is_called(folder, tmp_path, location):
     (folder / "a").mkdir(exist_ok=True)
     for place in (folder / "b", folder / "a" / "b"):

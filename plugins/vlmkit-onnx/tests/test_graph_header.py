@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from onnx import TensorProto, helper
 
 from vlmkit.errors import CheckpointError
@@ -20,7 +20,6 @@ from vlmkit_onnx.folder.graph_header import (
 )
 
 value = helper.make_tensor_value_info
-ONE_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def external(name, location, offset="0", length="16", shape=(4,), **more):
@@ -272,13 +271,11 @@ def test_weights_of_gigabytes_in_the_file_are_skipped_and_not_read(tmp_path):
 
 
 @given(content=st.binary(max_size=400))
-@ONE_FILE
 def test_random_bytes_are_read_or_refused(tmp_path, content):
     survives(save(tmp_path, content))
 
 
 @given(data=st.data())
-@ONE_FILE
 def test_random_changes_of_a_real_file_are_read_or_refused(tmp_path, data):
     branch = helper.make_graph([], "branch", [], [], [external("in_branch", "a")])
     nodes = [helper.make_node("If", ["x"], ["z"], then_branch=branch)]

@@ -4,7 +4,7 @@ import contextlib
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
@@ -178,7 +178,6 @@ JSON = st.recursive(
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_stands_at_a_known_place_is_read_or_refused(read, data):
     known = ["decoder", "context_length", "vocab_size", "vision", "embedding", "image_token_id"]
     inner = ["filename", "inputs", "outputs", "head_size", "sliding_window", "pipeline"]

@@ -24,7 +24,7 @@ examples = settings(
     deadline=None,
     database=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.differing_executors],
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 logit_rows = st.lists(st.floats(-50, 50, width=32), min_size=4, max_size=30)
 some_params = st.builds(
