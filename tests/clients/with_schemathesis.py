@@ -55,6 +55,7 @@ def test_schemathesis_finds_nothing(server, tmp_path):
     (tmp_path / "only_what_is_there.py").write_text(HOOKS)
     program = Path(sys.executable).with_name("schemathesis")
     options = ["--seed", "1", "--max-examples", os.environ.get("EXAMPLES", "10"), "--no-color"]
+    options += ["--request-timeout", "600"]  # some ask for as many tokens as the context holds
     command = [program, "--config-file", config, "run", f"{server.url}/openapi.json", *options]
     found = subprocess.run(
         command,

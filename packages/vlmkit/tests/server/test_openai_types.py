@@ -10,8 +10,9 @@ import pytest
 from openai.pagination import SyncPage
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.shared import ErrorObject
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from running_server import chat, image_part, picture, scripted
 
 IMAGES = "usage.prompt_tokens_details.image_tokens_each"
@@ -53,7 +54,7 @@ def unknown(value, place=""):
 
 def checked(kind, content, ours=frozenset()):
     """Validate JSON strictly, and return it if what is unknown has a last name that is ours."""
-    value = kind.model_validate_json(content, strict=True)
+    value = TypeAdapter(kind).validate_json(content, strict=True)
     for place in unknown(value):
         assert place == IMAGES or place.rpartition(".")[2] in ours
     return value
@@ -101,6 +102,35 @@ def test_completions(server, name):
     whole = checked(Completion, as_typed(server.post(body, "/v1/completions").content))
     events = streamed(server, body, "/v1/completions", Completion, read=as_typed)
     assert {c.index for e in events for c in e.choices} == {c.index for c in whole.choices}
+
+
+RESPONSES = {
+    "plain": {"input": "hello"},
+    "logprobs": {
+        "input": "hello",
+        "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+    },
+    "cut": {"input": "hello", "max_output_tokens": 2},
+    "thought": {"input": scripted(text="so", reasoning="hm")},
+    "tools": {
+        "input": scripted(text="I look.", calls=CALLS),
+        "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}],
+    },
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_responses(server, name):
+    body = {"model": "mock"} | RESPONSES[name]
+    # OpenAI's reference tells "store", and "name" of an event; bytes of an event's tokens are ours.
+    ours = {"image_tokens", "image_tokens_each", "store", "name", "bytes"}
+    whole = checked(Response, server.post(body, "/v1/responses").content, ours)
+    told = server.post(body | {"stream": True}, "/v1/responses").text
+    data = [line.removeprefix("data: ") for line in told.split("\n") if line.startswith("data: ")]
+    events = [checked(ResponseStreamEvent, each, ours) for each in data]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert [item.type for item in events[-1].response.output] == [i.type for i in whole.output]
 
 
 @pytest.mark.parametrize("body", [{"input": "a"}, {"input": ["a", "b"]}, {"input": [1, 2]}])
