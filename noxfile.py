@@ -206,7 +206,8 @@ def schema(session: nox.Session) -> None:
 def try_on_server(session: nox.Session, client: str) -> None:
     """Run a client's file on the server of ``clients_server``."""
     server = session.env_dir.with_name("clients_server")
-    session.env["SERVER_PYTHON"] = str(next(server.glob("*/python*")))
+    commands = os.pathsep.join(str(server / folder) for folder in ("bin", "Scripts"))
+    session.env["SERVER_PYTHON"] = shutil.which("python", path=commands)
     tests = Path("tests/clients")
     options = ("-c", str(tests / "pytest.ini"), str(tests / f"with_{client}.py"))
     session.run("pytest", *options, *session.posargs)
