@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 from running_server import Running, running
+from yard import Yard
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +18,17 @@ def server() -> Iterator[Running]:
     """A server with default settings; tests leave it idle."""
     with running() as server:
         yield server
+
+
+@pytest.fixture
+def yard(monkeypatch: pytest.MonkeyPatch) -> Yard:
+    """Mocks to be loaded and unloaded; a whole collection of garbage takes long beside tests."""
+    monkeypatch.setattr("vlmkit.server.load_thread._give_back", lambda: None)
+    return Yard()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Clients who ask side by side."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool

@@ -25,7 +25,8 @@ from vlmkit.pipeline import Pipeline
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.seams.runner import Runner
-from vlmkit.server.run import Loader, Server
+from vlmkit.server.offer import Loader, Offer
+from vlmkit.server.run import Server
 from vlmkit.server.service import Service
 from vlmkit.server.toolbox import Toolbox
 from vlmkit.settings.pipeline import PipelineSettings
@@ -160,17 +161,13 @@ def eventually(is_true: Callable[[], bool], *, timeout_s: float = 300.0) -> bool
 
 @contextmanager
 def running(
-    models: Mapping[str, Runner | Loader] | None = None,
+    models: Mapping[str, Offer | Runner | Loader | None] | None = None,
     toolbox: Toolbox | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Run a server in a thread of this process."""
-    service = Service(models or {"mock": None}, ServerSettings(port=0, **settings), toolbox)
-    runners = dict(models) if models is not None else {"mock": mock_pipeline()}
-    for name, runner in runners.items():
-        if isinstance(runner, Runner):
-            service.models[name].start()
-            service.models[name].finish(runner)
+    served = {"mock": mock_pipeline()} if models is None else models
+    service = Service(served, ServerSettings(port=0, **settings), toolbox)
     server = Server(service)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -183,9 +180,7 @@ def running(
         server.stop()
         thread.join()
         listener.close()
-        for runner in runners.values():
-            if isinstance(runner, Runner):
-                runner.close()
+        service.fleet.close()
 
 
 @contextmanager

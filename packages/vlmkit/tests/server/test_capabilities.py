@@ -99,5 +99,6 @@ def test_a_model_that_still_loads_is_named():
     with running({"mock": mock_pipeline(), "late": None}) as server:
         late = told(server, "late")
         assert late.pop("id") == "late"
+        assert late.pop("aliases") == []
         assert late.pop("state") == "waiting"
         assert set(late.values()) == {None}

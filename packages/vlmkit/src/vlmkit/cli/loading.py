@@ -98,7 +98,7 @@ def wanted_entries(
         if not configured:
             raise click.UsageError(f"name a model. {what_there_is(plugins)}")
         return configured
-    by_name = {entry.name or entry.model: entry for entry in configured}
+    by_name = {name: entry for entry in configured for name in entry.names}
     return tuple(
         by_name.get(model) or ModelEntry(model=model, revision=config.revision) for model in models
     )

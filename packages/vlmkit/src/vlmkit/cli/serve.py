@@ -1,7 +1,7 @@
 """``vlmkit serve``: OpenAI's API in front of one or more models."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,8 @@ import click
 from vlmkit.cli import options
 
 if TYPE_CHECKING:
-    from vlmkit.config import Config, ModelEntry
-    from vlmkit.plugins.loader import Plugins
-    from vlmkit.seams.runner import Runner
     from vlmkit.seams.tool_source import ToolSource
+    from vlmkit.server.offer import Offer
     from vlmkit.settings.server import ServerSettings
 
 EXAMPLE = """\
@@ -45,6 +43,7 @@ def serve(
     """Serve MODELs, or those of the config, over HTTP."""
     from vlmkit.assembly import find, name_of, tool_sources
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
+    from vlmkit.cli.offers import offer
     from vlmkit.config.providers import check_components
 
     address = options.stated(**{"server.host": host, "server.port": port})
@@ -54,16 +53,16 @@ def serve(
     entries = wanted_entries(models, config, plugins)
     for entry in entries:  # a misspelt name is told before the port opens
         find(entry.model, plugins)
-    loaders = {name_of(entry): _loader(entry, config, plugins) for entry in entries}
-    if len(loaders) < len(entries):
+    offers = {name_of(entry): offer(entry, config, plugins) for entry in entries}
+    if len(offers) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
     _show_log(debug=context.obj.debug)
-    _run(loaders, config.server, sources)
+    _run(offers, config.server, sources)
 
 
 def _run(
-    loaders: "dict[str, Callable[[], Runner]]",
+    offers: "dict[str, Offer]",
     settings: "ServerSettings",
     sources: "dict[str, ToolSource]",
 ) -> None:
@@ -72,21 +71,10 @@ def _run(
 
     def tell(names: Sequence[str]) -> None:
         if settings.port:
-            click.echo(EXAMPLE.format(url=_url(settings), model=names[-1]), err=True)
+            shown = [*offers, *names][-1]  # one that is there, if any is
+            click.echo(EXAMPLE.format(url=_url(settings), model=shown), err=True)
 
-    run_server(loaders, settings, tool_sources=sources, on_loaded=tell)
-
-
-def _loader(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "Callable[[], Runner]":
-    """Return what loads one model, with a line for each stage that it took."""
-    from vlmkit.assembly import assemble, name_of
-    from vlmkit.cli.loading import Stages
-
-    def load() -> "Runner":
-        click.echo(f"loading {name_of(entry)!r}", err=True)
-        return assemble(entry, config, plugins, Stages(lists=True))
-
-    return load
+    run_server(offers, settings, tool_sources=sources, on_loaded=tell)
 
 
 def _url(settings: "ServerSettings") -> str:

@@ -287,4 +287,4 @@ def _without_defaults(value: Any) -> Any:
 
 def _stated(entry: ModelEntry) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(entry)
-    return {key: value for key, value in values.items() if value not in (None, {})}
+    return {key: value for key, value in values.items() if value not in (None, {}, [])}

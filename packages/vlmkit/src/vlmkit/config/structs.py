@@ -5,12 +5,15 @@ import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from vlmkit.errors import ConfigError
 from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.settings.bounds import Positive
+from vlmkit.settings.fleet import IdleSeconds, When
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.server import ServerSettings
 
@@ -18,6 +21,7 @@ SECTIONS: dict[str, Kind[Any]] = {kind.section: kind for kind in KINDS if kind.s
 """The kind that each section of providers selects from."""
 COMPONENTS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "one")
 GROUPS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "all")
+ModelAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 SECRET_WORDS = frozenset({"key", "keys", "token", "secret", "secrets", "password"})
 
 
@@ -114,12 +118,27 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         model: a packaged name, a folder or a hub id.
         name: how clients call it; by default what ``model`` says.
+        aliases: other names that clients of a server may call it by.
         revision: the revision to take from the hub.
+        load: when a server loads it; as ``server.fleet.load`` says when None.
+        idle_unload_s: time without a request after which a server unloads it; as
+            ``server.fleet.idle_unload_s`` says when None.
+        memory_bytes: what it counts for in ``server.fleet.memory_budget_bytes``; the size of its
+            weight files when None.
     """
 
     model: str
     name: str | None = None
+    aliases: tuple[ModelAlias, ...] = ()
     revision: str | None = None
+    load: When | None = None
+    idle_unload_s: IdleSeconds | None = None
+    memory_bytes: Positive | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it may be called by, its own name first."""
+        return (self.name or self.model, *self.aliases)
 
 
 class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,7 +168,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
             ConfigError: both ``model`` and ``models`` are set, or two models share a name.
         """
         if self.model is None:
-            names = [entry.name or entry.model for entry in self.models]
+            names = [name for entry in self.models for name in entry.names]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise ConfigError(f"two models are called {twice!r}", hint="give each its own name")

@@ -16,20 +16,22 @@ from vlmkit.server.errors import error_handlers
 from vlmkit.server.gate import Gate
 from vlmkit.server.generate import GenerateController
 from vlmkit.server.health import HealthController
+from vlmkit.server.management import ManagementController
 from vlmkit.server.messages import MessagesController
 from vlmkit.server.models import ModelsController
+from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.openapi import OpenApiController, openapi_document
 from vlmkit.server.origins import Origins
 from vlmkit.server.render import RenderController
 from vlmkit.server.response_store import ResponseStore
 from vlmkit.server.responses import ResponsesController
-from vlmkit.server.service import Served, Service, runner_of
+from vlmkit.server.service import Service
 from vlmkit.server.tokens import TokensController
 from vlmkit.settings.server import ServerSettings
 
 
 def create_app(
-    models: Service | Mapping[str, Served], settings: ServerSettings | None = None
+    models: Service | Mapping[str, Offer | Served | Loader], settings: ServerSettings | None = None
 ) -> Litestar:
     """Return the ASGI application that serves some models.
 
@@ -37,16 +39,20 @@ def create_app(
     ASGI server's: :func:`vlmkit.server.run.serve` sets them.
 
     Args:
-        models: runners or models by the name they are served under, or a service whose models may
-            still be loading.
+        models: what a service takes, by the name it is served under, or a service. What is to be
+            loaded is loaded when the application starts, and closed by whoever made the service.
         settings: bounds; the defaults when None. A service brings its own.
     """
-    service = models if isinstance(models, Service) else _service(models, settings)
+    if isinstance(models, Service):
+        service = models
+    else:
+        service = Service(models, settings or ServerSettings())
     fetch = service.settings.fetch
     converter = Converter(service.settings, ImageFetcher(fetch) if fetch.enabled else None)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)
     app = Litestar(
         [
+            *([ManagementController] if service.settings.fleet.manage else []),
             ChatController,
             CompletionsController,
             EmbeddingsController,
@@ -67,6 +73,7 @@ def create_app(
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
             "document": Provide(lambda: openapi_document(app), sync_to_thread=True, use_cache=True),
         },
+        on_startup=[service.fleet.start],
         on_shutdown=[service.toolbox.aclose],
         exception_handlers=error_handlers(),
         request_max_body_size=service.settings.max_body_bytes,
@@ -80,11 +87,3 @@ def create_app(
         inner = Origins(inner, allowed)
     app.asgi_handler = Gate(inner, service)
     return app
-
-
-def _service(models: Mapping[str, Served], settings: ServerSettings | None) -> Service:
-    service = Service(models, settings or ServerSettings())
-    for name, served in models.items():
-        service.models[name].start()
-        service.models[name].finish(runner_of(served))
-    return service

@@ -6,6 +6,7 @@ How a body is answered is each route's own business.
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from contextlib import AsyncExitStack
 from secrets import token_hex
 from typing import Any, Generic, TypeVar
 
@@ -51,6 +52,7 @@ class Call(ABC, Generic[B]):
         self._ignored: frozenset[str] = frozenset()
         self._request = request
         self._reader = reader
+        self._leases = AsyncExitStack()
 
     @abstractmethod
     async def start(self, body: B) -> ASGIApp:
@@ -62,24 +64,34 @@ class Call(ABC, Generic[B]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, start the request, and answer."""
         with self.service.admitted():
-            with self.service.reserved(self._announced_bytes()):
-                body, ignored = self._reader.read(await self._body())
-                self.note(ignored)
-                response = await self.service.attend(self.start(body), receive)
-                del body  # what was sent need not wait for the answer: it can be large
-            await response(scope, receive, send)
+            async with self._leases:
+                await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.service.reserved(self._announced_bytes()):
+            body, ignored = self._reader.read(await self._body())
+            self.note(ignored)
+            response = await self.service.attend(self.start(body), receive)
+            del body  # what was sent need not wait for the answer: it can be large
+        await response(scope, receive, send)
 
     async def runner(self, name: str | None) -> Runner:
-        """Return who answers for a model, once it can.
+        """Return who answers for a model, once it can; it stays until this call is answered.
 
         Args:
             name: None takes the only model.
 
         Raises:
             RequestError: there is no such model, or none is named and there are several.
-            Unavailable: it can answer nothing now.
+            Unavailable: it can answer nothing now, or was not loaded in time.
+            Overloaded: too many requests wait for their models.
         """
-        return self.service.runner(self.service.name(name))
+        fleet = self.service.fleet
+        return await self._leases.enter_async_context(fleet.leased(self.service.name(name)))
+
+    def hand_on(self) -> AsyncExitStack:
+        """Give away what keeps this call's runner in memory, to work that outlives the call."""
+        return self._leases.pop_all()
 
     def note(self, ignored: frozenset[str]) -> None:
         """Tell the client and the operator which keys of the body are ignored, besides others.

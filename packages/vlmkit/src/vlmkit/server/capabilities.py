@@ -19,7 +19,8 @@ from vlmkit.server.forms import Formed
 from vlmkit.server.methods import READ
 from vlmkit.server.operation import Operation
 from vlmkit.server.prompt_options import EFFORT
-from vlmkit.server.service import ServedModel, Service, State
+from vlmkit.server.served_model import ServedModel, State
+from vlmkit.server.service import Service
 from vlmkit.server.wire import CHAT
 from vlmkit.server.wire_completions import COMPLETIONS
 from vlmkit.server.wire_embeddings import EMBEDDINGS
@@ -67,13 +68,14 @@ class Limits(msgspec.Struct):
 
 
 class ModelCapabilities(msgspec.Struct):
-    """One model; all but its name and state is null until it is loaded.
+    """One model; all but its names and state is null before it was first loaded.
 
     ``precision`` is null, too, where the engine does not say it, and ``embedding_size`` where there
     are no embeddings.
     """
 
     id: str
+    aliases: tuple[str, ...]
     state: State
     modalities: tuple[str, ...] | None = None
     precision: str | None = None
@@ -106,11 +108,11 @@ def _models(service: Service) -> list[ModelCapabilities]:
 
 
 def _model(model: ServedModel, bodies: _Bodies) -> ModelCapabilities:
-    if model.runner is None:
-        return ModelCapabilities(model.name, model.state)
-    facts = model.runner.facts
+    if (facts := model.facts) is None:
+        return ModelCapabilities(model.name, model.offer.aliases, model.state)
     return ModelCapabilities(
         model.name,
+        model.offer.aliases,
         model.state,
         facts.modalities,
         facts.limits.precision or None,

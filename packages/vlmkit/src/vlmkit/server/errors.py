@@ -62,9 +62,10 @@ class Overloaded(QueueFull):
 class Unavailable(VlmkitError):  # noqa: N818
     """The server takes no work now: it loads, drains or has failed."""
 
-    def __init__(self, message: str, *, code: str) -> None:
+    def __init__(self, message: str, *, code: str, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class ClientGone(Exception):  # noqa: N818 - not an error of ours, and nobody is told
@@ -190,8 +191,8 @@ def _parts(error: Exception, scope: Scope, write: WriteError) -> tuple[bytes, in
     """Return body, status and headers."""
     status = _status_of(error)
     headers = {}
-    if status.retry_after_s is not None:
-        headers["retry-after"] = str(status.retry_after_s)
+    if (retry_after_s := getattr(error, "retry_after_s", status.retry_after_s)) is not None:
+        headers["retry-after"] = str(retry_after_s)
     if status.status == HTTPStatus.REQUEST_TIMEOUT:
         headers["connection"] = "close"  # the rest of the body is not worth waiting for
     body = write(fault_of(error, scope), status.status, scope)

@@ -14,7 +14,8 @@ from vlmkit._version import __version__
 from vlmkit.server.errors import RETRY_AFTER_S
 from vlmkit.server.methods import READ
 from vlmkit.server.operation import Operation
-from vlmkit.server.service import ServedModel, Service, State
+from vlmkit.server.served_model import ServedModel, State
+from vlmkit.server.service import Service
 
 Status = Literal["ready", "loading", "failed", "full", "draining"]
 
@@ -26,12 +27,14 @@ class Health(msgspec.Struct):
 
 
 class ModelReadiness(msgspec.Struct):
-    """How far one model is, and how busy."""
+    """How far one model is, how busy, and what it counts for in the memory budget."""
 
     state: State
     load_s: float
     num_running: int
     num_waiting: int
+    num_waiting_for_load: int
+    memory_bytes: int | None
 
 
 class Readiness(msgspec.Struct):
@@ -88,9 +91,9 @@ def readiness_of(service: Service) -> Status:
     """Return the first reason not to send work here."""
     if service.is_draining:
         return "draining"
-    if service.has_failed:
+    if service.roster.has_failed:
         return "failed"
-    if {model.state for model in service.models.values()} & {"waiting", "loading"}:
+    if service.roster.is_starting:
         return "loading"
     return "full" if service.is_full else "ready"
 
@@ -100,4 +103,11 @@ def _readiness(model: ServedModel) -> ModelReadiness:
     if model.runner is not None:
         stats = model.runner.stats()
         num_running, num_waiting = stats.num_running, stats.num_waiting
-    return ModelReadiness(model.state, round(model.load_s, 3), num_running, num_waiting)
+    return ModelReadiness(
+        model.state,
+        round(model.load_s, 3),
+        num_running,
+        num_waiting,
+        model.num_waiting,
+        model.memory_bytes,
+    )

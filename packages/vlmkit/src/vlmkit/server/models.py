@@ -12,14 +12,19 @@ from vlmkit._version import __version__
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.methods import READ
 from vlmkit.server.operation import Operation
-from vlmkit.server.service import ServedModel, Service, State
+from vlmkit.server.served_model import ServedModel, State
+from vlmkit.server.service import Service
 
 
 class ModelBody(msgspec.Struct):
-    """One model in OpenAI's shape; from ``state`` on, the fields are ours."""
+    """One model under one of its names, in OpenAI's shape; from ``root`` on, the fields are ours.
+
+    ``root`` is the model's own name.
+    """
 
     id: str
     created: int
+    root: str
     state: State
     modalities: list[str] | None
     max_model_len: int | None
@@ -41,13 +46,15 @@ class ModelsController(Controller):
 
     @route(http_method=READ, operation=Operation(ModelList))
     async def list_all(self, service: NamedDependency[Service]) -> ModelList:
-        """List every model, those that are still loading included."""
-        return ModelList([_body(model) for model in service.models.values()])
+        """List every name of every model, those included that are not in memory."""
+        models = service.models.values()
+        return ModelList([model_body(model, name) for model in models for name in model.names])
 
     @route("/{name:path}", http_method=READ, operation=Operation(ModelBody))
     async def retrieve(self, service: NamedDependency[Service], name: FromPath[str]) -> ModelBody:
         """Describe one model; names may hold slashes."""
-        return _body(service.model(name.removeprefix("/")))
+        name = name.removeprefix("/")
+        return model_body(service.roster.find(name), name)
 
 
 def fingerprint(facts: RunnerFacts) -> str:
@@ -56,13 +63,14 @@ def fingerprint(facts: RunnerFacts) -> str:
     return f"fp_{hashlib.sha256(subject.encode()).hexdigest()[:12]}"
 
 
-def _body(model: ServedModel) -> ModelBody:
-    if model.runner is None:
-        return ModelBody(model.name, model.created, model.state, None, None)
-    facts = model.runner.facts
+def model_body(model: ServedModel, name: str) -> ModelBody:
+    """Describe a model under one of its names."""
+    if (facts := model.facts) is None:
+        return ModelBody(name, model.created, model.name, model.state, None, None)
     return ModelBody(
-        model.name,
+        name,
         model.created,
+        model.name,
         model.state,
         list(facts.modalities),
         facts.limits.max_sequence_tokens,

@@ -5,6 +5,7 @@ A body is translated into one of the chat API; what comes of that is told in ite
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -179,9 +180,11 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
             return answer.end(output, completion)
 
         if body.background:
+            lease = self.hand_on()
             try:
-                self._detached.start(self._go_on(stream, whole, answer))
+                self._detached.start(self._go_on(stream, whole, answer, lease))
             except VlmkitError:  # the server is full
+                await lease.aclose()
                 answer.abandon()
                 raise
             return ASGIResponse(body=answer.bodies.begun(), headers=self.headers)
@@ -234,14 +237,19 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
         return _Answer(ResponseBodies(replace(head, store=False)), None)
 
     async def _go_on(
-        self, stream: AnswerStream, whole: Callable[[Completion], bytes], answer: "_Answer"
+        self,
+        stream: AnswerStream,
+        whole: Callable[[Completion], bytes],
+        answer: "_Answer",
+        lease: AsyncExitStack,
     ) -> None:
         """Wait for an answer that nobody waits for."""
         try:
-            completion = await self.service.attend(stream.aresult(), _never)
-            if completion.choices[0].finish_reason == "abort":
-                raise Unavailable("the answer was cut off", code="aborted")
-            await asyncio.to_thread(whole, completion)
+            async with lease:
+                completion = await self.service.attend(stream.aresult(), _never)
+                if completion.choices[0].finish_reason == "abort":
+                    raise Unavailable("the answer was cut off", code="aborted")
+                await asyncio.to_thread(whole, completion)
         except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
             fault = fault_of(error, self._request.scope)
             answer.keep(answer.bodies.failed(fault.message, ()), ())

@@ -11,71 +11,65 @@ import contextlib
 import logging
 import signal
 import socket
-import threading
-from collections.abc import Callable, Mapping, Sequence as Seq
-from functools import partial
+from collections.abc import Mapping
 from types import FrameType, MappingProxyType
 
 import uvicorn
 
-from vlmkit.config.providers import described
-from vlmkit.errors import ConfigError, EngineError, VlmkitError
-from vlmkit.seams.runner import Runner
+from vlmkit.errors import ConfigError
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.connection import Connection
+from vlmkit.server.fleet import OnLoaded
 from vlmkit.server.gate import is_loopback
-from vlmkit.server.service import Served, Service, runner_of
+from vlmkit.server.offer import Loader, Offer, Served
+from vlmkit.server.service import Service
 from vlmkit.server.toolbox import Toolbox
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
-Loader = Callable[[], Served]
-OnLoaded = Callable[[Seq[str]], None]
 LAST_WORDS_S = 5  # for requests that were cut off to send their error
 
 
-def _tell_nobody(_names: Seq[str]) -> None:
-    pass
-
-
 def serve(
-    models: Mapping[str, Served | Loader],
+    models: Mapping[str, Served | Loader | Offer],
     settings: ServerSettings | None = None,
     *,
     tool_sources: Mapping[str, ToolSource] = MappingProxyType({}),
-    on_loaded: OnLoaded = _tell_nobody,
+    on_loaded: OnLoaded | None = None,
 ) -> None:
     """Serve models until a signal ends it; closes every runner at the end.
 
     A model that cannot be loaded is logged, and its requests get a 503; the others are served.
 
     Args:
-        models: by the name they are served under: runners, models, or functions that load one.
-            Those run one after the other in a thread of their own, while the port answers already.
+        models: by the name they are served under: runners, models, functions that load one, or
+            offers, which say more of when that is done. Those run one after the other in a thread
+            of their own, while the port answers already.
         settings: the defaults when None.
         tool_sources: whose tools requests may ask for; they are closed at the end.
-        on_loaded: called with the names of the models that are served, when loading is over.
+        on_loaded: called in a thread with the names of the models that are there, when all are
+            loaded that are to be from the start.
 
     Raises:
-        ConfigError: the address may not or cannot be listened on.
+        ConfigError: the address may not or cannot be listened on, or the models do not go together.
         EngineError: a model's engine failed for good; the server is down then.
         VlmkitError: no model could be loaded: what the last loader raised. The same holds.
     """
     settings = settings or ServerSettings()
     service = Service(models, settings, Toolbox(tool_sources))
-    server = Server(service)
-    loading = _Loading(service, models, server.stop)
-    listener = _listener(settings)
-    loading.start(on_loaded)
+    if on_loaded is not None:
+        service.fleet.on_loaded = on_loaded
     try:
-        server.run(sockets=[listener])
+        with contextlib.closing(_listener(settings)) as listener:
+            server = Server(service)
+            service.fleet.tell_errors(server.stop)
+            server.run(sockets=[listener])
     finally:
-        listener.close()
-        loading.close()
-    if loading.error is not None:
-        raise loading.error
+        service.fleet.close()
+    if service.fleet.error is not None:
+        raise service.fleet.error
 
 
 class Server(uvicorn.Server):
@@ -134,98 +128,6 @@ class Server(uvicorn.Server):
         log.info("draining")
         await self._service.drain(self._service.settings.drain_timeout_s)
         self.should_exit = True
-
-
-class _Loading:
-    """Loads models one after the other, beside the server, and hears of those that die.
-
-    Args:
-        service: gets the models.
-        models: runners, models, or functions that load one.
-        on_failure: called in any thread when there is a first ``error``.
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        models: Mapping[str, Served | Loader],
-        on_failure: Callable[[], None],
-    ) -> None:
-        self._service = service
-        self._models = models
-        self._on_failure = on_failure
-        self._runners: list[Runner] = []
-        self.error: Exception | None = None
-        for name, model in models.items():
-            if isinstance(model, Served):
-                self._add(name, model)
-
-    def start(self, on_loaded: OnLoaded) -> None:
-        """Load in a thread; it does not keep a process alive that is asked to end."""
-        threading.Thread(
-            target=self._run, args=(on_loaded,), name="vlmkit-load", daemon=True
-        ).start()
-
-    def close(self) -> None:
-        """Close every runner that was loaded, whether or not another one can be closed."""
-        for runner in self._runners:
-            try:
-                runner.close()
-            except Exception as error:
-                log.exception("model %r could not be closed", runner.facts.name)
-                self._fail(error)
-
-    def _run(self, on_loaded: OnLoaded) -> None:
-        for name, load in self._models.items():
-            if isinstance(load, Served):
-                continue
-            self._service.models[name].start()
-            try:
-                self._add(name, load())
-            except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
-                self._service.models[name].fail()
-                if self._service.has_failed:
-                    self._fail(_as_exception(name, error))
-                    return
-                _log_failure(name, error)
-        on_loaded([name for name, model in self._service.models.items() if model.runner])
-
-    def _add(self, name: str, served: Served) -> None:
-        runner = runner_of(served)
-        self._runners.append(runner)
-        self._service.models[name].finish(runner)
-        log.info("model %r is ready", name)
-        runner.on_failure(partial(self._note_death, name))
-
-    def _note_death(self, name: str, cause: BaseException) -> None:
-        error = EngineError(
-            f"the engine of model {name!r} failed, and the server ended",
-            hint="the log says why; start the server again",
-        )
-        error.__cause__ = cause
-        self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        if self.error is None:
-            self.error = error
-            self._on_failure()
-
-
-def _as_exception(name: str, error: BaseException) -> Exception:
-    """Return what ``serve`` can raise: a panic in a thread must not pass for a wish to exit."""
-    if isinstance(error, Exception):
-        return error
-    failure = EngineError(f"model {name!r} could not be loaded: {type(error).__name__}")
-    failure.__cause__ = error
-    return failure
-
-
-def _log_failure(name: str, error: BaseException) -> None:
-    """Write for the operator why a model is not served; where that is a bug, with its trace."""
-    hint = getattr(error, "hint", "")
-    text = f"{described(error)} ({hint})" if hint else described(error)
-    trace = None if isinstance(error, VlmkitError) else error
-    log.error("model %r could not be loaded: %s", name, text, exc_info=trace)
 
 
 def _listener(settings: ServerSettings) -> socket.socket:

@@ -1,92 +1,56 @@
-"""What a server serves right now: its models and how far they are, and the requests under way.
+"""What a server serves right now: its models, and the requests under way.
 
-Models may still be loading when the port is open: they are added from another thread. All else is
-called in the event loop's thread.
+Is called in the event loop's thread.
 """
 
 import asyncio
 import logging
-import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from litestar.types import Receive
 
 from vlmkit.errors import RequestError
-from vlmkit.model import Model
-from vlmkit.seams.runner import Runner
-from vlmkit.server.errors import ClientGone, ModelNotFound, Overloaded, Unavailable
+from vlmkit.server.errors import ClientGone, Overloaded, Unavailable
+from vlmkit.server.fleet import Fleet
+from vlmkit.server.offer import Loader, Offer, Served, runner_of
+from vlmkit.server.roster import Roster
 from vlmkit.server.toolbox import Toolbox
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-State = Literal["waiting", "loading", "ready", "failed"]
-
-
-Served = Runner | Model
-"""What a server can be given: a runner, or a model, whose runner it takes."""
-
-
-def runner_of(served: Served) -> Runner:
-    """Return who answers the requests."""
-    return served.runner if isinstance(served, Model) else served
-
-
-class ServedModel:
-    """One model that is served, or will be."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.created = int(time.time())
-        self.runner: Runner | None = None
-        self._is_failed = False
-        self._started = self._ended = 0.0
-
-    def start(self) -> None:
-        """Note that it is being loaded."""
-        self._started = time.monotonic()
-
-    def finish(self, runner: Runner) -> None:
-        """Serve it from now on."""
-        self._ended = time.monotonic()
-        self.runner = runner
-
-    def fail(self) -> None:
-        """Note that it cannot be loaded."""
-        self._ended = time.monotonic()
-        self._is_failed = True
-
-    @property
-    def state(self) -> State:
-        """How far it is; a runner that can answer nothing any more has failed."""
-        if self.runner is not None:
-            return "ready" if self.runner.is_ready else "failed"
-        if self._is_failed:
-            return "failed"
-        return "loading" if self._started else "waiting"
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it was loaded and can serve nothing any more; only a new process can."""
-        return self.runner is not None and not self.runner.is_ready
-
-    @property
-    def load_s(self) -> float:
-        """How long loading took, or takes so far."""
-        return (self._ended or time.monotonic()) - self._started if self._started else 0.0
 
 
 class Service:
-    """The models by name, and whether work is taken."""
+    """The models by name, and whether work is taken.
+
+    Args:
+        models: by the name they are served under: runners, models, functions that load one, or how
+            one is offered; None where somebody else brings the runner.
+        settings: bounds.
+        toolbox: the tools that the server runs; none when None.
+
+    Raises:
+        ConfigError: two models have one name, or they cannot be within the memory budget.
+    """
 
     def __init__(
-        self, names: Iterable[str], settings: ServerSettings, toolbox: Toolbox | None = None
+        self,
+        models: Mapping[str, Offer | Served | Loader | None],
+        settings: ServerSettings,
+        toolbox: Toolbox | None = None,
     ) -> None:
-        self.models = {name: ServedModel(name) for name in names}
+        offers = {name: _offer(given) for name, given in models.items()}
+        self.roster = Roster(offers, settings.fleet)
+        self.models = self.roster.models
+        self.fleet = Fleet(self.roster, settings.fleet, max(1, settings.max_requests // 2))
+        for name, given in models.items():
+            if isinstance(given, Served):
+                self.fleet.add(self.models[name], runner_of(given))
         self.settings = settings
         self.toolbox = toolbox or Toolbox()
         self.is_draining = False
@@ -100,34 +64,6 @@ class Service:
         self._is_idle.set()
 
     # Who may come in.
-
-    def runner(self, name: str) -> Runner:
-        """Return a model's runner.
-
-        Raises:
-            ModelNotFound: there is no such model.
-            Unavailable: it is not ready.
-        """
-        model = self.model(name)
-        if model.is_dead:
-            raise Unavailable("the model has failed", code="model_failed")
-        if model.state == "failed":
-            raise Unavailable("the model could not be loaded", code="model_failed")
-        if model.runner is None:
-            raise Unavailable("the model is still loading", code="model_loading")
-        return model.runner
-
-    def model(self, name: str) -> ServedModel:
-        """Return a model that is served, loaded or not.
-
-        Raises:
-            ModelNotFound: there is no such model.
-        """
-        if (model := self.models.get(name)) is None:
-            raise ModelNotFound(
-                "the model is not served here", param="model", hint="GET /v1/models lists them"
-            )
-        return model
 
     def name(self, given: str | None) -> str:
         """Return which model is meant where a request need not say so.
@@ -171,13 +107,6 @@ class Service:
             yield
         finally:
             self._num_pending_bytes -= num_bytes
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a model is dead, or none of them could be loaded."""
-        models = self.models.values()
-        states = {model.state for model in models}
-        return states == {"failed"} or any(model.is_dead for model in models)
 
     @property
     def is_full(self) -> bool:
@@ -246,6 +175,12 @@ class Service:
                 task.cancel()
             return False
         return True
+
+
+def _offer(given: Offer | Served | Loader | None) -> Offer:
+    if isinstance(given, Offer):
+        return given
+    return Offer() if given is None or isinstance(given, Served) else Offer(load=given)
 
 
 async def _gone(receive: Receive) -> None:

@@ -61,7 +61,7 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
     async def start(self, body: TokenizeRequest) -> ASGIApp:
         """Let the runner read the prompt."""
         name = self.service.name(body.model)
-        runner = self.service.runner(name)
+        runner = await self.runner(name)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("send either prompt or messages", param="prompt")
         if body.messages is None:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.settings.bounds import Positive, Seconds
+from vlmkit.settings.fleet import FleetSettings
 
 Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\sA-Z]+$", max_length=512)]
 
@@ -77,6 +78,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         drain_timeout_s: time that running answers have to finish after SIGTERM.
         fetch: images named by URL.
         responses: what is kept of the Responses API.
+        fleet: when models are loaded and unloaded.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -101,3 +103,4 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
     fetch: FetchSettings = FetchSettings()
     responses: ResponsesSettings = ResponsesSettings()
+    fleet: FleetSettings = FleetSettings()

@@ -1,0 +1,42 @@
+"""What the config says of a model, as what a server takes."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vlmkit.assembly import assemble, name_of, resolve
+from vlmkit.cli.loading import Stages
+from vlmkit.kit.safetensors_header import weights_of
+from vlmkit.server.offer import Offer
+
+if TYPE_CHECKING:
+    from vlmkit.config import Config, ModelEntry
+    from vlmkit.kit.checkpoint import Checkpoint
+    from vlmkit.plugins.loader import Plugins
+    from vlmkit.seams.runner import Runner
+
+
+def offer(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> Offer:
+    """Return how one model is served; each stage of its loading gets a line on standard error."""
+
+    def load() -> "Runner":
+        click.echo(f"loading {name_of(entry)!r}", err=True)
+        return assemble(entry, config, plugins, Stages(lists=True))
+
+    def weigh() -> int:
+        return weight_bytes(resolve(entry.model, plugins, entry.revision))
+
+    return Offer(
+        load=load,
+        aliases=entry.aliases,
+        when=entry.load,
+        idle_unload_s=entry.idle_unload_s,
+        memory_bytes=entry.memory_bytes,
+        weigh=weigh,
+    )
+
+
+def weight_bytes(checkpoint: "Checkpoint") -> int:
+    """Return how large the files of a model's weights are; the graphs', where these are larger."""
+    graphs = [*checkpoint.path.glob("*.onnx"), *checkpoint.path.glob("*.onnx.data")]
+    return max(weights_of(checkpoint).num_bytes, sum(path.stat().st_size for path in graphs))

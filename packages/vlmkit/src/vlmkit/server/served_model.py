@@ -1,0 +1,137 @@
+"""One model that is served, or can be: how far it is, and who wants it.
+
+A state machine without a clock or a thread of its own; what should happen to it is the fleet's to
+say. All of it is used in the event loop's thread::
+
+    unloaded -> waiting -> loading -> ready -> unloading -> unloaded
+                              |
+                              +-> failed -> waiting
+"""
+
+import asyncio
+import time
+from typing import Literal
+
+from vlmkit.seams.runner import Runner, RunnerFacts
+from vlmkit.server.offer import Offer
+
+State = Literal["unloaded", "waiting", "loading", "ready", "unloading", "failed"]
+
+
+class ServedModel:
+    """One model.
+
+    Attributes:
+        name: how the operator calls it.
+        offer: how it is served.
+        runner: who answers; None while it is not in memory.
+        facts: what is known of the runner, and stays known when it is gone.
+        memory_bytes: what it counts for; None while nobody knows.
+        num_users: requests that are being answered.
+        num_waiting: requests that wait for it.
+        is_wanted: to be loaded even if no request waits for it.
+        is_expected: the server is not ready before it was loaded, or could not be.
+        last_used_s: when its last request ended, or when it was loaded.
+        failed_s: when it could last not be loaded.
+        error: why it could not be loaded.
+    """
+
+    def __init__(self, name: str, offer: Offer, *, is_expected: bool) -> None:
+        self.name = name
+        self.offer = offer
+        self.created = int(time.time())
+        self.runner: Runner | None = None
+        self.facts: RunnerFacts | None = None
+        self.memory_bytes = offer.memory_bytes
+        self.num_users = self.num_waiting = 0
+        self.is_wanted = False
+        self.is_expected = self._is_of_start = is_expected
+        self.last_used_s = self.failed_s = 0.0
+        self.error: BaseException | None = None
+        self._state: State = "waiting" if is_expected else "unloaded"
+        self._change = asyncio.Event()
+        self._started_s = self._ended_s = 0.0
+
+    # What happens to it.
+
+    def want(self) -> None:
+        """Let it wait for its turn to be loaded."""
+        self._to("waiting")
+
+    def forget(self) -> None:
+        """Take it out of memory, or from those who wait for their turn."""
+        self.runner = self.error = None
+        self.is_expected = False
+        self._to("unloaded")
+
+    def start(self) -> None:
+        """Note that it is being loaded."""
+        self._started_s, self._ended_s = time.monotonic(), 0.0
+        self._to("loading")
+
+    def finish(self, runner: Runner) -> None:
+        """Serve it from now on."""
+        self._ended_s = self.last_used_s = time.monotonic()
+        self.runner, self.facts, self.error = runner, runner.facts, None
+        self.is_wanted = self.is_expected = False
+        self._to("ready")
+
+    def fail(self, error: BaseException | None = None) -> None:
+        """Note that it cannot be loaded."""
+        self._ended_s = self.failed_s = time.monotonic()
+        self.error = error
+        self.is_wanted = self.is_expected = False
+        self._to("failed")
+
+    def leave(self) -> None:
+        """Take no new requests, so that it can be unloaded when those under way have ended."""
+        self._to("unloading")
+
+    async def changed(self) -> None:
+        """Wait until its state is another one."""
+        await self._change.wait()
+
+    def _to(self, state: State) -> None:
+        self._state = state
+        self._change.set()
+        self._change = asyncio.Event()
+
+    # What is so.
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that clients may call it by, its own name first."""
+        return (self.name, *self.offer.aliases)
+
+    @property
+    def state(self) -> State:
+        """How far it is; a runner that can answer nothing any more has failed."""
+        return "failed" if self.is_dead else self._state
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it was loaded and can serve nothing any more; only a new process can."""
+        return self._state == "ready" and self.runner is not None and not self.runner.is_ready
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was to be there from the start and could not be loaded."""
+        return self._state == "failed" and self._is_of_start
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether it takes memory, or is about to."""
+        return self._state in ("loading", "ready", "unloading")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could be unloaded and loaded again, and nobody would lose anything."""
+        is_free = not self.num_users and not self.num_waiting
+        return is_free and self.state == "ready" and self.offer.load is not None
+
+    @property
+    def load_s(self) -> float:
+        """How long loading took last, or takes so far."""
+        if not self._started_s:
+            return 0.0
+        return (self._ended_s or time.monotonic()) - self._started_s

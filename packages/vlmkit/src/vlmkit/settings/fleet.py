@@ -1,0 +1,33 @@
+"""What an operator can set about several models in one server."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.settings.bounds import Positive, Seconds
+
+When = Literal["start", "use", "request"]
+"""When a model is loaded."""
+IdleSeconds = Annotated[float, Meta(gt=0.0, le=31_536_000.0)]
+
+
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When models are loaded and unloaded, and how much memory they take together.
+
+    Attributes:
+        load: when a model is loaded: ``start`` with the server, ``use`` when it is first asked,
+            ``request`` when ``manage`` lets somebody ask for it. A table of ``[[models]]`` can say
+            otherwise.
+        idle_unload_s: time without a request after which a model is unloaded; never when None.
+        memory_budget_bytes: memory of all models that are loaded; who was asked least recently and
+            is idle makes room. Unbounded when None.
+        load_wait_s: time that a request waits for its model.
+        manage: let clients load and unload the models by their names.
+    """
+
+    load: When = "start"
+    idle_unload_s: IdleSeconds | None = None
+    memory_budget_bytes: Positive | None = None
+    load_wait_s: Seconds = 300.0
+    manage: bool = False

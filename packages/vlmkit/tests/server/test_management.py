@@ -1,0 +1,180 @@
+"""Models are loaded and unloaded by name over HTTP, where the operator lets clients do that."""
+
+import pytest
+from running_server import chat, eventually, mock_pipeline, running
+from test_fleet import ENDLESS, SHORT, ask, refused, said, served, states, streaming, waits
+
+PATHS = ["/v1/models/load", "/v1/models/unload", "/models/load", "/models/unload"]
+
+
+def manage(server, what, name, **fields):
+    return server.post({"model": name} | fields, f"/v1/models/{what}")
+
+
+def state_of(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()["state"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nobody_loads_or_unloads_unless_the_operator_allows_it(server, path):
+    assert server.post({"model": "mock"}, path).status_code in (404, 405)
+    assert said(ask(server, "mock")) == "hello"
+
+
+def test_a_model_that_comes_by_request_is_there_between_load_and_unload(yard):
+    with served({"one": yard.offer("one")}, load="request", manage=True) as server:
+        assert refused(ask(server, "one")) == (503, "model_unloaded")
+        answer = manage(server, "load", "one")
+        assert state_of(answer) == "ready"
+        assert answer.json()["success"] is True
+        assert answer.json()["max_model_len"]
+        assert said(ask(server, "one")) == "hello"
+        assert state_of(manage(server, "load", "one")) == "ready"
+        assert state_of(manage(server, "unload", "one")) == "unloaded"
+        assert yard.held == 0
+        assert state_of(manage(server, "unload", "one")) == "unloaded"
+        assert refused(ask(server, "one")) == (503, "model_unloaded")
+    assert yard.num_loads == {"one": 1}
+
+
+def test_other_servers_paths_do_the_same(yard):
+    with served({"one": yard.offer("one")}, load="request", manage=True) as server:
+        assert state_of(server.post({"model": "one"}, "/models/load")) == "ready"
+        assert state_of(server.post({"model": "one"}, "/models/unload")) == "unloaded"
+
+
+def test_answers_end_before_their_model_is_unloaded_and_newcomers_get_it_anew(yard, pool):
+    with served({"one": yard.offer("one")}, manage=True) as server:
+        running_answer = pool.submit(ask, server, "one", SHORT)
+        assert eventually(lambda: server.service.models["one"].num_users == 1)
+        unloading = pool.submit(manage, server, "unload", "one")
+        assert eventually(lambda: states(server)["one"] != "ready")
+        newcomer = pool.submit(ask, server, "one", "new")
+        assert len(said(running_answer.result())) == 30
+        assert said(newcomer.result()) == "new"
+        assert unloading.result().status_code == 200
+    assert yard.num_loads == {"one": 2}
+    assert yard.most_held == 1
+
+
+def test_who_does_not_wait_is_told_how_far_it_is(yard):
+    with served({"one": yard.offer("one")}, manage=True) as server:
+        yard.hold("one")
+        assert state_of(manage(server, "load", "one", wait=False)) == "loading"
+        yard.let_go("one")
+        assert eventually(lambda: states(server)["one"] == "ready")
+        connection = streaming(server, "one", ENDLESS)
+        assert state_of(manage(server, "unload", "one", wait=False)) == "unloading"
+        assert b"data" in connection.recv(1000)
+        assert states(server)["one"] == "unloading"
+        assert state_of(manage(server, "load", "one", wait=False)) == "unloading"
+        connection.close()
+        assert eventually(lambda: states(server)["one"] == "ready")
+    assert yard.num_loads == {"one": 2}
+
+
+def test_a_model_that_is_dismissed_while_it_is_loaded_is_unloaded_when_it_is_there(yard, pool):
+    with served({"one": yard.offer("one")}, manage=True) as server:
+        yard.hold("one")
+        first = pool.submit(ask, server, "one")
+        assert waits(server, "one", 1)
+        unloading = pool.submit(manage, server, "unload", "one")
+        assert eventually(lambda: server.service.num_open == 2)
+        yard.let_go("one")
+        assert said(first.result()) == "hello"
+        assert state_of(unloading.result()) == "unloaded"
+    assert yard.held == 0
+
+
+def test_a_model_that_waits_for_its_turn_is_given_up(yard, pool):
+    offers = {name: yard.offer(name) for name in ("first", "then")}
+    with served(offers, manage=True) as server:
+        yard.hold("first")
+        assert state_of(manage(server, "load", "first", wait=False)) == "loading"
+        loading = pool.submit(manage, server, "load", "then")
+        assert eventually(lambda: states(server)["then"] == "waiting")
+        assert state_of(manage(server, "unload", "then")) == "unloaded"
+        assert refused(loading.result()) == (503, "model_unloaded")
+        yard.let_go("first")
+        assert eventually(lambda: states(server)["first"] == "ready")
+    assert yard.num_loads == {"first": 1}
+
+
+def test_a_model_that_requests_wait_for_is_not_given_up(yard, pool):
+    offers = {name: yard.offer(name) for name in ("first", "then")}
+    with served(offers, manage=True) as server:
+        yard.hold("first")
+        assert state_of(manage(server, "load", "first", wait=False)) == "loading"
+        waiting = pool.submit(ask, server, "then")
+        assert waits(server, "then", 1)
+        assert state_of(manage(server, "unload", "then")) == "waiting"
+        yard.let_go("first")
+        assert said(waiting.result()) == "hello"
+
+
+def test_a_load_that_fails_says_so_and_may_be_tried_again_at_once(yard):
+    with served({"one": yard.offer("one")}, manage=True) as server:
+        yard.breaks("one")
+        assert refused(manage(server, "load", "one")) == (503, "model_failed")
+        assert states(server) == {"one": "failed"}
+        assert server.get("/readyz").status_code == 200
+        yard.breaks("one", is_broken=False)
+        assert refused(ask(server, "one")) == (503, "model_failed")
+        assert state_of(manage(server, "load", "one")) == "ready"
+        assert said(ask(server, "one")) == "hello"
+
+
+def test_who_goes_away_stops_neither_load_nor_unload(yard):
+    with served({"one": yard.offer("one")}, manage=True) as server:
+        yard.hold("one")
+        gone = server.connect({"model": "one"}, path="/v1/models/load")
+        assert eventually(lambda: states(server)["one"] == "loading")
+        gone.close()
+        assert eventually(lambda: server.service.num_open == 0)
+        yard.let_go("one")
+        assert eventually(lambda: states(server)["one"] == "ready")
+        connection = streaming(server, "one", ENDLESS)
+        gone = server.connect({"model": "one"}, path="/v1/models/unload")
+        assert eventually(lambda: states(server)["one"] == "unloading")
+        gone.close()
+        connection.close()
+        assert eventually(lambda: states(server)["one"] == "unloaded")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"model": "./folder"}, 404),
+        ({"model": "/etc"}, 404),
+        ({"model": "demo"}, 404),
+        ({}, 400),
+        ({"model": 7}, 400),
+        ({"model": "one", "wait": "yes"}, 400),
+        ({"model": "there"}, 400),
+    ],
+)
+def test_only_what_the_operator_named_is_loaded_and_unloaded(yard, body, status):
+    models = {"one": yard.offer("one"), "there": mock_pipeline()}
+    with served(models, manage=True) as server:
+        for path in PATHS:
+            assert server.post(body, path).status_code == status
+        assert said(ask(server, "there")) == "hello"
+    assert not yard.num_loads
+
+
+def test_keys_that_nothing_uses_are_told(yard):
+    with served({"one": yard.offer("one")}, manage=True) as server:
+        answer = manage(server, "load", "one", ttl=300)
+        assert answer.headers["x-vlmkit-ignored"] == "ttl"
+        body = chat() | {"model": "one"}
+        page = {"content-type": "text/plain"}  # which a browser sends for any page without asking
+        assert server.post(body, "/v1/models/unload", headers=page).status_code == 415
+
+
+def test_a_server_that_lets_models_be_managed_has_those_routes_alone_beside_the_others(yard):
+    with running() as closed, served({"one": yard.offer("one")}, manage=True) as opened:
+        for server, status in ((closed, 405), (opened, 400)):
+            assert server.post({}, "/v1/models/load").status_code == status
+        told = [set(server.get("/openapi.json").json()["paths"]) for server in (closed, opened)]
+        assert told[1] - told[0] == set(PATHS)
