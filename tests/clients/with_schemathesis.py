@@ -1,6 +1,7 @@
 """Schemathesis finds nothing: the server does what its OpenAPI document says, whatever is sent.
 
-It is tried on the mock, with every route open. The seed is fixed, and so is the number of examples.
+It is tried on the mock, with every route open but those that unload it. The seed is fixed, and so
+is the number of examples.
 Two things no schema says: which models there are, so what is valid asks for the mock, and which
 fields go together, so what a schema allows may still be refused with a 400.
 """

@@ -14,10 +14,12 @@ from vlmkit.server.app import create_app
 from vlmkit.server.openapi import openapi_document
 from vlmkit.settings.server import ServerSettings
 
+ALL = {"allow_generate": True, "fleet": {"manage": True}}
+
 
 @pytest.fixture(scope="module")
 def app():
-    return create_app({}, ServerSettings(allow_generate=True))
+    return create_app({}, msgspec.convert(ALL, ServerSettings))
 
 
 @pytest.fixture(scope="module")
