@@ -160,7 +160,7 @@ def part(kind: str, **changes: Any) -> Any:
     return SimpleNamespace(**{n: v for n, v in (whole | changes).items() if v != "absent"})
 
 
-def test_every_member_of_eight_protocols_is_needed() -> None:
+def test_every_member_of_each_protocol_is_needed() -> None:
     assert {("engines", "forward"), ("engines", "admit"), ("tokenizers", "vocab_size")} <= NEEDED
     assert {kind for kind, _ in NEEDED} == {
         "tokenizers",
@@ -172,6 +172,7 @@ def test_every_member_of_eight_protocols_is_needed() -> None:
         "constraints",
         "observers",
         "media_loaders",
+        "tool_sources",
     }
 
 

@@ -141,7 +141,7 @@ def test_embeddings(server, body):
 
 
 def test_models(server):
-    ours = {"state", "modalities", "max_model_len"}
+    ours = {"root", "state", "modalities", "max_model_len"}
     page = checked(SyncPage[Model], server.get("/v1/models").content, ours)
     assert page.data == [checked(Model, server.get("/v1/models/mock").content, ours)]
 
