@@ -1,6 +1,8 @@
 """The reference sampler: each parameter does what its formula says, for each row by itself."""
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.sampler import Row
 from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.step import WorkItem
 
 VOCAB = 50
 
@@ -438,3 +441,17 @@ def test_top_p_near_nothing_takes_the_likeliest():
     logits = random_logits(14, 4, vocab=4000)
     make = [sequence(seed=seed, temperature=2.0, top_p=1e-6) for seed in range(4)]
     assert choose(logits, *make) == logits.argmax(axis=-1).tolist()
+
+
+@pytest.mark.parametrize("keep", [Row, lambda seq: WorkItem(seq, 0, 1)])
+def test_what_a_plugin_keeps_in_the_sequence_that_it_holds_is_let_go(keep):
+    class Guide:
+        pass
+
+    seq = sequence()
+    seq.guide = Guide()
+    seq.sampler_state = keep(seq)
+    held = weakref.ref(seq.guide)
+    del seq
+    gc.collect()
+    assert held() is None

@@ -12,7 +12,7 @@ from vlmkit.seams.prompt import Array
 from vlmkit.seams.sequence import Sequence
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class Row(msgspec.Struct, frozen=True):
     """One row of logits: whose token is to be chosen, and after what.
 
     Attributes:

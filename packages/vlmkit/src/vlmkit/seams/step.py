@@ -10,7 +10,7 @@ from vlmkit.seams.prompt import Array
 from vlmkit.seams.sequence import Sequence
 
 
-class WorkItem(msgspec.Struct, frozen=True, gc=False):
+class WorkItem(msgspec.Struct, frozen=True):
     """The next ``num_tokens`` tokens of one sequence, from position ``start`` on, to be computed.
 
     One is made for nearly every token, in a fraction of a dataclass's time; another one with other
