@@ -23,7 +23,7 @@ def server() -> Iterator[Running]:
 @pytest.fixture
 def yard(monkeypatch: pytest.MonkeyPatch) -> Yard:
     """Mocks to be loaded and unloaded; a whole collection of garbage takes long beside tests."""
-    monkeypatch.setattr("vlmkit.server.load_thread._give_back", lambda: None)
+    monkeypatch.setattr("vlmkit.server.fleet.load_thread._give_back", lambda: None)
     return Yard()
 
 

@@ -27,8 +27,8 @@ from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.seams.runner import Runner
 from vlmkit.server.offer import Loader, Offer
 from vlmkit.server.run import Server
-from vlmkit.server.service import Service
-from vlmkit.server.toolbox import Toolbox
+from vlmkit.server.tools.toolbox import Toolbox
+from vlmkit.server.work.service import Service
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.settings.server import ServerSettings

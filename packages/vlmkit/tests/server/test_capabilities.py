@@ -6,7 +6,7 @@ from running_server import chat, mock_pipeline, running
 from spelling import SpellingCompiler
 
 from vlmkit.server.app import create_app
-from vlmkit.server.forms import Formed
+from vlmkit.server.fields.forms import Formed
 from vlmkit_mock.engine import MockEngine
 
 MINIMAL = {

@@ -12,7 +12,7 @@ from spelling import SpellingCompiler
 import vlmkit
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
-from vlmkit.server.wire_completions import CompletionRequest
+from vlmkit.server.completions.wire import CompletionRequest
 
 PATH = "/v1/completions"
 ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)

@@ -15,7 +15,7 @@ import uvicorn
 from packaging.requirements import Requirement
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from vlmkit.server.connection import Connection
+from vlmkit.server.http.connection import Connection
 from vlmkit.server.run import Server
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -16,8 +16,8 @@ from running_server import chat, image_part, mock_pipeline, picture, running
 
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.kit.image_fetcher import ImageFetcher, is_public
-from vlmkit.server.convert import Converter
-from vlmkit.server.wire import CHAT
+from vlmkit.server.chat.convert import Converter
+from vlmkit.server.chat.wire import CHAT
 from vlmkit.settings.server import FetchSettings, ServerSettings
 
 CONTENT = b"x" * 1000

@@ -6,8 +6,8 @@ import pytest
 from running_server import chat, eventually, mock_pipeline, running, scripted
 
 from vlmkit.errors import ConfigError
-from vlmkit.server import fleet as fleet_module
-from vlmkit.server.service import Service
+from vlmkit.server.fleet import fleet as fleet_module
+from vlmkit.server.work.service import Service
 from vlmkit.settings.fleet import FleetSettings
 from vlmkit.settings.server import ServerSettings
 

@@ -13,9 +13,9 @@ from vlmkit.ask.request import Request
 from vlmkit.errors import VlmkitError
 from vlmkit.pipeline import Pipeline
 from vlmkit.seams.observer import Observer
-from vlmkit.server import load_thread
-from vlmkit.server.fleet import Fleet
-from vlmkit.server.roster import Roster
+from vlmkit.server.fleet import load_thread
+from vlmkit.server.fleet.fleet import Fleet
+from vlmkit.server.fleet.roster import Roster
 from vlmkit.settings.fleet import FleetSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings

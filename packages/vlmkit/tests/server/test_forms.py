@@ -8,8 +8,8 @@ from spelling import Spelling, SpellingCompiler
 
 from vlmkit.ask.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import RequestError
-from vlmkit.server.forms import asked_form
-from vlmkit.server.wire import CHAT
+from vlmkit.server.chat.wire import CHAT
+from vlmkit.server.fields.forms import asked_form
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
 NAMED = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}

@@ -6,7 +6,7 @@ import pytest
 from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
 from spelling import SpellingCompiler
 
-from vlmkit.server.wire_generate import GENERATE
+from vlmkit.server.prompts.wire_generate import GENERATE
 from vlmkit_mock import vocabulary as v
 
 PATH = "/inference/v1/generate"

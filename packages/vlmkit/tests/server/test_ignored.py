@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from running_server import chat, image_part, picture, running
 
-from vlmkit.server.ignored import CHANGING, COUNTED
-from vlmkit.server.wire import CHAT, ChatRequest
+from vlmkit.server.chat.wire import CHAT, ChatRequest
+from vlmkit.server.fields.ignored import CHANGING, COUNTED
 
 # What clients send, key by key, each recorded from the library that its name says.
 LITELLM_SECOND_TURN = {

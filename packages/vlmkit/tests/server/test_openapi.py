@@ -11,7 +11,7 @@ from litestar.routes import HTTPRoute
 from running_server import running
 
 from vlmkit.server.app import create_app
-from vlmkit.server.openapi import openapi_document
+from vlmkit.server.operate.openapi import openapi_document
 from vlmkit.settings.server import ServerSettings
 
 ALL = {"allow_generate": True, "fleet": {"manage": True}}

@@ -6,7 +6,7 @@ from running_server import chat, image_part, picture, running
 
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
-from vlmkit.server import prompt_scores
+from vlmkit.server.chat import prompt_scores
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

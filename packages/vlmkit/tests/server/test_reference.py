@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from running_server import running
 
-from vlmkit.server.ignored import CHANGING
-from vlmkit.server.wire import ChatRequest
-from vlmkit.server.wire_messages import CountRequest, MessagesRequest
-from vlmkit.server.wire_responses import InputTokensRequest, Item, ResponsesRequest
+from vlmkit.server.chat.wire import ChatRequest
+from vlmkit.server.fields.ignored import CHANGING
+from vlmkit.server.messages.wire import CountRequest, MessagesRequest
+from vlmkit.server.responses.wire import InputTokensRequest, Item, ResponsesRequest
 from vlmkit.settings.server import FetchSettings, ResponsesSettings, ServerSettings
 
 DOCS = Path(__file__).parents[4] / "docs"

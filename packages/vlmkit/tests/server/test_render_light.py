@@ -18,9 +18,9 @@ from vlmkit.ask import pixels
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher
-from vlmkit.server.convert import Converter
-from vlmkit.server.images import Images
-from vlmkit.server.wire import CHAT as CHAT_BODY
+from vlmkit.server.chat.convert import Converter
+from vlmkit.server.chat.images import Images
+from vlmkit.server.chat.wire import CHAT as CHAT_BODY
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.server import FetchSettings, ServerSettings

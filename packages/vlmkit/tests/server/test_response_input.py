@@ -9,8 +9,8 @@ from openai.types.responses import input_token_count_params, response_create_par
 from responding import PATH, body, events, image, refused, text, user, whole
 from running_server import asked, image_part, picture, said, scripted
 
-from vlmkit.server.response_items import kept_input
-from vlmkit.server.wire_responses import RESPONSES, InputTokensRequest, Item, ResponsesRequest
+from vlmkit.server.responses.items import kept_input
+from vlmkit.server.responses.wire import RESPONSES, InputTokensRequest, Item, ResponsesRequest
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}

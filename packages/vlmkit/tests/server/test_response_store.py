@@ -10,8 +10,8 @@ from responding import PATH, body, checked, events, image, refused, text, user, 
 from running_server import asked, eventually, picture, running, said, scripted
 
 from vlmkit.errors import RequestError
-from vlmkit.server.response_items import KeptItem
-from vlmkit.server.response_store import ResponseStore, Turn
+from vlmkit.server.responses.items import KeptItem
+from vlmkit.server.responses.store import ResponseStore, Turn
 from vlmkit.settings.server import ResponsesSettings
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from vlmkit.errors import ConfigError
-from vlmkit.server.gate import is_loopback
 from vlmkit.server.run import serve
+from vlmkit.server.work.gate import is_loopback
 from vlmkit.settings.server import ServerSettings
 
 

@@ -14,7 +14,7 @@ from running_server import Running, chat, eventually, mock_pipeline, running, sc
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.errors import ConfigError, EngineError
-from vlmkit.server.toolbox import Toolbox
+from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.testing import ToolSourceContract

@@ -6,27 +6,27 @@ from litestar import Litestar
 from litestar.di import Provide
 
 from vlmkit.kit.image_fetcher import ImageFetcher
-from vlmkit.server.capabilities import CapabilitiesController
-from vlmkit.server.chat import ChatController
-from vlmkit.server.completions import CompletionsController
-from vlmkit.server.convert import Converter
-from vlmkit.server.detached import Detached
-from vlmkit.server.embeddings import EmbeddingsController
-from vlmkit.server.errors import error_handlers
-from vlmkit.server.gate import Gate
-from vlmkit.server.generate import GenerateController
-from vlmkit.server.health import HealthController
-from vlmkit.server.management import ManagementController
-from vlmkit.server.messages import MessagesController
-from vlmkit.server.models import ModelsController
+from vlmkit.server.chat.convert import Converter
+from vlmkit.server.chat.route import ChatController
+from vlmkit.server.completions.route import CompletionsController
+from vlmkit.server.embeddings.route import EmbeddingsController
+from vlmkit.server.http.errors import error_handlers
+from vlmkit.server.http.origins import Origins
+from vlmkit.server.messages.route import MessagesController
 from vlmkit.server.offer import Loader, Offer, Served
-from vlmkit.server.openapi import OpenApiController, openapi_document
-from vlmkit.server.origins import Origins
-from vlmkit.server.render import RenderController
-from vlmkit.server.response_store import ResponseStore
-from vlmkit.server.responses import ResponsesController
-from vlmkit.server.service import Service
-from vlmkit.server.tokens import TokensController
+from vlmkit.server.operate.capabilities import CapabilitiesController
+from vlmkit.server.operate.health import HealthController
+from vlmkit.server.operate.management import ManagementController
+from vlmkit.server.operate.models import ModelsController
+from vlmkit.server.operate.openapi import OpenApiController, openapi_document
+from vlmkit.server.prompts.generate import GenerateController
+from vlmkit.server.prompts.render import RenderController
+from vlmkit.server.prompts.tokens import TokensController
+from vlmkit.server.responses.route import ResponsesController
+from vlmkit.server.responses.store import ResponseStore
+from vlmkit.server.work.detached import Detached
+from vlmkit.server.work.gate import Gate
+from vlmkit.server.work.service import Service
 from vlmkit.settings.server import ServerSettings
 
 

@@ -19,12 +19,12 @@ import uvicorn
 from vlmkit.errors import ConfigError
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
-from vlmkit.server.connection import Connection
-from vlmkit.server.fleet import OnLoaded
-from vlmkit.server.gate import is_loopback
+from vlmkit.server.fleet.fleet import OnLoaded
+from vlmkit.server.http.connection import Connection
 from vlmkit.server.offer import Loader, Offer, Served
-from vlmkit.server.service import Service
-from vlmkit.server.toolbox import Toolbox
+from vlmkit.server.tools.toolbox import Toolbox
+from vlmkit.server.work.gate import is_loopback
+from vlmkit.server.work.service import Service
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""``/v1/chat/completions``, and what every API is translated into and from."""

@@ -1,0 +1,188 @@
+"""What every request with a body has in common: a place in the server, a body, and who is told.
+
+How a body is answered is each route's own business.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from contextlib import AsyncExitStack
+from secrets import token_hex
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from vlmkit.ask.request import Request as Asked
+from vlmkit.seams.runner import CONSTRAINT, Runner, RunnerFacts
+from vlmkit.server.chat.answer import AnswerHead
+from vlmkit.server.chat.convert import Converter
+from vlmkit.server.chat.fingerprint import fingerprint
+from vlmkit.server.chat.image_options import DETAIL_FIELD, idle_details
+from vlmkit.server.chat.prompt_options import EFFORT
+from vlmkit.server.chat.wire import ChatRequest
+from vlmkit.server.fields.body import BodyReader
+from vlmkit.server.fields.ignored import HEADER, STRICT_HEADER, counter_names, header_value, unknown
+from vlmkit.server.http.errors import BodyTooSlow, WrongMediaType
+from vlmkit.server.work.service import Service
+
+UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class Call(ABC, Generic[B]):
+    """One call, as the ASGI application that makes its response.
+
+    All of it runs here and not in the handler, so that one scope holds the request's place in the
+    server until the last byte is sent.
+
+    Args:
+        request: what was sent.
+        service: the models, and whether work is taken.
+        reader: reads the body.
+    """
+
+    def __init__(
+        self, request: Request[Any, Any, Any], service: Service, reader: BodyReader[B]
+    ) -> None:
+        self.service = service
+        self.headers: dict[str, str] = {}
+        self._ignored: frozenset[str] = frozenset()
+        self._request = request
+        self._reader = reader
+        self._leases = AsyncExitStack()
+
+    @abstractmethod
+    async def start(self, body: B) -> ASGIApp:
+        """Start to answer a body, and return the response; nothing was sent yet.
+
+        Is cancelled when the client goes away. An error has its own status.
+        """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, start the request, and answer."""
+        with self.service.admitted():
+            async with self._leases:
+                await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.service.reserved(self._announced_bytes()):
+            body, ignored = self._reader.read(await self._body())
+            self.note(ignored)
+            response = await self.service.attend(self.start(body), receive)
+            del body  # what was sent need not wait for the answer: it can be large
+        await response(scope, receive, send)
+
+    async def runner(self, name: str | None) -> Runner:
+        """Return who answers for a model, once it can; it stays until this call is answered.
+
+        Args:
+            name: None takes the only model.
+
+        Raises:
+            RequestError: there is no such model, or none is named and there are several.
+            Unavailable: it can answer nothing now, or was not loaded in time.
+            Overloaded: too many requests wait for their models.
+        """
+        fleet = self.service.fleet
+        return await self._leases.enter_async_context(fleet.leased(self.service.name(name)))
+
+    def hand_on(self) -> AsyncExitStack:
+        """Give away what keeps this call's runner in memory, to work that outlives the call."""
+        return self._leases.pop_all()
+
+    def note(self, ignored: frozenset[str]) -> None:
+        """Tell the client and the operator which keys of the body are ignored, besides others.
+
+        Raises:
+            RequestError: there are some, and one of the two wants none ignored.
+        """
+        if not ignored:
+            return
+        policy = self.service.settings.unknown_fields
+        if policy == "refuse" or self._request.headers.get(STRICT_HEADER) == "1":
+            raise unknown(ignored)
+        self._ignored |= ignored
+        if policy == "report":
+            self.headers[HEADER] = header_value(self._ignored)
+        self.service.num_ignored.update(counter_names(ignored))
+
+    def _announced_bytes(self) -> int:
+        """Return how large the body may be: what its header says, or else all that is allowed."""
+        most = self.service.settings.max_body_bytes
+        announced = self._request.headers.get("content-length", "")
+        return min(int(announced), most) if announced.isdecimal() else most
+
+    async def _body(self) -> bytes:
+        """Read the body; a page in a browser cannot announce JSON without asking first."""
+        if self._request.content_type[0] != "application/json":
+            raise WrongMediaType("the body must be announced as application/json")
+        try:
+            async with asyncio.timeout(self.service.settings.body_timeout_s):
+                return b"".join([part async for part in self._request.stream()])  # and keep none
+        except TimeoutError:
+            raise BodyTooSlow("the body did not arrive in time") from None
+
+
+class MessagesCall(Call[B]):
+    """A call whose body may hold messages.
+
+    Args:
+        request: what was sent.
+        service: the models, and whether work is taken.
+        reader: reads the body.
+        converter: makes what a runner takes of messages.
+    """
+
+    def __init__(
+        self,
+        request: Request[Any, Any, Any],
+        service: Service,
+        reader: BodyReader[B],
+        converter: Converter,
+    ) -> None:
+        super().__init__(request, service, reader)
+        self.converter = converter
+
+    async def asked(
+        self,
+        chat: ChatRequest,
+        facts: RunnerFacts,
+        request_id: str,
+        *,
+        effort: str = EFFORT,
+        detail: str = DETAIL_FIELD,
+        light: bool = False,
+    ) -> tuple[Asked, float]:
+        """Return the request of a chat, and how long its images took; note what has no effect.
+
+        Args:
+            chat: the body, or what it comes to.
+            facts: of the model.
+            request_id: what it is called.
+            effort: how the body calls the effort.
+            detail: how it calls the detail of an image.
+            light: whether no more of images is wanted than their sizes.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        idle = idle_details(chat.messages, facts, detail)
+        if chat.reasoning_effort is not None and EFFORT not in facts.options:
+            idle |= {effort}
+        self.note(idle)
+        return await self.converter.request(chat, facts, request_id, light=light)
+
+    def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
+        """Tell the client and the operator where nothing keeps calls of tools to their schemas."""
+        offers = chat.tools or chat.server_tools
+        if offers and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
+            self.headers[UNCONSTRAINED_HEADER] = "tools"
+            self.service.num_unconstrained += 1
+
+
+def answer_head(kind: str, model: str, runner: Runner) -> AnswerHead:
+    """Return what every object of a new answer says about it; its id begins with its kind."""
+    return AnswerHead(f"{kind}-{token_hex(12)}", int(time.time()), model, fingerprint(runner.facts))

@@ -1,0 +1,234 @@
+"""From a body of the chat API to a request for a runner: messages, checked images, parameters."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.message import ImagePart, Message, Part, ReasoningPart, Role, TextPart
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.errors import ImageError, PromptTooLong, RequestError
+from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit.seams.runner import RunnerFacts
+from vlmkit.server.chat import wire
+from vlmkit.server.chat.image_options import image_options, options_of
+from vlmkit.server.chat.images import Images, check_num_images
+from vlmkit.server.chat.prompt_options import goes_on, prompt_options, template_kinds
+from vlmkit.server.fields.forms import asked_form
+from vlmkit.server.fields.sampling import sampling_values
+from vlmkit.server.fields.wire_tools import tool_values
+from vlmkit.settings.server import ServerSettings
+
+_ROLES: dict[type[wire.ChatMessage], Role] = {
+    wire.SystemMessage: "system",
+    wire.DeveloperMessage: "system",
+    wire.UserMessage: "user",
+    wire.AssistantMessage: "assistant",
+    wire.ToolMessage: "tool",
+}
+
+
+class Converter:
+    """Turns bodies into requests.
+
+    Args:
+        settings: bounds of one request.
+        fetcher: fetches images by URL; None where that is off.
+
+    Attributes:
+        images: gets the images that bodies name.
+    """
+
+    def __init__(self, settings: ServerSettings, fetcher: ImageFetcher | None) -> None:
+        self._settings = settings
+        self.images = Images(settings, fetcher)
+        self._template_kinds = template_kinds(settings.chat_template_kwargs)
+
+    async def request(
+        self, chat: wire.ChatRequest, facts: RunnerFacts, request_id: str, *, light: bool = False
+    ) -> tuple[Request, float]:
+        """Return a request, and how many seconds fetching and checking its images took.
+
+        Args:
+            chat: the body.
+            facts: bounds of the model.
+            request_id: how logs call it.
+            light: whether no more of images is wanted than their sizes.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        params, form = sampling_params(chat, facts), asked_form(chat)
+        started = time.perf_counter()
+        self._check_tools(chat, facts)
+        shown = image_options(chat)
+        messages = await self.messages(chat.messages, facts, shown, may_go_on=True, light=light)
+        request = Request(
+            messages=messages,
+            params=params,
+            constraint=form.constraint if form else None,
+            options=replace(prompt_options(chat, self._template_kinds, facts.options), light=light),
+            cache_salt=chat.cache_salt or "",
+            places=bool(chat.return_places),
+            **tool_values(chat),
+            priority=chat.priority or 0,
+            id=request_id,
+        )
+        return request, time.perf_counter() - started
+
+    def _check_tools(self, chat: wire.ChatRequest, facts: RunnerFacts) -> None:
+        """Refuse definitions of tools that are longer than any text may be."""
+        if len(msgspec.json.encode(chat.tools)) > self._settings.max_text_chars:
+            raise PromptTooLong(
+                facts.limits.max_sequence_tokens,
+                f"the tools are over {self._settings.max_text_chars} characters",
+                param="tools",
+            )
+
+    async def messages(
+        self,
+        said: Sequence[wire.ChatMessage],
+        facts: RunnerFacts,
+        shown: ImageOptions = PLAIN_IMAGE,
+        *,
+        may_go_on: bool = False,
+        light: bool = False,
+    ) -> list[Message]:
+        """Return messages with their images.
+
+        Args:
+            said: the messages.
+            facts: bounds of the model.
+            shown: how images are shown that say nothing themselves.
+            may_go_on: whether an answer may go on with the last of them.
+            light: whether no more of images is wanted than their sizes.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        if goes_on(said) and not may_go_on:
+            place = f"messages[{len(said) - 1}]"
+            raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
+        self._check_size(said, facts)
+        images = iter(await self.images.opened(list(_image_urls(said)), facts, light=light))
+        return [_message(n, message, images, shown) for n, message in enumerate(said)]
+
+    def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
+        """Refuse what would only cost time, before an image is opened or a text tokenized."""
+        num_chars = num_images = 0
+        for message in said:
+            num_chars += _num_more_chars(message)
+            for part in _parts(message):
+                if isinstance(part, wire.TextPart):
+                    num_chars += len(part.text)
+                else:
+                    num_images += 1
+        if num_chars > self._settings.max_text_chars:
+            raise PromptTooLong(
+                facts.limits.max_sequence_tokens,
+                f"the text is over {self._settings.max_text_chars} characters",
+            )
+        check_num_images(num_images, facts, "messages")
+
+
+def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParams:
+    """Return a body's sampling parameters on top of the model's own defaults.
+
+    Raises:
+        RequestError: names the field that is wrong.
+    """
+    values = sampling_values(chat)
+    values |= {"logprobs": bool(chat.logprobs), "top_logprobs": chat.top_logprobs or 0}
+    limits = {chat.max_tokens, chat.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise RequestError(
+            "max_tokens and max_completion_tokens differ; send one of them",
+            param="max_completion_tokens",
+        )
+    if limits:
+        values["max_tokens"] = limits.pop()
+    return facts.defaults.replaced(values)
+
+
+def field_of(error: RequestError, said: Sequence[wire.ChatMessage]) -> str | None:
+    """Return which field of a body an error is about that the runner raised of its messages."""
+    if isinstance(error, ImageError) and error.index is not None:
+        return [place for place, _ in _image_urls(said)][error.index]
+    return error.param
+
+
+def field_of_chat(error: RequestError, body: wire.ChatRequest) -> str | None:
+    """Return which field of a body of the chat API an error is about."""
+    field = field_of(error, body.messages)
+    if field == "max_tokens" and body.max_tokens is None:
+        return "max_completion_tokens"
+    if field == "constraint" and (form := asked_form(body)):
+        return form.field
+    if field == "constraint" and body.tools:
+        return "tools"
+    return field
+
+
+def _image_urls(said: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, str]]:
+    """Yield the place and the URL of every image, in order."""
+    for number, message in enumerate(said):
+        for index, part in enumerate(_parts(message)):
+            if isinstance(part, wire.ImagePart):
+                yield f"messages[{number}].content[{index}].image_url.url", part.image_url.url
+
+
+def _message(
+    number: int, message: wire.ChatMessage, images: Iterator[Image], shown: ImageOptions
+) -> Message:
+    """Return a message with the next images in their places."""
+    parts: list[Part] = [
+        TextPart(part.text)
+        if isinstance(part, wire.TextPart)
+        else ImagePart(next(images), options_of(part.image_url, shown))
+        for part in _parts(message)
+    ]
+    if isinstance(message, wire.AssistantMessage):
+        thought = [ReasoningPart(message.reasoning_content)] if message.reasoning_content else []
+        parts = [*thought, *parts, *_calls(number, message)]
+        if not parts:
+            raise RequestError(
+                f"messages[{number}] has neither content nor tool_calls",
+                param=f"messages[{number}].content",
+            )
+    call_id = message.tool_call_id if isinstance(message, wire.ToolMessage) else None
+    return Message(_ROLES[type(message)], tuple(parts), call_id)
+
+
+def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart]:
+    """Yield the calls of an earlier answer, whose arguments must be what templates can write."""
+    for index, call in enumerate(message.tool_calls or ()):
+        part = ToolCallPart(call.id, call.function.name, call.function.arguments)
+        try:
+            part.parsed()
+        except RequestError as error:
+            error.param = f"messages[{number}].tool_calls[{index}].function.arguments"
+            raise
+        yield part
+
+
+def _parts(message: wire.ChatMessage) -> Sequence[wire.TextPart | wire.ImagePart]:
+    content = message.content
+    return [wire.TextPart(text=content)] if isinstance(content, str) else content or ()
+
+
+def _num_more_chars(message: wire.ChatMessage) -> int:
+    """Return how many characters a message says besides its content."""
+    if isinstance(message, wire.ToolMessage):
+        return len(message.tool_call_id)
+    if not isinstance(message, wire.AssistantMessage):
+        return 0
+    called = sum(
+        len(call.id) + len(call.function.name) + len(call.function.arguments)
+        for call in message.tool_calls or ()
+    )
+    return called + len(message.reasoning_content or "")

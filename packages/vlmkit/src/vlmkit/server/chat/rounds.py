@@ -1,0 +1,237 @@
+"""The answer to a request that asks for tools of the server: several answers in a row, read as one.
+
+A round is an answer of the runner. Where it calls tools, they are run, what they return is added to
+the conversation, and the next round answers that. The reader sees what is said and thought in all
+of them, and no call.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+
+from vlmkit.ask.completion import Choice, Chunk, Completion, Timings, Usage
+from vlmkit.ask.delta import (
+    Delta,
+    ToolCallDelta,
+    reasoning_of,
+    text_of,
+    tool_calls_of,
+)
+from vlmkit.ask.message import Message, Part, ReasoningPart, TextPart
+from vlmkit.ask.request import Request
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.ask.tool_choice import tool_name
+from vlmkit.errors import RequestError
+from vlmkit.seams.runner import AnswerStream, Runner
+from vlmkit.server.chat.joined import usage_of_all
+from vlmkit.server.chat.wire import ChatRequest
+from vlmkit.server.together import together
+from vlmkit.server.tools.tool_results import fitted
+from vlmkit.server.tools.toolbox import MAX_AT_ONCE
+from vlmkit.server.work.service import Service
+
+MAX_CALLS = 16  # of one round
+BETWEEN = "\n\n"  # what one round says and what the next one does
+
+
+def check_alone(body: ChatRequest, request: Request) -> None:
+    """Refuse what does not go with tools of the server, where a body asks for them.
+
+    Raises:
+        RequestError: it asks for both.
+    """
+    if not body.server_tools:
+        return
+    others = {
+        "tools": bool(body.tools),
+        "tool_choice": body.tool_choice not in (None, "auto"),
+        "n": request.params is not None and request.params.n > 1,
+        "logprobs": bool(body.logprobs),
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        "return_token_ids": bool(body.return_token_ids),
+        "return_image_transforms": bool(body.return_image_transforms),
+        "add_generation_prompt": not request.options.add_generation_prompt,
+        "continue_final_message": request.options.continue_final_message,
+    }
+    for field in (name for name, is_asked in others.items() if is_asked):
+        raise RequestError(f"server_tools and {field} cannot be asked for together", param=field)
+
+
+async def begun(body: ChatRequest, request: Request, runner: Runner, service: Service) -> "Rounds":
+    """Submit the first round of a request that asks for tools of the server.
+
+    Raises:
+        RequestError: there is no such tool, or the request is wrong, too long, or the queue full.
+        Unavailable: a tool cannot be had now.
+    """
+    tools = await service.toolbox.described(body.server_tools or ())
+    is_parallel = body.parallel_tool_calls is not False
+    offered = replace(request, tools=tools, tool_choice="auto", parallel_tool_calls=is_parallel)
+    rounds = Rounds(runner, offered, service)
+    await rounds.submit()
+    return rounds
+
+
+class Rounds:
+    """An answer of one choice, which is read as it comes or whole, by one reader.
+
+    Args:
+        runner: answers each round.
+        request: the first of them, with the definitions of the tools.
+        service: has the tools and the bounds.
+    """
+
+    num_choices = 1
+
+    def __init__(self, runner: Runner, request: Request, service: Service) -> None:
+        self._runner = runner
+        self._request = request
+        self._service = service
+        self._asked = frozenset(map(tool_name, request.tools or ()))
+        self._num_left = service.settings.max_tool_rounds
+        self._past: list[Usage] = []
+        self._deltas: list[Delta] = []  # of this round
+        self._has_called = False
+        self._spoken: set[type[Delta]] = set()  # in any round
+        self._gaps: set[type[Delta]] = set()  # owed before more of these
+        self._stream: AnswerStream
+
+    async def submit(self) -> None:
+        """Submit the next round; the last one cannot call.
+
+        Raises:
+            RequestError: the request is wrong, too long, or the queue is full.
+        """
+        if not self._num_left:
+            self._request = replace(self._request, tool_choice="none")
+        self._num_left -= 1
+        self._deltas, self._has_called = [], False
+        self._stream = await self._runner.asubmit(self._request)
+
+    @property
+    def prompt_token_ids(self) -> Seq[int]:
+        """The tokens of the newest round's prompt."""
+        return self._stream.prompt_token_ids
+
+    @property
+    def usage(self) -> Usage:
+        """What all rounds took so far."""
+        return usage_of_all([*self._past, self._stream.usage])
+
+    async def next_chunks(self) -> list[Chunk]:
+        """Run what was called, if anything, and return what has come; empty when all is over.
+
+        Raises:
+            VlmkitError: a round failed.
+        """
+        if self._has_called:
+            text, reasoning = text_of(self._deltas), reasoning_of(self._deltas)
+            if not await self._go_on(text, reasoning, tool_calls_of(self._deltas)):
+                self._has_called = False
+                return [Chunk(0, finish_reason="length")]
+        return [self._shown(chunk) for chunk in await self._stream.next_chunks()]
+
+    async def aresult(self) -> Completion:
+        """Wait for the end and return everything.
+
+        Raises:
+            VlmkitError: a round failed.
+        """
+        done = [await self._stream.aresult()]
+        while (last := done[-1].choices[0]).tool_calls and last.finish_reason == "stop":
+            if not await self._go_on(last.text, last.reasoning, last.tool_calls):
+                last.finish_reason = "length"
+                break
+            done.append(await self._stream.aresult())
+        rounds = [each.choices[0] for each in done]
+        whole = Choice(
+            BETWEEN.join(each.text for each in rounds if each.text),
+            BETWEEN.join(each.reasoning for each in rounds if each.reasoning),
+            finish_reason=last.finish_reason,
+            stop_string=last.stop_string,
+        )
+        return Completion([whole], self.usage, _timings([each.timings for each in done]))
+
+    def abort(self) -> None:
+        """Stop; harmless when it is over already."""
+        self._stream.abort()
+
+    def _shown(self, chunk: Chunk) -> Chunk:
+        """Return what the reader sees of a chunk, and note what was called."""
+        self._deltas += chunk.deltas
+        shown: list[Delta] = []
+        for delta in chunk.deltas:
+            if isinstance(delta, ToolCallDelta) or not delta.text:
+                continue
+            if type(delta) in self._gaps:
+                shown.append(type(delta)(BETWEEN))
+                self._gaps.discard(type(delta))
+            self._spoken.add(type(delta))
+            shown.append(delta)
+        if chunk.finish_reason == "stop":
+            self._has_called = any(isinstance(each, ToolCallDelta) for each in self._deltas)
+        reason = None if self._has_called else chunk.finish_reason
+        return structs.replace(chunk, deltas=tuple(shown), finish_reason=reason)
+
+    async def _go_on(self, text: str, reasoning: str, calls: Seq[ToolCallPart]) -> bool:
+        """Run the calls and submit the next round; tell whether there are tokens left for one."""
+        used = self._stream.usage
+        params = self._request.params or self._runner.facts.defaults
+        if params.max_tokens is not None:
+            if params.max_tokens <= used.completion_tokens:
+                return False
+            left = params.max_tokens - used.completion_tokens
+            params = structs.replace(params, max_tokens=left, min_tokens=0)
+        bounds, settings = self._runner.facts, self._service.settings
+        results = fitted(await self._results(calls), self._request.messages, bounds, settings)
+        self._request = replace(
+            self._request,
+            messages=(*self._request.messages, _turn(text, reasoning, calls), *results),
+            params=params,
+            options=replace(
+                self._request.options, add_generation_prompt=True, continue_final_message=False
+            ),
+        )
+        self._past.append(used)
+        self._gaps = set(self._spoken)
+        await self.submit()
+        return True
+
+    async def _results(self, calls: Seq[ToolCallPart]) -> list[Message]:
+        """Run calls side by side, and return a turn for each."""
+        limits = self._runner.facts.bounds.images
+
+        async def result(call: ToolCallPart) -> Message:
+            parts = await self._service.toolbox.result(call, self._asked, limits)
+            return Message("tool", tuple(parts), call.id)
+
+        run = await together(result, calls[:MAX_CALLS], MAX_AT_ONCE)
+        none = (TextPart("error: too many calls at once"),)
+        return [*run, *(Message("tool", none, call.id) for call in calls[MAX_CALLS:])]
+
+
+def _turn(text: str, reasoning: str, calls: Seq[ToolCallPart]) -> Message:
+    """Return a round as a turn of the conversation."""
+    parts: list[Part] = [ReasoningPart(reasoning)] if reasoning else []
+    parts += [TextPart(text)] if text else []
+    return Message("assistant", (*parts, *map(_writable, calls)))
+
+
+def _writable(call: ToolCallPart) -> ToolCallPart:
+    """Return a call that a template can write: broken arguments are left out."""
+    try:
+        call.parsed()
+    except RequestError:
+        return replace(call, arguments="{}")
+    return call
+
+
+def _timings(all_of_them: Seq[Timings]) -> Timings:
+    """Return where the time of all rounds went."""
+    fields: dict[str, Any] = {
+        name: sum(getattr(each, name) for each in all_of_them)
+        for name in ("prompt_s", "queue_s", "first_token_s", "decode_s")
+    }
+    return Timings(**fields)

@@ -1,0 +1,98 @@
+"""``POST /v1/chat/completions``: from a body to an answer, whole or streamed."""
+
+from typing import Any
+
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp
+from msgspec import UNSET
+
+from vlmkit.ask.sample import Sample
+from vlmkit.errors import RequestError
+from vlmkit.server.chat.answer import ChatCompletion, completion_body, logprobs_of
+from vlmkit.server.chat.call import MessagesCall, answer_head
+from vlmkit.server.chat.convert import Converter, field_of_chat
+from vlmkit.server.chat.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
+from vlmkit.server.chat.rounds import begun, check_alone
+from vlmkit.server.chat.sse import AnswerEvents
+from vlmkit.server.chat.wire import CHAT, ChatRequest
+from vlmkit.server.http.operation import Operation
+from vlmkit.server.work.service import Service
+from vlmkit.server.work.streaming import EventStream
+from vlmkit.server.work.whole import WholeAnswer
+
+
+class ChatController(Controller):
+    """The chat API."""
+
+    path = "/v1/chat/completions"
+
+    @post(
+        status_code=200,
+        operation=Operation(ChatCompletion, ChatRequest, "chat.completion.chunk", has_timing=True),
+    )
+    async def create(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Answer a conversation."""
+        return _ChatCall(request, service, CHAT, converter)
+
+
+class _ChatCall(MessagesCall[ChatRequest]):
+    """Answers one conversation."""
+
+    async def start(self, body: ChatRequest) -> ASGIApp:
+        """Submit the request; its answer is streamed or waited for."""
+        check_not_streamed(body.prompt_logprobs, body.stream)
+        runner = await self.runner(body.model)
+        head = answer_head("chatcmpl", body.model, runner)
+        try:
+            request, images_s = await self.asked(body, runner.facts, head.id)
+            self.note_tools(body, runner.facts)
+            check_alone(body, request)
+            scores: list[Sample] = []
+            if (num_top := body.prompt_logprobs) is not None:
+                scorer = PromptScorer(runner, num_top, "prompt_logprobs")
+                scores = await scorer.scored(request)
+            stream = (
+                await begun(body, request, runner, self.service)
+                if body.server_tools
+                else await runner.asubmit(request)
+            )
+        except RequestError as error:
+            error.param = field_of_chat(error, body)
+            raise
+        logprobs = logprobs_of(runner, request.params) if body.logprobs else None
+        has_token_ids = bool(body.return_token_ids)
+        has_transforms = bool(body.return_image_transforms)
+        has_places = request.places  # what is sent later holds neither the request nor its images
+        if not body.stream:
+            return WholeAnswer(
+                stream,
+                lambda completion: completion_body(
+                    head,
+                    completion,
+                    logprobs,
+                    has_token_ids=has_token_ids,
+                    prompt_logprobs=prompt_logprobs(runner, scores) if scores else UNSET,
+                    has_transforms=has_transforms,
+                    has_places=has_places,
+                ),
+                self.service,
+                self.headers,
+                images_s,
+            )
+        options = body.stream_options
+        events = AnswerEvents(
+            head,
+            stream.num_choices,
+            has_usage=bool(options and options.include_usage),
+            logprobs=logprobs,
+            prompt_token_ids=stream.prompt_token_ids if has_token_ids else None,
+            has_transforms=has_transforms,
+            has_places=has_places,
+        )
+        return EventStream(stream, events, self.service, self.headers)

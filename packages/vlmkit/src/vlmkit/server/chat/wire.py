@@ -1,0 +1,166 @@
+"""The chat API's bodies: what may be sent, and what comes back. Shapes and bounds, no behaviour.
+
+Nothing is ignored in silence: a field that OpenAI defines but this server cannot honour is refused
+by name, and a key that is not listed here is told, or refused where it would change the answer.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import fields
+
+from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS
+from vlmkit.ask.sampling import NumTokens, NumTop
+from vlmkit.server.fields.body import BodyReader
+from vlmkit.server.fields.ignored import HINTS
+from vlmkit.server.fields.wire_sampling import Label
+from vlmkit.server.fields.wire_tools import ToolFields
+
+NotSupported: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
+"""The type of a field that OpenAI defines and this server refuses, unless it is empty."""
+
+Text: TypeAlias = str  # the sum over a request is bounded by ServerSettings.max_text_chars
+
+
+MaxImageTokens = Annotated[int, Meta(ge=1)] | None
+ImageLimits = Annotated[dict[str, Any], Meta(max_length=MAX_PROCESSOR_OPTIONS)] | None
+
+
+class _Wire(msgspec.Struct, kw_only=True):
+    """Something a client sends."""
+
+
+class TextPart(_Wire, tag_field="type", tag="text"):
+    """Text at this place of a message."""
+
+    text: Text
+
+
+class ImageUrl(_Wire):
+    """Where an image is: a ``data:`` URL, or http(s) where the server fetches; how it is shown."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    max_image_tokens: MaxImageTokens = None  # ours
+
+
+class ImagePart(_Wire, tag_field="type", tag="image_url"):
+    """An image at this place of a message."""
+
+    image_url: ImageUrl
+
+
+Texts = Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+Parts = Annotated[list[TextPart | ImagePart], Meta(min_length=1, max_length=1024)]
+
+
+class SystemMessage(_Wire, tag_field="role", tag="system"):
+    """Instructions."""
+
+    content: Text | Texts
+
+
+class DeveloperMessage(_Wire, tag_field="role", tag="developer"):
+    """Instructions, by their newer name."""
+
+    content: Text | Texts
+
+
+class UserMessage(_Wire, tag_field="role", tag="user"):
+    """What a user says and shows."""
+
+    content: Text | Parts
+
+
+class CalledFunction(_Wire):
+    """What a call calls, and with what."""
+
+    name: Label
+    arguments: Text
+
+
+class ToolCall(_Wire, tag_field="type", tag="function"):
+    """A call that the model made before."""
+
+    id: Label
+    function: CalledFunction
+
+
+class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
+    """What the model said, thought and called before; an answer of this server fits as it is."""
+
+    content: Text | Texts | None = None
+    reasoning_content: Text | None = None
+    prefix: bool | None = None
+    partial: bool | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
+    refusal: NotSupported = None
+    audio: NotSupported = None
+    function_call: NotSupported = None
+
+
+class ToolMessage(_Wire, tag_field="role", tag="tool"):
+    """What a tool returned; may show images."""
+
+    content: Text | Parts
+    tool_call_id: Label
+
+
+ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+ChatMessages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+TemplateValues = Annotated[dict[str, Any], Meta(max_length=64)]
+
+
+class ChatRequest(ToolFields, kw_only=True):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: ChatMessages
+    max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumTop | None = None
+    reasoning_effort: Effort | None = None
+
+    # Ours.
+    prompt_logprobs: NumTop | None = None
+    server_tools: Annotated[list[Label], Meta(max_length=128)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateValues | None = None
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
+    return_image_transforms: bool | None = None
+    return_places: bool | None = None
+
+    # Taken, and without effect by their own definition: labels, and what is the case anyway.
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
+
+    verbosity: Literal["medium"] | None = None
+
+    # Ignored, and told: they change no answer.
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Label | None = None
+    service_tier: Label | None = None
+    store: bool | None = None
+
+    # Refused.
+    audio: NotSupported = None
+    function_call: NotSupported = None
+    functions: NotSupported = None
+    moderation: NotSupported = None
+    web_search_options: NotSupported = None
+
+
+REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type == NotSupported)
+"""What OpenAI's chat API has and this server refuses."""
+
+_REFUSED_NAMES = REFUSED_FIELDS.union(
+    f.name for f in fields(AssistantMessage) if f.type == NotSupported
+)
+CHAT = BodyReader(ChatRequest, _REFUSED_NAMES, HINTS)
+"""Reads bodies of the chat API."""

@@ -1,0 +1,1 @@
+"""``/v1/embeddings``: texts and pictures as vectors."""

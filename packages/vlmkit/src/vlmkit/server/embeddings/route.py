@@ -1,0 +1,137 @@
+"""``POST /v1/embeddings``: a vector for each text, or for one conversation with its pictures."""
+
+import asyncio
+import base64
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from vlmkit.ask.completion import Completion
+from vlmkit.ask.request import Request as Asked
+from vlmkit.errors import RequestError
+from vlmkit.kit.pooling import Vector
+from vlmkit.seams.runner import RunnerFacts
+from vlmkit.server.chat.answer import PromptTokensDetails
+from vlmkit.server.chat.call import MessagesCall
+from vlmkit.server.chat.convert import Converter, field_of
+from vlmkit.server.chat.image_options import idle_details, image_options
+from vlmkit.server.embeddings.wire import (
+    EMBEDDINGS,
+    Embedding,
+    EmbeddingRequest,
+    Embeddings,
+    EmbeddingUsage,
+)
+from vlmkit.server.fields.plain import (
+    blame,
+    check_plain_size,
+    plain_fields,
+    plain_names,
+    plain_texts,
+)
+from vlmkit.server.http.errors import Unavailable
+from vlmkit.server.http.operation import Operation
+from vlmkit.server.together import together
+from vlmkit.server.work.service import Service
+
+
+class EmbeddingsController(Controller):
+    """The embeddings API."""
+
+    path = "/v1/embeddings"
+
+    @post(status_code=200, operation=Operation(Embeddings, EmbeddingRequest))
+    async def create(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return vectors."""
+        return _EmbeddingCall(request, service, EMBEDDINGS, converter)
+
+
+class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
+    """Embeds what one body holds."""
+
+    async def start(self, body: EmbeddingRequest) -> ASGIApp:
+        """Embed everything, side by side as far as the engine has room; nothing is sent before."""
+        runner = await self.runner(body.model)
+        _check_dimensions(body.dimensions, runner.facts)
+        requests = await self._requests(body, runner.facts)
+        names = plain_names(requests, "input")
+
+        async def embedded(item: tuple[str, Asked]) -> Completion:
+            name, request = item
+            try:
+                return await (await runner.asubmit(request)).aresult()
+            except RequestError as error:
+                error.param = field_of(error, body.messages or ())
+                if body.messages is None:
+                    blame(error, name)
+                raise
+
+        pairs = zip(names, requests, strict=True)
+        done = await together(embedded, pairs, runner.facts.limits.max_sequences)
+        as_text = body.encoding_format == "base64"
+        content = await asyncio.to_thread(_encoded, done, body.model, as_text=as_text)
+        return ASGIResponse(body=content, headers=self.headers)
+
+    async def _requests(self, body: EmbeddingRequest, facts: RunnerFacts) -> list[Asked]:
+        if (body.input is None) == (body.messages is None):
+            raise RequestError("send either input or messages", param="input")
+        same: dict[str, Any] = {"task": "embed", "priority": body.priority or 0}
+        if body.input is None:
+            said = body.messages or ()
+            self.note(idle_details(said, facts))
+            messages = await self.converter.messages(said, facts, image_options(body))
+            return [Asked(messages=messages, **same)]
+        texts = plain_texts(body.input, "input")
+        try:
+            check_plain_size(texts, self.service.settings.max_text_chars, facts)
+        except RequestError as error:
+            blame(error, "input")
+            raise
+        return [Asked(**plain_fields(text), **same) for text in texts]
+
+
+def _check_dimensions(num: int | None, facts: RunnerFacts) -> None:
+    """Refuse another length than the vectors have: a part of one means nothing."""
+    if num is not None and num != facts.limits.hidden_size:
+        raise RequestError(
+            "dimensions has a value that this model does not support",
+            param="dimensions",
+            code="unsupported_value",
+            hint="leave it out",
+        )
+
+
+def _encoded(done: Seq[Completion], model: str, *, as_text: bool) -> bytes:
+    """Return the body of an answer."""
+    vectors = [_vector(each) for each in done]
+    data = [
+        Embedding(index, _base64(vector) if as_text else vector.tolist())
+        for index, vector in enumerate(vectors)
+    ]
+    images = tuple(num for each in done for num in each.usage.image_tokens)
+    num_tokens = sum(each.usage.prompt_tokens for each in done)
+    num_cached = sum(each.usage.cached_tokens for each in done)
+    details = PromptTokensDetails(num_cached, sum(images), images)
+    usage = EmbeddingUsage(num_tokens, num_tokens, details)
+    return msgspec.json.encode(Embeddings(data, model, usage))
+
+
+def _vector(done: Completion) -> Vector:
+    vector = done.choices[0].embedding
+    if vector is None:
+        raise Unavailable("the answer was cut off", code="aborted")
+    return vector
+
+
+def _base64(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

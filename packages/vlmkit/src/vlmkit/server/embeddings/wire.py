@@ -1,0 +1,54 @@
+"""Bodies of ``/v1/embeddings``: shapes and bounds, no behaviour."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.server.chat.answer import PromptTokensDetails
+from vlmkit.server.chat.wire import ChatMessage, ImageLimits, MaxImageTokens
+from vlmkit.server.fields.body import BodyReader
+from vlmkit.server.fields.plain import PlainInput
+from vlmkit.server.fields.wire_sampling import Label, ModelName
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """The body of ``POST /v1/embeddings``: texts, or, as vLLM takes it, one conversation."""
+
+    model: ModelName
+    input: PlainInput | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    max_image_tokens: MaxImageTokens = None
+    mm_processor_kwargs: ImageLimits = None
+    user: Label | None = None
+    priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
+
+
+class Embedding(msgspec.Struct):
+    """One vector: numbers, or their little-endian float32 bytes in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """What the texts took together."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Embeddings(msgspec.Struct):
+    """What ``/v1/embeddings`` answers."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+EMBEDDINGS = BodyReader(EmbeddingRequest)

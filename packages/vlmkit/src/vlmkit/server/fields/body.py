@@ -1,0 +1,73 @@
+"""How the JSON of a body becomes a struct, or a refusal that names the field and shows no value."""
+
+import re
+from collections.abc import Collection
+from typing import Generic, TypeVar
+
+import msgspec
+
+from vlmkit.errors import RequestError
+from vlmkit.server.fields.ignored import HINTS, ignored_names
+from vlmkit.server.fields.unused import unused_keys
+
+B = TypeVar("B", bound=msgspec.Struct)
+D = TypeVar("D", bound=msgspec.Struct)
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+
+
+class BodyReader(Generic[B]):
+    """Reads bodies of one shape.
+
+    Args:
+        shape: a struct.
+        refused: fields, by their last name, that are refused whatever they hold.
+        hints: fields that are read, and ignored as keys without a field are.
+
+    Attributes:
+        fields: of the struct itself.
+        refused: those of them that are refused.
+    """
+
+    def __init__(
+        self, shape: type[B], refused: Collection[str] = (), hints: Collection[str] = ()
+    ) -> None:
+        self._decoder = msgspec.json.Decoder(shape)
+        self.fields = frozenset(shape.__struct_fields__)
+        self.refused = frozenset(refused) & self.fields
+        self._refused_names = frozenset(refused)
+        self._hints = tuple(hints)
+
+    def of(self, shape: type[D]) -> "BodyReader[D]":
+        """Return a reader of another shape, which refuses fields of the same names."""
+        return BodyReader(shape, self._refused_names)
+
+    def read(self, body: bytes) -> tuple[B, frozenset[str]]:
+        """Decode and check a body; return it with the names of keys that are ignored.
+
+        Raises:
+            RequestError: names the first field that is wrong, and never shows what it held.
+        """
+        try:
+            made = self._decoder.decode(body)
+            idle = {name for name in self._hints if getattr(made, name) not in HINTS[name]}
+            return made, ignored_names(unused_keys(made, body)) | idle
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error)) from None
+        except (ValueError, RecursionError):  # DecodeError and UnicodeDecodeError are ValueErrors
+            raise RequestError("the body is not valid JSON", code="invalid_json") from None
+
+    def _refusal(self, text: str) -> RequestError:
+        """Say what a validation error means, without the values that its text may quote."""
+        found = _PLACE.search(text)
+        place = found.group(1).replace("[...]", "") if found else ""
+        if place.rpartition(".")[2] in self._refused_names:
+            message = f"{place} is not supported by this server"
+            return RequestError(message, param=place, code="unsupported_parameter")
+        if text.startswith("Invalid enum value"):
+            message = f"{place} is not supported with this value by this server"
+            return RequestError(message, param=place, code="unsupported_parameter")
+        if text.startswith("Invalid value"):
+            message = f"{place} has a value that this server does not support"
+            return RequestError(message, param=place, code="unsupported_value")
+        wrong = text[: found.start()] if found else text
+        return RequestError(f"{place or 'the body'}: {wrong}", param=place or None)

@@ -1,0 +1,47 @@
+"""From the fields of a body to sampling parameters."""
+
+from typing import Any
+
+from vlmkit.errors import RequestError
+from vlmkit.server.fields.wire_sampling import SamplingFields
+
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "ignore_eos",
+    "min_tokens",
+    "max_tokens",
+    "n",
+)
+
+
+def sampling_values(body: SamplingFields) -> dict[str, Any]:
+    """Return what a body says of its answer, by the names of :class:`vlmkit.SamplingParams`.
+
+    Raises:
+        RequestError: it has options of a stream, and is none.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
+    values = said_values(body)
+    if body.no_stop_trim:
+        values["include_stop_str_in_output"] = True
+    return values
+
+
+def said_values(said: Any) -> dict[str, Any]:
+    """Return those values of sampling parameters that are said by their own names."""
+    values = {name: value for name in _SAME_NAME if (value := getattr(said, name)) is not None}
+    if said.stop is not None:
+        values["stop"] = (said.stop,) if isinstance(said.stop, str) else tuple(said.stop)
+    return values

@@ -1,0 +1,74 @@
+"""Fields that every body has which asks for an answer: how it is chosen, told and queued.
+
+Shapes and bounds: those of :class:`vlmkit.SamplingParams`, which checks what they are together.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.ask.sampling import (
+    LogitBias,
+    MinP,
+    NumChoices,
+    NumTokens,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    StopString,
+    StopStrings,
+    StopTokenIds,
+    Temperature,
+    TopK,
+    TopP,
+)
+from vlmkit.server.fields.forms import Formed
+
+Label = Annotated[str, Meta(max_length=512)]
+ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class AnswerFields(Formed, kw_only=True):
+    """What a body says of its answer, whichever API it is of."""
+
+    model: ModelName
+    stream: bool | None = None
+
+    max_tokens: NumTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    seed: Seed | None = None
+
+    # Ours.
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: NumTokens | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: StopTokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # the same by another name
+    skip_special_tokens: bool | None = None
+    cache_salt: Label | None = None
+    priority: Annotated[int, Meta(ge=0, le=1000)] | None = None
+
+
+class SamplingFields(AnswerFields, kw_only=True):
+    """What a body of OpenAI's APIs says of its answer, whatever the prompt is."""
+
+    stream_options: StreamOptions | None = None
+    stop: StopString | StopStrings | None = None
+    n: NumChoices | None = None
+    user: Label | None = None  # without effect by its own definition
+    return_token_ids: bool | None = None  # ours

@@ -1,0 +1,1 @@
+"""Which models are in memory: loading, unloading, room. Knows no requests."""

@@ -1,0 +1,195 @@
+"""From a body of Anthropic's API to one of the chat API, which says the same.
+
+What can be said, and how much of it, is checked where that of all chats is.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+
+from vlmkit.errors import RequestError
+from vlmkit.server.chat import wire
+from vlmkit.server.fields.forms import JsonSchemaForm, NamedSchema
+from vlmkit.server.fields.wire_sampling import AnswerFields
+from vlmkit.server.messages import wire as own
+from vlmkit.server.messages.wire_tools import chat_tools
+
+_SHARED = frozenset({*AnswerFields.__struct_fields__, "max_image_tokens", "mm_processor_kwargs"})
+_PLACES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "chat_template_kwargs": "thinking",
+    "chat_template_kwargs.enable_thinking": "thinking",
+    "chat_template_kwargs.thinking": "thinking",
+}
+
+
+class Translation(NamedTuple):
+    """A body of the chat API.
+
+    Attributes:
+        chat: the body.
+        places: what errors are to call its fields that have another name in what was sent.
+    """
+
+    chat: wire.ChatRequest
+    places: dict[str, str]
+
+
+class _Placed(NamedTuple):
+    """A block, and where it was sent."""
+
+    place: str
+    block: Any
+
+
+def as_chat(body: own.MessagesRequest | own.CountRequest) -> Translation:
+    """Return what a body says as a body of the chat API.
+
+    Raises:
+        RequestError: it says one thing in two ways, or half of it, or a call's input is no text.
+    """
+    if isinstance(body, own.MessagesRequest) and body.thread:
+        raise RequestError(
+            "thread is not supported by this server, which keeps no conversations",
+            param="thread",
+            code="thread_unsupported_request",
+            hint="send the whole conversation",
+        )
+    conversation = _Conversation()
+    if body.system:
+        conversation.instruct(_placed("system", body.system))
+    conversation.add(body.messages)
+    fields = {name: getattr(body, name) for name in _SHARED & set(body.__struct_fields__)}
+    fields |= chat_tools(body.tools, body.tool_choice)
+    if isinstance(body, own.MessagesRequest):
+        fields["stop"] = body.stop_sequences
+    if isinstance(body.thinking, own.Thinks | own.ThinksNot):
+        thinks = isinstance(body.thinking, own.Thinks)
+        fields["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+    if body.output_config:
+        fields["reasoning_effort"] = body.output_config.effort
+    if body.output_config and body.output_config.format:
+        if fields.get("response_format") is not None:
+            raise RequestError(
+                "response_format and output_config.format exclude each other",
+                param="response_format",
+            )
+        schema = NamedSchema(name="answer", schema=body.output_config.format.schema)
+        fields["response_format"] = JsonSchemaForm(json_schema=schema)
+    chat = wire.ChatRequest(messages=conversation.messages, **fields)
+    return Translation(chat, _PLACES | conversation.places)
+
+
+class _Conversation:
+    """Messages of the chat API, and where what is in them was sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[wire.ChatMessage] = []
+        self.places: dict[str, str] = {}
+
+    def add(self, turns: Sequence[own.Turn]) -> None:
+        """Say turns; those of one role in a row are one."""
+        for role, numbered in groupby(enumerate(turns), lambda pair: type(pair[1])):
+            blocks = [
+                placed
+                for number, turn in numbered
+                for placed in _placed(f"messages[{number}].content", turn.content)
+            ]
+            if role is own.SystemTurn:
+                self.instruct(blocks)
+            elif role is own.UserTurn:
+                self._user(blocks)
+            else:
+                self._assistant(blocks)
+        last = self.messages[-1]
+        if isinstance(last, wire.AssistantMessage):
+            last.prefix = True
+
+    def instruct(self, blocks: Iterable[_Placed]) -> None:
+        """Say what holds for all that follows."""
+        placed = list(blocks)
+        texts = [wire.TextPart(text=block.text) for _, block in placed]
+        self._say(wire.SystemMessage(content=texts), placed[0].place)
+
+    def _user(self, blocks: Iterable[_Placed]) -> None:
+        for is_said, run in groupby(blocks, lambda b: not isinstance(b.block, own.ToolResultBlock)):
+            placed = list(run)
+            if is_said:
+                self._say(wire.UserMessage(content=self._parts(placed)), placed[0].place)
+                continue
+            for place, result in placed:
+                parts = self._parts(_placed(f"{place}.content", result.content or ""))
+                message = wire.ToolMessage(content=parts, tool_call_id=result.tool_use_id)
+                self._say(message, place)
+
+    def _assistant(self, blocks: Sequence[_Placed]) -> None:
+        texts: list[wire.TextPart] = []
+        thoughts: list[str] = []
+        calls: list[wire.ToolCall] = []
+        for place, block in blocks:
+            if isinstance(block, own.TextBlock):
+                texts.append(wire.TextPart(text=block.text))
+            elif isinstance(block, own.ThinkingBlock):
+                thoughts.append(block.thinking)
+            else:
+                arguments = f"{self._here}.tool_calls[{len(calls)}].function.arguments"
+                self.places[arguments] = f"{place}.input"
+                called = wire.CalledFunction(name=block.name, arguments=_text(block.input))
+                calls.append(wire.ToolCall(id=block.id, function=called))
+        message = wire.AssistantMessage(
+            content=texts or None,
+            reasoning_content="".join(thoughts) or None,
+            tool_calls=calls or None,
+        )
+        self._say(message, blocks[0].place)
+
+    def _say(self, message: wire.ChatMessage, first: str) -> None:
+        """Add a message, whose first block was sent at a place."""
+        self.places[self._here] = first.partition(".")[0]
+        self.messages.append(message)
+
+    def _parts(self, blocks: Iterable[_Placed]) -> list[wire.TextPart | wire.ImagePart]:
+        """Return the parts of the next message."""
+        parts: list[wire.TextPart | wire.ImagePart] = []
+        for place, block in blocks:
+            if isinstance(block, own.TextBlock):
+                parts.append(wire.TextPart(text=block.text))
+            else:
+                self.places[f"{self._here}.content[{len(parts)}].image_url.url"] = f"{place}.source"
+                parts.append(wire.ImagePart(image_url=wire.ImageUrl(url=_url(block.source))))
+        return parts
+
+    @property
+    def _here(self) -> str:
+        """The place of the next message."""
+        return f"messages[{len(self.messages)}]"
+
+
+def _placed(place: str, content: str | Sequence[Any]) -> list[_Placed]:
+    """Return the blocks of some content; a text is one."""
+    if isinstance(content, str):
+        return [_Placed(place, own.TextBlock(text=content))]
+    return [_Placed(f"{place}[{index}]", block) for index, block in enumerate(content)]
+
+
+def _text(value: msgspec.Raw) -> str:
+    """Return the JSON text of a value that was not decoded, and so was not checked, either.
+
+    Raises:
+        RequestError: it is not UTF-8.
+    """
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        raise RequestError("the body is not valid JSON", code="invalid_json") from None
+
+
+def _url(source: own.Base64Source | own.UrlSource) -> str:
+    if isinstance(source, own.UrlSource):
+        return source.url
+    return f"data:{source.media_type};base64,{source.data}"

@@ -1,0 +1,1 @@
+"""What operators and routers ask: health, models, capabilities, the OpenAPI document."""

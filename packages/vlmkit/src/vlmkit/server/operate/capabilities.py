@@ -1,0 +1,143 @@
+"""``GET /v1/capabilities``: what each model that is loaded here can be asked, and how much of it.
+
+All of it is read off what runs: routes, the fields of their bodies, and the runners' facts.
+"""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+from litestar import Controller, route
+from litestar.di import NamedDependency
+
+from vlmkit._version import __version__
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.runner import CONSTRAINT, RunnerFacts
+from vlmkit.seams.tokenizer import Option
+from vlmkit.server.chat.prompt_options import EFFORT
+from vlmkit.server.chat.wire import CHAT
+from vlmkit.server.completions.wire import COMPLETIONS
+from vlmkit.server.embeddings.wire import EMBEDDINGS
+from vlmkit.server.fields.body import BodyReader
+from vlmkit.server.fields.forms import Formed
+from vlmkit.server.fleet.served_model import ServedModel, State
+from vlmkit.server.http.methods import READ
+from vlmkit.server.http.operation import Operation
+from vlmkit.server.messages.wire import COUNT, MESSAGES
+from vlmkit.server.prompts.wire_generate import GENERATE
+from vlmkit.server.prompts.wire_render import RENDER_CHAT, RENDER_COMPLETIONS, RENDER_MESSAGES
+from vlmkit.server.prompts.wire_tokens import DETOKENIZE, TOKENIZE
+from vlmkit.server.responses.wire import INPUT_TOKENS, RESPONSES
+from vlmkit.server.work.service import Service
+from vlmkit.settings.images import ImageLimits
+
+_Bodies = Mapping[str, BodyReader[Any]]
+
+_BODIES: dict[str, BodyReader[Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/render": RENDER_CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/completions/render": RENDER_COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": COUNT,
+    "/v1/messages/render": RENDER_MESSAGES,
+    "/v1/responses": RESPONSES,
+    "/v1/responses/input_tokens": INPUT_TOKENS,
+    "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
+}
+_GENERATE = {"/inference/v1/generate": GENERATE}
+
+
+class Endpoint(msgspec.Struct):
+    """What a body may hold, and what is refused by name."""
+
+    parameters: list[str]
+    refused: list[str]
+
+
+class Limits(msgspec.Struct):
+    """How much one request may have; null where the context alone bounds it."""
+
+    max_model_len: int
+    max_output_tokens: int | None
+    max_concurrent_sequences: int
+    max_images: int
+    images: ImageLimits
+
+
+class ModelCapabilities(msgspec.Struct):
+    """One model; all but its names and state is null before it was first loaded.
+
+    ``precision`` is null, too, where the engine does not say it, and ``embedding_size`` where there
+    are no embeddings.
+    """
+
+    id: str
+    aliases: tuple[str, ...]
+    state: State
+    modalities: tuple[str, ...] | None = None
+    precision: str | None = None
+    embedding_size: int | None = None
+    limits: Limits | None = None
+    defaults: SamplingParams | None = None
+    endpoints: dict[str, Endpoint] | None = None
+
+
+class Capabilities(msgspec.Struct):
+    """Every model that is served, and the tools that the server runs for any of them."""
+
+    version: str
+    models: list[ModelCapabilities]
+    server_tools: tuple[str, ...]
+
+
+class CapabilitiesController(Controller):
+    """For clients that ask before they send."""
+
+    @route("/v1/capabilities", http_method=READ, operation=Operation(Capabilities))
+    async def tell(self, service: NamedDependency[Service]) -> Capabilities:
+        """Tell what can be asked."""
+        return Capabilities(__version__, _models(service), service.toolbox.names)
+
+
+def _models(service: Service) -> list[ModelCapabilities]:
+    bodies = _BODIES | (_GENERATE if service.settings.allow_generate else {})
+    return [_model(each, bodies) for each in service.models.values()]
+
+
+def _model(model: ServedModel, bodies: _Bodies) -> ModelCapabilities:
+    if (facts := model.facts) is None:
+        return ModelCapabilities(model.name, model.offer.aliases, model.state)
+    return ModelCapabilities(
+        model.name,
+        model.offer.aliases,
+        model.state,
+        facts.modalities,
+        facts.limits.precision or None,
+        facts.limits.hidden_size or None,
+        Limits(
+            facts.limits.max_sequence_tokens,
+            facts.bounds.max_output_tokens,
+            facts.limits.max_sequences,
+            facts.bounds.max_images if facts.takes_images else 0,
+            facts.bounds.images,
+        ),
+        facts.defaults,
+        _endpoints(facts, bodies),
+    )
+
+
+def _endpoints(facts: RunnerFacts, bodies: _Bodies) -> dict[str, Endpoint]:
+    """Return what can be posted, but for what this model would refuse."""
+    idle = {EFFORT} - facts.options
+    absent = set(get_args(Option)) - facts.options - idle
+    if CONSTRAINT not in facts.options:
+        absent |= set(Formed.__struct_fields__)
+    endpoints = {}
+    for path, reader in bodies.items():
+        if path != "/v1/embeddings" or facts.limits.hidden_size:
+            refused = reader.refused | (absent & reader.fields)
+            endpoints[path] = Endpoint(sorted(reader.fields - refused - idle), sorted(refused))
+    return endpoints

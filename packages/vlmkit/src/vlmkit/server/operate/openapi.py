@@ -1,0 +1,172 @@
+"""``GET /openapi.json``: what this server takes and answers, as an OpenAPI document.
+
+All of it is read off what runs: the routes, and the types that their bodies are decoded into and
+encoded from. What types cannot say, such as that two fields exclude each other, is a 400.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence as Seq
+from typing import Any
+
+import msgspec
+from litestar import Controller, Litestar, MediaType, Response, route
+from litestar.di import NamedDependency
+from litestar.handlers import HTTPRouteHandler
+from litestar.routes import HTTPRoute
+
+from vlmkit._version import __version__
+from vlmkit.server.fields.ignored import HEADER, STRICT_HEADER
+from vlmkit.server.http.errors import ErrorBody
+from vlmkit.server.http.methods import READ
+from vlmkit.server.http.operation import Operation
+
+_Json = dict[str, Any]
+_TEXT = {"type": "string"}
+_AS_NAME = str.maketrans({" ": "_", "/": "_", "{": None, "}": None, ".": "_"})
+_REFUSALS = {
+    400: "Something in the body is wrong; `param` names it.",
+    404: "What is named is not here.",
+    408: "The body came too slowly.",
+    413: "The body is too large.",
+    415: "The body is not announced as JSON.",
+    429: "Too much is under way.",
+}
+_NOT_FOUND = {400: "A parameter is wrong.", 404: _REFUSALS[404]}
+_ALWAYS = {421: "The request is meant for another host.", 500: "The server failed."}
+_UNREADY = {503: "The server, or this model, takes no work now."}
+_HAS_RETRY_AFTER = (429, 503)
+_NAMED = {
+    name: {"description": "What the request is called.", "required": True, "schema": _TEXT}
+    for name in ("x-request-id", "request-id")
+}
+_IGNORED = {HEADER: {"description": "Keys of the body that had no effect.", "schema": _TEXT}}
+_TIMING = {"server-timing": {"description": "Where the time went.", "schema": _TEXT}}
+_RETRY = {"retry-after": {"description": "Seconds.", "required": True, "schema": _TEXT}}
+_PARAMETERS = [
+    {
+        "name": "x-request-id",
+        "in": "header",
+        "description": "What the request is to be called.",
+        "schema": _TEXT,
+    }
+]
+_STRICT = {
+    "name": STRICT_HEADER,
+    "in": "header",
+    "description": "`1` has keys of the body that would be ignored refused.",
+    "schema": _TEXT,
+}
+
+
+class OpenApiController(Controller):
+    """For clients that are made from a description."""
+
+    @route("/openapi.json", http_method=READ, operation=Operation(dict[str, Any]))
+    async def tell(self, document: NamedDependency[bytes]) -> Response[bytes]:
+        """Describe every route of this server."""
+        return Response(document, media_type=MediaType.JSON)
+
+
+def openapi_document(app: Litestar) -> bytes:
+    """Return the document of an application's routes; takes tens of milliseconds."""
+    handlers = list(_handlers(app))
+    types = dict.fromkeys(kind for *_, told in handlers for kind in told.types)
+    schemas, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
+    _require_tags_of_unions_alone(components)
+    names = dict(zip(types, schemas, strict=True))
+    paths: dict[str, _Json] = {}
+    for path, handler, told in handlers:
+        for method in sorted(handler.http_methods):
+            paths.setdefault(path, {})[method.lower()] = {
+                "operationId": f"{method.lower()} {path}".translate(_AS_NAME),
+                "summary": (handler.fn.__doc__ or "").partition("\n")[0],
+                "parameters": _parameters(path, told),
+                **({"requestBody": _sent(names[told.body])} if told.body else {}),
+                "responses": _responses(told, names, method, path),
+            }
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "vlmkit", "version": __version__},
+            "paths": dict(sorted(paths.items())),
+            "components": {"schemas": dict(sorted(components.items()))},
+        }
+    )
+
+
+def _handlers(app: Litestar) -> Iterable[tuple[str, HTTPRouteHandler, Operation]]:
+    """Yield the path of each handler, as documents write it, and what it says of itself."""
+    for each in app.routes:
+        if isinstance(each, HTTPRoute):
+            for handler in each.route_handlers:
+                if "operation" in handler.opt:
+                    yield each.path_format, handler, handler.opt["operation"]
+
+
+def _parameters(path: str, told: Operation) -> Seq[_Json]:
+    """Return what a request may say outside of its body."""
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    found = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
+    if told.query:
+        asked = msgspec.json.schema(told.query, ref_template="")
+        ((_, shape),) = asked["$defs"].items()
+        found += [{"name": n, "in": "query", "schema": s} for n, s in shape["properties"].items()]
+    return [*found, *_PARAMETERS, *([_STRICT] if told.body else [])]
+
+
+def _sent(schema: _Json) -> _Json:
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def _require_tags_of_unions_alone(schema: Any) -> None:
+    """Say in place that a tag may be left out where only one thing can be meant: it is taken so."""
+    if isinstance(schema, dict):
+        if "discriminator" in schema:
+            schema["required"] = [schema["discriminator"]["propertyName"]]
+        elif isinstance(schema.get("required"), list):
+            known = schema["properties"]
+            schema["required"] = [
+                name for name in schema["required"] if len(known[name].get("enum", ())) != 1
+            ]
+    for each in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(each, dict | list):
+            _require_tags_of_unions_alone(each)
+
+
+def _event(name: str) -> _Json:
+    """Return the schema of one event of a stream, as readers of OpenAPI 3.1 take it."""
+    data = _TEXT | {"description": f"JSON of a {name}, or of an error, or at the end `[DONE]`."}
+    return {"type": "object", "properties": {"event": _TEXT, "data": data}, "required": ["data"]}
+
+
+def _responses(
+    told: Operation, names: Mapping[Any, _Json], method: str, path: str
+) -> dict[str, _Json]:
+    """Return every answer of an operation, by status."""
+    answer = told.deleted if told.deleted and method == "DELETE" else told.answer
+    content = {"application/json": {"schema": names[answer]}}
+    if told.events:
+        content["text/event-stream"] = {"schema": _event(told.events)}
+    headers = _NAMED | (_IGNORED if told.body else {}) | (_TIMING if told.has_timing else {})
+    found: dict[int, _Json] = {
+        200: {"description": "The answer.", "headers": headers, "content": content}
+    }
+    errors = _ALWAYS | (_REFUSALS | _UNREADY if told.body else {})
+    if "{" in path:
+        errors = errors | _NOT_FOUND
+    if told.unready:
+        errors = errors | _UNREADY
+    for status, description in errors.items():
+        kind = told.unready if told.unready and status == 503 else told.error
+        kind = ErrorBody if status == 421 else kind
+        retry = _RETRY if told.body and status in _HAS_RETRY_AFTER else {}
+        found[status] = {
+            "description": description,
+            "headers": _NAMED | retry,
+            "content": {"application/json": {"schema": names[kind]}},
+        }
+    if method == "HEAD":
+        for each in found.values():
+            del each["content"]
+    return {str(status): found[status] for status in sorted(found)}

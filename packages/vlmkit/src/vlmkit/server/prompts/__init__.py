@@ -1,0 +1,1 @@
+"""Prompts without answers, and answers to tokens: render, tokenize, generate."""

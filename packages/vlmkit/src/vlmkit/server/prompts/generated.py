@@ -1,0 +1,124 @@
+"""What ``/inference/v1/generate`` answers: tokens, whole or as server-sent events."""
+
+from collections.abc import Callable, Iterable, Sequence as Seq
+
+import msgspec
+
+from vlmkit.ask.completion import Chunk, Completion, Usage
+from vlmkit.ask.sample import Logprob, Sample
+from vlmkit.server.chat.answer import (
+    AnswerHead,
+    Logprobs,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    UsageBody,
+    finite,
+)
+from vlmkit.server.chat.sse import DONE, DataEvents
+
+_encode = msgspec.json.encode
+
+TokenBytes = Callable[[int], bytes]
+
+
+class GeneratedChoice(msgspec.Struct):
+    """One of the answers, or what is new of it."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: Logprobs | None
+    finish_reason: str | None
+
+
+class Generated(msgspec.Struct):
+    """The body of an answer that is not streamed."""
+
+    request_id: str
+    model: str
+    created: int
+    choices: list[GeneratedChoice]
+    usage: UsageBody
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+
+
+class GeneratedEvents(DataEvents):
+    """Encodes one answer, whole or event by event.
+
+    Args:
+        head: whose answer it is.
+        token_bytes: spells tokens of log-probabilities; None where none are told.
+        prompt_logprobs: makes what a whole answer tells of its prompt; takes time.
+        has_usage: whether the last event tells what it took.
+    """
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        token_bytes: TokenBytes | None,
+        prompt_logprobs: Callable[[], PromptLogprobs] | None = None,
+        *,
+        has_usage: bool = False,
+    ) -> None:
+        self._head = head
+        self._token_bytes = token_bytes
+        self._prompt_logprobs = prompt_logprobs
+        self._has_usage = has_usage
+        self._start = b'data: {"request_id":%b,"choices":[' % _encode(head.id)
+        self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
+
+    def whole(self, completion: Completion) -> bytes:
+        """Return the body of a whole answer."""
+        choices = [
+            self._choice(index, choice.samples, choice.finish_reason)
+            for index, choice in enumerate(completion.choices)
+        ]
+        head, usage = self._head, UsageBody.of(completion.usage)
+        of_prompt = self._prompt_logprobs() if self._prompt_logprobs else msgspec.UNSET
+        return _encode(Generated(head.id, head.model, head.created, choices, usage, of_prompt))
+
+    def opening(self) -> bytes:
+        """Return nothing: who speaks is no token."""
+        return b""
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        """Return the events of some chunks, an event for each."""
+        return b"".join(
+            self._start
+            + _encode(self._choice(chunk.index, chunk.samples, chunk.finish_reason))
+            + self._tail
+            for chunk in chunks
+            if chunk.samples or chunk.finish_reason
+        )
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last events: usage, if it was asked for, and the mark of a whole answer."""
+        if not self._has_usage:
+            return DONE
+        return self._start + b'],"usage":' + _encode(UsageBody.of(usage)) + b"}\n\n" + DONE
+
+    def _choice(self, index: int, samples: Seq[Sample], reason: str | None) -> GeneratedChoice:
+        ids = [sample.token_id for sample in samples]
+        return GeneratedChoice(index, ids, self._logprobs(samples), reason)
+
+    def _logprobs(self, samples: Seq[Sample]) -> Logprobs | None:
+        """Return an entry for each token, the ending one included."""
+        if self._token_bytes is None:
+            return None
+        return Logprobs([self._logprob(s.token_id, s.logprob, s.top) for s in samples])
+
+    def _logprob(self, token_id: int, logprob: float | None, top: Seq[Logprob]) -> TokenLogprob:
+        likeliest = [
+            TopLogprob(name_of(each.token_id), finite(each.logprob), self._bytes(each.token_id))
+            for each in top
+        ]
+        told = finite(logprob if logprob is not None else 0.0)
+        return TokenLogprob(name_of(token_id), told, self._bytes(token_id), likeliest)
+
+    def _bytes(self, token_id: int) -> list[int]:
+        return list(self._token_bytes(token_id)) if self._token_bytes else []
+
+
+def name_of(token_id: int) -> str:
+    """Return a token's name, by which vLLM's clients know it."""
+    return f"token_id:{token_id}"

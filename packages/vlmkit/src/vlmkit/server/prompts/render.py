@@ -1,0 +1,174 @@
+"""``POST .../render``: a prompt as it would be computed, and where its images are; no answer.
+
+Fleets ask for it, to send requests where their prefix is known, and to know what they cost.
+"""
+
+import asyncio
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from vlmkit.ask.request import Request as Asked
+from vlmkit.errors import RequestError
+from vlmkit.server.chat.call import Call, MessagesCall, answer_head
+from vlmkit.server.chat.convert import Converter, field_of_chat
+from vlmkit.server.chat.prompt_options import EFFORT
+from vlmkit.server.chat.wire import ChatRequest
+from vlmkit.server.completions.route import completion_params, completion_texts
+from vlmkit.server.fields.forms import asked_form
+from vlmkit.server.fields.plain import Plain, blame, plain_fields, plain_names
+from vlmkit.server.http.errors import error_handlers
+from vlmkit.server.http.operation import Operation
+from vlmkit.server.messages.errors import MessageErrorBody, message_error
+from vlmkit.server.messages.route import OWN_EFFORT, field_of_messages
+from vlmkit.server.messages.turns import as_chat
+from vlmkit.server.prompts.rendering import rendered
+from vlmkit.server.prompts.wire_render import (
+    RENDER_CHAT,
+    RENDER_COMPLETIONS,
+    RENDER_MESSAGES,
+    RenderChatRequest,
+    RenderCompletionRequest,
+    Rendered,
+    RenderMessagesRequest,
+)
+from vlmkit.server.together import together
+from vlmkit.server.work.service import Service
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+class RenderController(Controller):
+    """Makes prompts that nobody answers."""
+
+    path = "/v1"
+
+    @post(
+        "/chat/completions/render",
+        status_code=200,
+        operation=Operation(Rendered, RenderChatRequest),
+    )
+    async def chat(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return the prompt of a conversation."""
+        return _RenderChatCall(request, service, RENDER_CHAT, converter)
+
+    @post(
+        "/completions/render",
+        status_code=200,
+        operation=Operation(list[Rendered], RenderCompletionRequest),
+    )
+    async def completions(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> ASGIApp:
+        """Return the prompts of plain texts."""
+        return _RenderTextsCall(request, service, RENDER_COMPLETIONS)
+
+    @post(
+        "/messages/render",
+        status_code=200,
+        exception_handlers=error_handlers(message_error),
+        operation=Operation(Rendered, RenderMessagesRequest, error=MessageErrorBody),
+    )
+    async def messages(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return the prompt of a conversation of Anthropic's API."""
+        return _RenderMessagesCall(request, service, RENDER_MESSAGES, converter)
+
+
+class _ConversationCall(MessagesCall[B]):
+    """Renders one conversation."""
+
+    async def rendered(
+        self, chat: ChatRequest, kind: str, *, light: bool | None, effort: str = EFFORT
+    ) -> ASGIApp:
+        """Let the runner read the prompt; nothing is computed."""
+        runner = await self.runner(chat.model)
+        request_id = answer_head(kind, chat.model, runner).id
+        request, _ = await self.asked(
+            chat, runner.facts, request_id, effort=effort, light=bool(light)
+        )
+        found = await runner.atokenize(request)
+        made = rendered(chat, request, found, runner.facts)
+        return await _answer(made, self.headers)
+
+
+class _RenderChatCall(_ConversationCall[RenderChatRequest]):
+    """Renders what the chat API would answer."""
+
+    async def start(self, body: RenderChatRequest) -> ASGIApp:
+        """Render the messages."""
+        try:
+            if body.server_tools:
+                raise RequestError(
+                    "server_tools cannot be rendered: they are answered in rounds",
+                    param="server_tools",
+                )
+            return await self.rendered(body, "chatcmpl", light=body.light)
+        except RequestError as error:
+            error.param = field_of_chat(error, body)
+            raise
+
+
+class _RenderMessagesCall(_ConversationCall[RenderMessagesRequest]):
+    """Renders what Anthropic's API would answer."""
+
+    async def start(self, body: RenderMessagesRequest) -> ASGIApp:
+        """Render the turns."""
+        said = as_chat(body)
+        try:
+            return await self.rendered(said.chat, "msg", light=body.light, effort=OWN_EFFORT)
+        except RequestError as error:
+            error.param = field_of_messages(error, said)
+            raise
+
+
+class _RenderTextsCall(Call[RenderCompletionRequest]):
+    """Renders plain texts."""
+
+    async def start(self, body: RenderCompletionRequest) -> ASGIApp:
+        """Let the runner read each text, a few at a time."""
+        runner = await self.runner(body.model)
+        params = completion_params(body, runner.facts)
+        texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
+        form = asked_form(body)
+
+        async def one(named: tuple[str, Plain]) -> Rendered:
+            name, text = named
+            request = Asked(
+                **plain_fields(text),
+                adds_special=body.add_special_tokens is not False,
+                params=params,
+                constraint=form.constraint if form else None,
+                cache_salt=body.cache_salt or "",
+                priority=body.priority or 0,
+                id=answer_head("cmpl", body.model, runner).id,
+            )
+            try:
+                found = await runner.atokenize(request)
+            except RequestError as error:
+                blame(error, name)
+                raise
+            return rendered(body, request, found, runner.facts)
+
+        named = zip(plain_names(texts, "prompt"), texts, strict=True)
+        made = await together(one, named, runner.facts.bounds.num_workers)
+        return await _answer(made, self.headers)
+
+
+async def _answer(made: Rendered | list[Rendered], headers: dict[str, str]) -> ASGIApp:
+    """Return the response; in a thread, since there can be many tokens."""
+    content = await asyncio.to_thread(msgspec.json.encode, made)
+    return ASGIResponse(body=content, headers=headers)

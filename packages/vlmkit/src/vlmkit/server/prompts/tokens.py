@@ -1,0 +1,124 @@
+"""``POST /tokenize`` and ``POST /detokenize``: what a prompt comes to, without an answer."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp
+
+from vlmkit.ask.prompt_tokens import PromptTokens
+from vlmkit.ask.request import Request as Asked
+from vlmkit.errors import RequestError
+from vlmkit.seams.runner import Runner, RunnerFacts
+from vlmkit.server.chat.call import Call, MessagesCall
+from vlmkit.server.chat.convert import Converter, field_of_chat
+from vlmkit.server.chat.wire import ChatMessage, ChatRequest
+from vlmkit.server.fields.plain import blame, check_plain_size
+from vlmkit.server.http.operation import Operation
+from vlmkit.server.prompts.wire_tokens import (
+    DETOKENIZE,
+    TOKENIZE,
+    Detokenized,
+    DetokenizeRequest,
+    TokenizeRequest,
+    Tokens,
+)
+from vlmkit.server.work.service import Service
+
+_OF_MESSAGES = sorted(
+    {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {"model", "messages"}
+)
+"""The fields that a chat has, too, and that say how messages are written."""
+
+
+class TokensController(Controller):
+    """Counts and reads tokens."""
+
+    @post("/tokenize", status_code=200, operation=Operation(Tokens, TokenizeRequest))
+    async def tokenize(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return the tokens of a text or a conversation."""
+        return _TokenizeCall(request, service, TOKENIZE, converter)
+
+    @post("/detokenize", status_code=200, operation=Operation(Detokenized, DetokenizeRequest))
+    async def detokenize(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> ASGIApp:
+        """Return the text of tokens."""
+        return _DetokenizeCall(request, service, DETOKENIZE)
+
+
+class _TokenizeCall(MessagesCall[TokenizeRequest]):
+    """Tells what one prompt comes to."""
+
+    async def start(self, body: TokenizeRequest) -> ASGIApp:
+        """Let the runner read the prompt."""
+        name = self.service.name(body.model)
+        runner = await self.runner(name)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("send either prompt or messages", param="prompt")
+        if body.messages is None:
+            found = await runner.atokenize(self._text(body, runner.facts))
+        else:
+            found = await self._conversation(_chat(body, name, body.messages), runner)
+        content = await asyncio.to_thread(_told, found, runner, wants_texts=body.return_token_strs)
+        return ASGIResponse(body=content, headers=self.headers)
+
+    def _text(self, body: TokenizeRequest, facts: RunnerFacts) -> Asked:
+        """Return the request for a text, which no chat template writes."""
+        if given := [field for field in _OF_MESSAGES if getattr(body, field) not in (None, [], {})]:
+            raise RequestError(f"{given[0]} is for messages, not for a text", param=given[0])
+        text = body.prompt or ""
+        check_plain_size([text], self.service.settings.max_text_chars, facts)
+        return Asked(text=text, adds_special=body.add_special_tokens is not False)
+
+    async def _conversation(self, chat: ChatRequest, runner: Runner) -> PromptTokens:
+        """Return what a chat's prompt comes to."""
+        try:
+            request, _ = await self.asked(chat, runner.facts, "")
+            return await runner.atokenize(request)
+        except RequestError as error:
+            error.param = field_of_chat(error, chat)
+            raise
+
+
+class _DetokenizeCall(Call[DetokenizeRequest]):
+    """Tells what some tokens say."""
+
+    async def start(self, body: DetokenizeRequest) -> ASGIApp:
+        """Let the runner read the tokens, in a thread: they can be many."""
+        runner = await self.runner(body.model)
+        try:
+            check_plain_size([body.tokens], self.service.settings.max_text_chars, runner.facts)
+        except RequestError as error:
+            blame(error, "tokens")
+            raise
+        if max(body.tokens, default=0) >= runner.facts.limits.vocab_size:
+            raise RequestError("tokens has one that is not in the vocabulary", param="tokens")
+        said = Detokenized(await asyncio.to_thread(runner.detokenize, body.tokens))
+        return ASGIResponse(body=msgspec.json.encode(said), headers=self.headers)
+
+
+def _chat(body: TokenizeRequest, model: str, messages: list[ChatMessage]) -> ChatRequest:
+    """Return the body of the chat whose prompt is meant."""
+    if body.add_special_tokens:
+        raise RequestError(
+            "the chat template alone says what is put around messages",
+            param="add_special_tokens",
+            code="unsupported_parameter",
+        )
+    fields = {field: getattr(body, field) for field in _OF_MESSAGES}
+    return ChatRequest(model=model, messages=messages, **fields)
+
+
+def _told(found: PromptTokens, runner: Runner, *, wants_texts: bool | None) -> bytes:
+    ids, most = found.token_ids, runner.facts.limits.max_sequence_tokens
+    texts = [runner.token_bytes(i).decode(errors="replace") for i in ids] if wants_texts else None
+    return msgspec.json.encode(Tokens(len(ids), most, ids, texts, found.image_tokens))

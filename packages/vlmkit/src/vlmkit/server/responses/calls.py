@@ -1,0 +1,313 @@
+"""How bodies of the Responses API are answered: at once, as a stream, or in the background.
+
+A body is translated into one of the chat API; what comes of that is told in items and events.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp, Receive, Scope, Send
+from msgspec.structs import replace
+
+from vlmkit.ask.completion import Completion
+from vlmkit.ask.request import Request as Asked
+from vlmkit.errors import PromptTooLong, RequestError, VlmkitError
+from vlmkit.seams.runner import AnswerStream, Runner
+from vlmkit.server.chat.answer import logprobs_of
+from vlmkit.server.chat.call import MessagesCall
+from vlmkit.server.chat.convert import Converter
+from vlmkit.server.fields.body import BodyReader
+from vlmkit.server.http.errors import Unavailable, fault_of
+from vlmkit.server.responses.answer import ResponseBodies, ResponseHead, output_of, response_head
+from vlmkit.server.responses.events import ResponseEvents
+from vlmkit.server.responses.items import KeptItem, OutputItem, kept_input, kept_output, new_id
+from vlmkit.server.responses.store import ResponseStore, Turn, owner_of
+from vlmkit.server.responses.turns import EARLIER, Body, as_chat, resolve
+from vlmkit.server.responses.wire import (
+    INPUT_TOKENS,
+    RESPONSES,
+    InputTokens,
+    InputTokensRequest,
+    ResponsesRequest,
+)
+from vlmkit.server.work.detached import Detached
+from vlmkit.server.work.service import Service
+from vlmkit.server.work.streaming import EventStream
+from vlmkit.server.work.whole import WholeAnswer
+
+EFFORT = "reasoning.effort"
+DETAIL = "input.content.detail"
+
+B = TypeVar("B", bound=msgspec.Struct)
+T = TypeVar("T")
+
+
+class _Done(NamedTuple, Generic[T]):
+    """What came of a body.
+
+    Attributes:
+        result: what the runner returned.
+        request: what it was asked.
+        before: the turn that is answered upon, if there is one.
+        images_s: how long fetching and checking the images took.
+    """
+
+    result: T
+    request: Asked
+    before: Turn | None
+    images_s: float
+
+
+class _ConversationCall(MessagesCall[B]):
+    """A call whose body may build upon what is stored.
+
+    Args:
+        request: what was sent.
+        service: the models, and whether work is taken.
+        reader: reads the body.
+        converter: makes what a runner takes of messages.
+        store: responses that may be referred to.
+    """
+
+    def __init__(
+        self,
+        request: Request[Any, Any, Any],
+        service: Service,
+        reader: BodyReader[B],
+        converter: Converter,
+        store: ResponseStore,
+    ) -> None:
+        super().__init__(request, service, reader, converter)
+        self.store = store
+        self.owner = owner_of(request)
+
+    async def ask(
+        self,
+        body: Body,
+        runner: Runner,
+        request_id: str,
+        work: Callable[[Asked], Awaitable[T]],
+    ) -> _Done[T]:
+        """Let a runner work on a body and all that it builds upon.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        before = None
+        if body.previous_response_id is not None:
+            before = self.store.turn(body.previous_response_id, self.owner)
+        most = self.service.settings.max_body_bytes
+        num_bytes = before.num_whole_bytes if before else 0
+
+        def find(item_id: str) -> KeptItem:
+            nonlocal num_bytes
+            item = self.store.item(item_id, self.owner)
+            num_bytes += len(item.content)
+            _check_size(num_bytes, most, runner)
+            return item
+
+        _check_size(num_bytes, most, runner)
+        resolve(body, find)
+        with self.service.reserved(num_bytes):
+            said = as_chat(body, before.items() if before else ())
+            try:
+                asked, images_s = await self.asked(
+                    said.chat, runner.facts, request_id, effort=EFFORT, detail=DETAIL
+                )
+                result = await work(asked)
+            except RequestError as error:
+                error.param = said.field_of(error)
+                raise
+        return _Done(result, asked, before, images_s)
+
+
+class CountCall(_ConversationCall[InputTokensRequest]):
+    """Counts one conversation."""
+
+    def __init__(
+        self,
+        request: Request[Any, Any, Any],
+        service: Service,
+        converter: Converter,
+        store: ResponseStore,
+    ) -> None:
+        super().__init__(request, service, INPUT_TOKENS, converter, store)
+
+    async def start(self, body: InputTokensRequest) -> ASGIApp:
+        """Let the runner read the prompt that the conversation would be."""
+        runner = await self.runner(body.model)
+        found = (await self.ask(body, runner, "", runner.atokenize)).result
+        content = msgspec.json.encode(InputTokens(len(found.token_ids)))
+        return ASGIResponse(body=content, headers=self.headers)
+
+
+class CreateCall(_ConversationCall[ResponsesRequest]):
+    """Answers one conversation."""
+
+    def __init__(
+        self,
+        request: Request[Any, Any, Any],
+        service: Service,
+        converter: Converter,
+        store: ResponseStore,
+        detached: Detached,
+    ) -> None:
+        super().__init__(request, service, RESPONSES, converter, store)
+        self._detached = detached
+
+    async def start(self, body: ResponsesRequest) -> ASGIApp:
+        """Submit the request; its answer is streamed, waited for, or looked for later."""
+        runner = await self.runner(body.model)
+        is_kept = self._is_kept(body)
+        response_id = new_id("resp")
+        done = await self.ask(body, runner, response_id, runner.asubmit)
+        stream, params = done.result, done.request.params or runner.facts.defaults
+        logprobs = logprobs_of(runner, params) if params.logprobs else None
+        head = response_head(body, params, response_id, is_kept=is_kept)
+        answer = _Answer(ResponseBodies(head), None)
+        if is_kept:
+            answer = self._begun(
+                head, Turn(self.owner, kept_input(body.input), done.before), stream
+            )
+
+        def whole(completion: Completion) -> bytes:
+            output = output_of(completion, logprobs, runner.token_bytes)
+            return answer.end(output, completion)
+
+        if body.background:
+            lease = self.hand_on()
+            try:
+                self._detached.start(self._go_on(stream, whole, answer, lease))
+            except VlmkitError:  # the server is full
+                await lease.aclose()
+                answer.abandon()
+                raise
+            return ASGIResponse(body=answer.bodies.begun(), headers=self.headers)
+        if body.stream:
+            events = ResponseEvents(
+                answer.bodies,
+                logprobs=logprobs,
+                num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
+                keep=answer.keep,
+            )
+            app: ASGIApp = EventStream(stream, events, self.service, self.headers)
+        else:
+            app = WholeAnswer(stream, whole, self.service, self.headers, done.images_s)
+        return _ending(app, answer.abandon)
+
+    def _is_kept(self, body: ResponsesRequest) -> bool:
+        """Tell whether the response is to be stored.
+
+        Raises:
+            RequestError: it must be, and cannot.
+        """
+        if body.background and body.stream:
+            raise RequestError("background and stream exclude each other", param="background")
+        if body.background and body.store is False:
+            raise RequestError("background needs store, to be looked for later", param="background")
+        if self.store.is_off and (body.store or body.background):
+            raise RequestError(
+                "this server stores no responses",
+                param="store" if body.store else "background",
+                code="unsupported_value",
+            )
+        return body.store is not False and not self.store.is_off
+
+    def _begun(self, head: ResponseHead, turn: Turn, stream: AnswerStream) -> "_Answer":
+        """Store the begin of an answer, if there is room for what was said."""
+        bodies = ResponseBodies(head)
+
+        def stop() -> bytes:
+            stream.abort()
+            return bodies.cancelled()
+
+        stopping = stop if head.background else None
+        if self.store.begin(head.id, bodies.begun(), turn, stopping):
+            return _Answer(bodies, self.store)
+        if head.background:
+            stream.abort()
+            raise RequestError(
+                "there is no room to store a response of this size", param="background"
+            )
+        return _Answer(ResponseBodies(replace(head, store=False)), None)
+
+    async def _go_on(
+        self,
+        stream: AnswerStream,
+        whole: Callable[[Completion], bytes],
+        answer: "_Answer",
+        lease: AsyncExitStack,
+    ) -> None:
+        """Wait for an answer that nobody waits for."""
+        try:
+            async with lease:
+                completion = await self.service.attend(stream.aresult(), _never)
+                if completion.choices[0].finish_reason == "abort":
+                    raise Unavailable("the answer was cut off", code="aborted")
+                await asyncio.to_thread(whole, completion)
+        except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
+            fault = fault_of(error, self._request.scope)
+            answer.keep(answer.bodies.failed(fault.message, ()), ())
+
+
+class _Answer:
+    """One response on its way.
+
+    Args:
+        bodies: encodes it.
+        store: where it is stored, if it is.
+    """
+
+    def __init__(self, bodies: ResponseBodies, store: ResponseStore | None) -> None:
+        self.bodies = bodies
+        self._store = store
+
+    def end(self, output: Sequence[OutputItem], completion: Completion) -> bytes:
+        """Return the body of a whole answer, and store it."""
+        (choice,) = completion.choices
+        body = self.bodies.ended(choice.finish_reason, output, completion.usage)
+        self.keep(body, output)
+        return body
+
+    def keep(self, body: bytes, output: Sequence[OutputItem]) -> None:
+        """Store what it has become."""
+        if self._store is not None:
+            self._store.finish(self.bodies.id, body, kept_output(output))
+
+    def abandon(self) -> None:
+        """Forget it, unless it is over."""
+        if self._store is not None:
+            self._store.abandon(self.bodies.id)
+
+
+def _check_size(num_bytes: int, most: int, runner: Runner) -> None:
+    """Refuse to build upon more than could be sent."""
+    if num_bytes > most:
+        raise PromptTooLong(
+            runner.facts.limits.max_sequence_tokens,
+            f"what is stored of the conversation is over {most} bytes",
+            param=EARLIER,
+        )
+
+
+def _ending(app: ASGIApp, end: Callable[[], None]) -> ASGIApp:
+    """Return a response that ends with some work, whatever comes of it."""
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        finally:
+            end()
+
+    return respond
+
+
+async def _never() -> NoReturn:
+    """Wait for a client that is not there."""
+    await asyncio.Event().wait()
+    raise AssertionError

@@ -1,0 +1,211 @@
+"""Server-sent events of one answer of the Responses API.
+
+An item is told from its beginning to its end before the next one begins. What is the same in the
+events of one item is encoded once, so that a token costs microseconds.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from litestar.types import Scope
+
+from vlmkit.ask.completion import Chunk, FinishReason, Usage
+from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.ask.sample import Sample
+from vlmkit.server.chat.answer import LogprobsOf, TokenLogprob
+from vlmkit.server.http.errors import fault_of
+from vlmkit.server.responses.answer import ResponseBodies, response_status
+from vlmkit.server.responses.items import (
+    CallItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    SaidText,
+    Status,
+    ThoughtText,
+    new_id,
+)
+
+Keep = Callable[[bytes, Sequence[OutputItem]], None]
+
+_encode = msgspec.json.encode
+_TEXT, _REASONING = -1, -2  # items by what they are of; a call's is its index
+
+
+class ResponseEvents:
+    """Encodes one answer.
+
+    Args:
+        bodies: encodes the response as a whole.
+        logprobs: puts samples into shape; None where the client asked for none.
+        num_reasoning_tokens: tells how many tokens of the answer were reasoning so far.
+        keep: is told the last body and its items.
+    """
+
+    ping = b": ping\n\n"
+
+    def __init__(
+        self,
+        bodies: ResponseBodies,
+        *,
+        logprobs: LogprobsOf | None,
+        num_reasoning_tokens: Callable[[], int],
+        keep: Keep,
+    ) -> None:
+        self._bodies = bodies
+        self._logprobs = logprobs
+        self._num_reasoning_tokens = num_reasoning_tokens
+        self._keep = keep
+        self._num_events = 0
+        self._output: list[OutputItem] = []
+        self._open: int | None = None
+        self._pieces: list[str] = []  # of the open item
+        self._tokens: list[TokenLogprob] = []
+        self._waiting: list[Sample] = []  # of text that was not told yet
+        self._num_samples = 0
+        self._delta_start = self._delta_end = b""
+        self._finish_reason: FinishReason | None = None
+
+    def opening(self) -> bytes:
+        """Return the first events: a response without output."""
+        begun = self._bodies.begun()
+        return self._whole("response.created", begun) + self._whole("response.in_progress", begun)
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        """Return the events of some chunks; empty while their text is held back."""
+        events: list[bytes] = []
+        for chunk in chunks:
+            if self._logprobs is not None:
+                self._wait(chunk.samples)
+            events += [self._delta(delta) for delta in chunk.deltas]
+            if chunk.finish_reason is not None:
+                self._finish_reason = chunk.finish_reason
+        return b"".join(events)
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last events: the end of the last item, and the whole response."""
+        status = response_status(self._finish_reason)
+        begun = b"" if self._output else self._begin(_TEXT, TextDelta(""))
+        ended = begun + self._end(status)
+        body = self._bodies.ended(self._finish_reason, self._output, usage)
+        self._keep(body, self._output)
+        return ended + self._whole(f"response.{status}", body)
+
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the events that end an answer which failed."""
+        ended = self._end("incomplete")
+        body = self._bodies.failed(fault_of(error, scope).message, self._output)
+        return ended + self._whole("response.failed", body)
+
+    def _delta(self, delta: Delta) -> bytes:
+        """Return the event of more of an item, which may have to begin."""
+        if isinstance(delta, ToolCallDelta):
+            key, more = delta.index, delta.arguments
+        else:
+            key, more = (_TEXT if isinstance(delta, TextDelta) else _REASONING), delta.text
+        begun = b""
+        if key != self._open:
+            begun = self._end("completed") + self._begin(key, delta)
+        if not more:
+            return begun
+        self._pieces.append(more)
+        told = self._told() if key == _TEXT else b""
+        return b"".join(
+            (begun, self._delta_start, _encode(more), told, self._delta_end, self._number())
+        )
+
+    def _begin(self, key: int, delta: Delta) -> bytes:
+        """Return the events that begin an item."""
+        self._open = key
+        item: OutputItem
+        if isinstance(delta, ToolCallDelta):
+            self._waiting.clear()
+            item = CallItem(new_id("fc"), delta.id, delta.name)
+            kind = "response.function_call_arguments.delta"
+        elif isinstance(delta, ReasoningDelta):
+            item, kind = ReasoningItem(new_id("rs")), "response.reasoning_text.delta"
+        else:
+            item, kind = MessageItem(new_id("msg")), "response.output_text.delta"
+        self._output.append(item)
+        begun = self._event("response.output_item.added", output_index=self._index, item=item)
+        if isinstance(item, CallItem):
+            place = self._place()
+        else:
+            place = self._place(content_index=0)
+            part = SaidText() if isinstance(item, MessageItem) else ThoughtText()
+            begun += self._event("response.content_part.added", **place, part=part)
+        start = _encode({"type": kind} | place)[:-1] + b',"delta":'
+        self._delta_start = b"event: %b\ndata: %b" % (kind.encode(), start)
+        has_none = key == _TEXT and self._logprobs is None
+        self._delta_end = (b',"logprobs":[]' if has_none else b"") + b',"sequence_number":'
+        return begun
+
+    def _end(self, status: Status) -> bytes:
+        """Return the events that end the open item, if one is open."""
+        if self._open is None:
+            return b""
+        self._open = None
+        item, text = self._output[-1], "".join(self._pieces)
+        item.status = status
+        self._pieces = []
+        if isinstance(item, CallItem):
+            item.arguments = text
+            said = {"name": item.name, "arguments": text}
+            kind = "response.function_call_arguments.done"
+            events = self._event(kind, **self._place(), **said)
+        else:
+            events = self._end_part(item, text)
+        return events + self._event(
+            "response.output_item.done", output_index=self._index, item=item
+        )
+
+    def _end_part(self, item: MessageItem | ReasoningItem, text: str) -> bytes:
+        place = self._place(content_index=0)
+        part: SaidText | ThoughtText
+        if isinstance(item, MessageItem):
+            part = SaidText(text, logprobs=self._tokens)
+            item.content, self._tokens = (part,), []
+            said = {"text": text, "logprobs": part.logprobs}
+            done = self._event("response.output_text.done", **place, **said)
+        else:
+            part = ThoughtText(text)
+            item.content = (part,)
+            done = self._event("response.reasoning_text.done", **place, text=text)
+        return done + self._event("response.content_part.done", **place, part=part)
+
+    def _wait(self, samples: Sequence[Sample]) -> None:
+        """Hold samples, but for those of reasoning, which come first, until their text is told."""
+        num_thought = self._num_reasoning_tokens() - self._num_samples
+        self._num_samples += len(samples)
+        self._waiting += samples[max(0, num_thought) :]
+
+    def _told(self) -> bytes:
+        """Return the field with the log-probabilities of text that is told now, if asked for."""
+        if self._logprobs is None:
+            return b""
+        tokens = self._logprobs(self._waiting).content
+        self._waiting.clear()
+        self._tokens += tokens
+        return b',"logprobs":' + _encode(tokens)
+
+    @property
+    def _index(self) -> int:
+        """Of the newest item."""
+        return len(self._output) - 1
+
+    def _place(self, **more: int) -> dict[str, Any]:
+        return {"item_id": self._output[-1].id, "output_index": self._index} | more
+
+    def _whole(self, kind: str, body: bytes) -> bytes:
+        """Return an event that holds the whole response."""
+        return self._event(kind, response=msgspec.Raw(body))
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        start = _encode({"type": kind} | fields)[:-1] + b',"sequence_number":'
+        return b"event: %b\ndata: %b%b" % (kind.encode(), start, self._number())
+
+    def _number(self) -> bytes:
+        """Return the end of an event, which numbers it."""
+        self._num_events += 1
+        return b"%d}\n\n" % (self._num_events - 1)

@@ -1,0 +1,126 @@
+"""``/v1/responses``: OpenAI's Responses API, and what is stored of it.
+
+How a body is answered is in response_calls.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import Controller, Request, Response, post, route
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod, MediaType
+from litestar.params import FromPath
+from litestar.types import ASGIApp
+
+from vlmkit.errors import RequestError
+from vlmkit.server.chat.convert import Converter
+from vlmkit.server.http.methods import READ
+from vlmkit.server.http.operation import Operation
+from vlmkit.server.responses.answer import ResponseBody
+from vlmkit.server.responses.calls import CountCall, CreateCall
+from vlmkit.server.responses.pages import ItemsPage, ItemsQuery, listed
+from vlmkit.server.responses.store import ResponseStore, owner_of
+from vlmkit.server.responses.wire import InputTokens, InputTokensRequest, ResponsesRequest
+from vlmkit.server.work.detached import Detached
+from vlmkit.server.work.service import Service
+
+
+class DeletedResponse(msgspec.Struct):
+    """What a client learns that had a response deleted."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ResponsesController(Controller):
+    """The Responses API."""
+
+    path = "/v1/responses"
+
+    @post(
+        status_code=200,
+        operation=Operation(ResponseBody, ResponsesRequest, "response event", has_timing=True),
+    )
+    async def create(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+        responses: NamedDependency[ResponseStore],
+        detached: NamedDependency[Detached],
+    ) -> ASGIApp:
+        """Answer a conversation."""
+        return CreateCall(request, service, converter, responses, detached)
+
+    @post(
+        "/input_tokens",
+        status_code=200,
+        operation=Operation(InputTokens, InputTokensRequest),
+    )
+    async def count(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+        responses: NamedDependency[ResponseStore],
+    ) -> ASGIApp:
+        """Return how many tokens a conversation has."""
+        return CountCall(request, service, converter, responses)
+
+    # One handler: of several, the framework's answer to OPTIONS would tell the methods of the last.
+    @route(
+        "/{response_id:str}",
+        http_method=(*READ, HttpMethod.DELETE),
+        status_code=200,
+        operation=Operation(ResponseBody, deleted=DeletedResponse),
+    )
+    async def stored(
+        self,
+        request: Request[Any, Any, Any],
+        responses: NamedDependency[ResponseStore],
+        response_id: FromPath[str],
+    ) -> Response[bytes]:
+        """Return a response, or forget it; one that is answered in the background then ends."""
+        owner = owner_of(request)
+        if request.method == HttpMethod.DELETE:
+            responses.delete(response_id, owner)
+            return _json(msgspec.json.encode(DeletedResponse(response_id)))
+        if request.query_params.get("stream", "false").lower() != "false":
+            raise RequestError(
+                "stream is not supported: what is stored is not streamed again",
+                param="stream",
+                code="unsupported_parameter",
+            )
+        return _json(responses.find(response_id, owner).body)
+
+    @route(
+        "/{response_id:str}/input_items",
+        http_method=READ,
+        operation=Operation(ItemsPage, query=ItemsQuery),
+    )
+    async def items(
+        self,
+        request: Request[Any, Any, Any],
+        responses: NamedDependency[ResponseStore],
+        response_id: FromPath[str],
+    ) -> Response[bytes]:
+        """List what a stored response answers: all of the conversation before it."""
+        turn = responses.find(response_id, owner_of(request)).turn
+        before = turn.before.items() if turn.before else []
+        query = dict(request.query_params.multi_items())
+        return _json(listed([*before, *turn.said], query))
+
+    @post("/{response_id:str}/cancel", status_code=200, operation=Operation(ResponseBody))
+    async def cancel(
+        self,
+        request: Request[Any, Any, Any],
+        responses: NamedDependency[ResponseStore],
+        response_id: FromPath[str],
+    ) -> Response[bytes]:
+        """Stop an answer in the background; one that is over stays as it is."""
+        return _json(responses.cancel(response_id, owner_of(request)))
+
+
+def _json(body: bytes) -> Response[bytes]:
+    return Response(body, media_type=MediaType.JSON)

@@ -1,0 +1,269 @@
+"""Responses that are kept for later: bounded in number and bytes, forgotten by least recent use.
+
+They live as long as the process, and are found only with the credentials that they were made with.
+What several of them share, the turns before, is held and counted once.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from litestar import Request
+
+from vlmkit.errors import RequestError
+from vlmkit.server.http.errors import NotStored
+from vlmkit.server.responses.items import KeptItem
+from vlmkit.settings.server import ResponsesSettings
+
+ITEM_BYTES = 256  # what an item takes besides its text
+
+
+def owner_of(request: Request[Any, Any, Any]) -> bytes:
+    """Return whose a response is that a request makes or looks for: a digest of its credentials."""
+    return hashlib.sha256(request.headers.get("authorization", "").encode()).digest()
+
+
+class Turn:
+    """What was said, what was answered, and the turn before.
+
+    Args:
+        owner: whose it is.
+        said: what the client said.
+        before: what that followed; its answer is over.
+    """
+
+    def __init__(self, owner: bytes, said: Sequence[KeptItem], before: "Turn | None") -> None:
+        self.owner = owner
+        self.before = before
+        self.said = said
+        self.answered: Sequence[KeptItem] = ()
+        self.num_uses = 0  # by a stored response, and by turns that follow
+        self.num_bytes = _num_bytes(said)  # its own
+        self._num_bytes_before = before.num_whole_bytes if before else 0
+
+    def items(self) -> list[KeptItem]:
+        """Return everything from the beginning of the conversation to the end of this turn."""
+        turns = [self]
+        while (before := turns[-1].before) is not None:
+            turns.append(before)
+        return [item for turn in reversed(turns) for item in (*turn.said, *turn.answered)]
+
+    @property
+    def num_whole_bytes(self) -> int:
+        """The bytes of everything from the beginning of the conversation."""
+        return self._num_bytes_before + self.num_bytes
+
+
+class StoredResponse(NamedTuple):
+    """A response, as far as it is there.
+
+    Attributes:
+        body: what GET answers.
+        turn: its items.
+        is_over: whether no more of it will come.
+        is_in_background: whether it is answered without its client.
+        stop: until it is over, stops an answer in the background and returns the body that it has
+            then.
+    """
+
+    body: bytes
+    turn: Turn
+    is_over: bool
+    is_in_background: bool
+    stop: Callable[[], bytes] | None = None
+
+
+class ResponseStore:
+    """Keeps responses. May be used from any thread.
+
+    Args:
+        settings: bounds.
+    """
+
+    def __init__(self, settings: ResponsesSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._answered: dict[str, tuple[Turn, KeptItem]] = {}
+        self._num_bytes = 0
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is kept at all."""
+        return self._settings.max_stored == 0
+
+    def begin(
+        self,
+        response_id: str,
+        body: bytes,
+        turn: Turn,
+        stop: Callable[[], bytes] | None = None,
+    ) -> bool:
+        """Keep a response that is being answered; tell whether there is room for it.
+
+        Args:
+            response_id: what it is called.
+            body: what GET answers until it is over.
+            turn: what was said.
+            stop: stops an answer in the background; is called when nobody can read it any more.
+        """
+        begun = StoredResponse(
+            body, turn, is_over=False, is_in_background=stop is not None, stop=stop
+        )
+        if self._is_too_large(begun):
+            return False
+        with self._lock:
+            self._responses[response_id] = begun
+            self._num_bytes += len(body)
+            self._use(turn)
+            self._trim()
+            return response_id in self._responses
+
+    def finish(self, response_id: str, body: bytes, answered: Sequence[KeptItem]) -> None:
+        """Keep what became of an answer, unless it was cancelled or forgotten meanwhile."""
+        with self._lock:
+            begun = self._responses.get(response_id)
+            if begun is None or begun.is_over:
+                return
+            num_answered_bytes = _num_bytes(answered)
+            begun.turn.num_bytes += num_answered_bytes
+            begun.turn.answered = answered
+            self._answered |= _by_id(begun.turn)
+            self._num_bytes += num_answered_bytes + len(body) - len(begun.body)
+            over = self._responses[response_id] = begun._replace(body=body, is_over=True, stop=None)
+            self._responses.move_to_end(response_id)
+            if self._is_too_large(over):  # it alone is forgotten, and not all others before it
+                self._forget(response_id)
+            self._trim()
+
+    def abandon(self, response_id: str) -> None:
+        """Forget a response that nobody waits for any more; harmless when it is over."""
+        with self._lock:
+            found = self._responses.get(response_id)
+            if found is not None and not found.is_over:
+                self._forget(response_id)
+
+    def find(self, response_id: str, owner: bytes) -> StoredResponse:
+        """Return a response, which counts as a use of it.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        with self._lock:
+            found = self._responses.get(response_id)
+            if found is None or found.turn.owner != owner:
+                raise NotStored("no response of this id is stored here", param="id")
+            self._responses.move_to_end(response_id)
+            return found
+
+    def turn(self, response_id: str, owner: bytes) -> Turn:
+        """Return the turn that another one is to follow.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+            RequestError: it was not answered, or not yet.
+        """
+        try:
+            found = self.find(response_id, owner)
+        except NotStored:
+            raise NotStored(
+                "the previous response is not stored here",
+                param="previous_response_id",
+                code="previous_response_not_found",
+                hint="it was not stored, was deleted or forgotten; send the whole conversation",
+            ) from None
+        if not found.turn.answered:
+            raise RequestError("the previous response has no answer", param="previous_response_id")
+        return found.turn
+
+    def item(self, item_id: str, owner: bytes) -> KeptItem:
+        """Return an item of an answer.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        with self._lock:
+            turn, item = self._answered.get(item_id, (None, None))
+            if turn is None or item is None or turn.owner != owner:
+                raise NotStored("no item of this id is stored here", code="item_not_found")
+            return item
+
+    def cancel(self, response_id: str, owner: bytes) -> bytes:
+        """Stop an answer in the background, and return the body of its response.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+            RequestError: it is not in the background.
+        """
+        found = self.find(response_id, owner)
+        if not found.is_in_background:
+            raise RequestError("only a response in the background can be cancelled", param="id")
+        if found.stop is not None:
+            self.finish(response_id, found.stop(), ())
+        return self.find(response_id, owner).body
+
+    def delete(self, response_id: str, owner: bytes) -> None:
+        """Forget a response; turns that follow keep what they need of it.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        self.find(response_id, owner)
+        with self._lock:
+            if response_id in self._responses:
+                self._forget(response_id)
+
+    def _is_too_large(self, response: StoredResponse) -> bool:
+        """Tell whether a response would not fit if it were the only one."""
+        num_bytes = len(response.body) + response.turn.num_whole_bytes
+        return num_bytes > self._settings.max_stored_bytes
+
+    # With the lock held.
+
+    def _trim(self) -> None:
+        """Forget what there is no room for."""
+        while (
+            len(self._responses) > self._settings.max_stored
+            or self._num_bytes > self._settings.max_stored_bytes
+        ):
+            self._forget(next(iter(self._responses)))
+
+    def _forget(self, response_id: str) -> None:
+        """Remove a response, which ends where nobody else reads it."""
+        response = self._remove(response_id)
+        if response.stop is not None:
+            response.stop()
+
+    def _remove(self, response_id: str) -> StoredResponse:
+        response = self._responses.pop(response_id)
+        self._num_bytes -= len(response.body)
+        turn: Turn | None = response.turn
+        while turn is not None:
+            turn.num_uses -= 1
+            if turn.num_uses:
+                break
+            self._num_bytes -= turn.num_bytes
+            for item in turn.answered:
+                del self._answered[item.id]
+            turn = turn.before
+        return response
+
+    def _use(self, used: Turn) -> None:
+        turn: Turn | None = used
+        while turn is not None:
+            turn.num_uses += 1
+            if turn.num_uses > 1:
+                return
+            self._num_bytes += turn.num_bytes
+            self._answered |= _by_id(turn)
+            turn = turn.before
+
+
+def _by_id(turn: Turn) -> dict[str, tuple[Turn, KeptItem]]:
+    return {item.id: (turn, item) for item in turn.answered}
+
+
+def _num_bytes(items: Sequence[KeptItem]) -> int:
+    return sum(len(item.content) + len(item.id) + ITEM_BYTES for item in items)

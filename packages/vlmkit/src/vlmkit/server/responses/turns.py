@@ -1,0 +1,303 @@
+"""From a body of the Responses API to one of the chat API, which says the same.
+
+What can be said, and how much of it, is checked where that of all chats is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from vlmkit.errors import RequestError
+from vlmkit.server.chat import wire
+from vlmkit.server.chat.convert import field_of_chat
+from vlmkit.server.fields import wire_tools
+from vlmkit.server.fields.forms import JsonSchemaForm, NamedSchema, ResponseFormat
+from vlmkit.server.fields.wire_sampling import AnswerFields
+from vlmkit.server.responses import wire as own
+from vlmkit.server.responses.items import KeptItem
+
+EARLIER = "previous_response_id"
+_SHARED = {*AnswerFields.__struct_fields__, "max_image_tokens", "mm_processor_kwargs"} - {
+    "max_tokens"  # is refused here
+}
+_PLACES = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+}
+_FIELDS = {
+    "message": ({"role", "content"}, set[str]()),
+    "function_call": ({"call_id", "name", "arguments"}, set[str]()),
+    "function_call_output": ({"call_id", "output"}, {"name"}),
+    "reasoning": (set[str](), {"content", "summary"}),
+    "item_reference": ({"id"}, set[str]()),
+}
+"""Fields that an item of each type must have, and others that it may have."""
+
+_OF_EVERY_ITEM = frozenset({"type", "id", "status"})
+_item = msgspec.json.Decoder(own.Item)
+
+Body = own.ResponsesRequest | own.InputTokensRequest
+
+
+class Conversed(NamedTuple):
+    """A body of the chat API.
+
+    Attributes:
+        chat: the body.
+        places: what errors are to call its fields that have another name in what was sent.
+    """
+
+    chat: wire.ChatRequest
+    places: dict[str, str]
+
+    def field_of(self, error: RequestError) -> str | None:
+        """Return which field of what was sent an error is about."""
+        field = field_of_chat(error, self.chat)
+        return self.places.get(field, field) if field else None
+
+
+def resolve(body: Body, find: Callable[[str], KeptItem]) -> None:
+    """Put items that were answered before into the places where a body refers to them.
+
+    Args:
+        body: what was sent.
+        find: returns an item by its id.
+
+    Raises:
+        RequestError: one is not stored.
+    """
+    found: dict[str, own.Item] = {}
+    items = body.input if isinstance(body.input, list) else []
+    for number, item in enumerate(items):
+        if item.id is None or _kind(f"input[{number}]", item) != "item_reference":
+            continue
+        if item.id not in found:
+            try:
+                found[item.id] = _item.decode(find(item.id).content)
+            except RequestError as error:
+                error.param = f"input[{number}].id"
+                raise
+        items[number] = found[item.id]
+
+
+def as_chat(body: Body, earlier: Sequence[KeptItem]) -> Conversed:
+    """Return what a body says as a body of the chat API.
+
+    Args:
+        body: what was sent, without references.
+        earlier: items of the conversation so far.
+
+    Raises:
+        RequestError: an item is wrong, or something is said in two ways.
+    """
+    conversation = _Conversation()
+    if body.instructions is not None:
+        conversation.messages.append(wire.SystemMessage(content=body.instructions))
+    for kept in earlier:
+        conversation.add(EARLIER, _item.decode(kept.content))
+    if isinstance(body.input, str):
+        conversation.messages.append(wire.UserMessage(content=body.input))
+    else:
+        if len(earlier) + len(body.input or ()) > own.MAX_ITEMS:
+            raise RequestError(f"the conversation has over {own.MAX_ITEMS} items", param="input")
+        for number, item in enumerate(body.input or ()):
+            conversation.add(f"input[{number}]", item)
+    conversation.end()
+    if not conversation.messages:
+        raise RequestError("input must say something", param="input")
+    places = dict(_PLACES)
+    fields = _fields(body, places)
+    chat = wire.ChatRequest(messages=conversation.messages, **fields)
+    return Conversed(chat, places | conversation.places)
+
+
+def _fields(body: Body, places: dict[str, str]) -> dict[str, Any]:
+    """Return all that a body says besides its conversation; note where it stands."""
+    fields = {name: getattr(body, name) for name in _SHARED & set(body.__struct_fields__)}
+    fields |= _tools(body)
+    if isinstance(body, own.ResponsesRequest):
+        fields["max_completion_tokens"] = body.max_output_tokens
+        fields["logprobs"] = own.LOGPROBS in (body.include or ())
+        fields["top_logprobs"] = body.top_logprobs
+        fields["stop"] = body.stop
+        fields["chat_template_kwargs"] = body.chat_template_kwargs
+    if body.reasoning:
+        fields["reasoning_effort"] = body.reasoning.effort
+    if body.text and body.text.format:
+        if fields.get("response_format") is not None:
+            raise RequestError(
+                "response_format and text.format exclude each other", param="response_format"
+            )
+        fields["response_format"] = _form(body.text.format)
+        places["response_format"] = "text.format"
+    return fields
+
+
+def _form(given: ResponseFormat | own.SchemaForm) -> ResponseFormat:
+    if not isinstance(given, own.SchemaForm):
+        return given
+    schema = NamedSchema(name=given.name, schema=given.schema)
+    return JsonSchemaForm(json_schema=schema)
+
+
+def _tools(body: Body) -> dict[str, Any]:
+    """Return the tools that may be called, and whether they must be."""
+    tools, choice = body.tools or [], body.tool_choice
+    said: str | wire_tools.ChosenTool | None
+    if isinstance(choice, own.AllowedTools):
+        allowed = {tool.name for tool in choice.tools}
+        if not allowed <= {tool.name for tool in tools}:
+            raise RequestError(
+                "tool_choice allows a tool that is not in tools", param="tool_choice"
+            )
+        tools, said = [tool for tool in tools if tool.name in allowed], choice.mode
+    elif isinstance(choice, own.ChosenFunction):
+        said = wire_tools.ChosenTool(function=wire_tools.ChosenFunction(name=choice.name))
+    else:
+        said = choice
+    return {
+        "tools": [_tool(tool) for tool in tools] or None,
+        "tool_choice": said,
+        "parallel_tool_calls": body.parallel_tool_calls,
+    }
+
+
+def _tool(tool: own.FunctionTool) -> wire_tools.Tool:
+    function = wire_tools.Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        strict=tool.strict,
+    )
+    return wire_tools.Tool(function=function)
+
+
+class _Conversation:
+    """Messages of the chat API, and where what is in them was sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[wire.ChatMessage] = []
+        self.places: dict[str, str] = {}
+        self._thoughts: list[tuple[wire.AssistantMessage, list[str]]] = []
+
+    def end(self) -> None:
+        """Put thoughts together: each is copied once, however many a message has."""
+        for message, thoughts in self._thoughts:
+            message.reasoning_content = "".join(thoughts)
+
+    def add(self, place: str, item: own.Item) -> None:
+        """Say an item; what the model thought, said and called in a row is one message."""
+        kind = _kind(place, item)
+        if kind == "function_call_output":
+            parts = self._parts(f"{place}.output", item.output or "", may_show=True)
+            self.messages.append(wire.ToolMessage(content=parts, tool_call_id=item.call_id or ""))
+        elif kind == "function_call":
+            self._call(place, item)
+        elif kind == "reasoning":
+            self._think(item)
+        else:
+            self._say(f"{place}.content", item)
+
+    def _say(self, place: str, item: own.Item) -> None:
+        parts = self._parts(place, item.content or "", may_show=item.role == "user")
+        if item.role == "user":
+            self.messages.append(wire.UserMessage(content=parts))
+            return
+        texts = [part for part in parts if isinstance(part, wire.TextPart)]
+        if item.role == "assistant":
+            message = self._assistant()
+            if isinstance(message.content, list):
+                message.content.extend(texts)
+            else:
+                message.content = texts
+        elif item.role == "developer":
+            self.messages.append(wire.DeveloperMessage(content=texts))
+        else:
+            self.messages.append(wire.SystemMessage(content=texts))
+
+    def _think(self, item: own.Item) -> None:
+        parts = [part for part in item.content or () if isinstance(part, own.ReasoningText)]
+        thought = "".join(part.text for part in parts or item.summary or ())
+        if not thought:
+            return
+        message = self._assistant()
+        if message.content or message.tool_calls:
+            message = wire.AssistantMessage()
+            self.messages.append(message)
+        if not self._thoughts or self._thoughts[-1][0] is not message:
+            self._thoughts.append((message, []))
+        self._thoughts[-1][1].append(thought)
+
+    def _call(self, place: str, item: own.Item) -> None:
+        message = self._assistant()
+        calls = message.tool_calls = message.tool_calls or []
+        here = f"{self._here(-1)}.tool_calls[{len(calls)}].function.arguments"
+        self.places[here] = place if place == EARLIER else f"{place}.arguments"
+        called = wire.CalledFunction(name=item.name or "", arguments=item.arguments or "")
+        calls.append(wire.ToolCall(id=item.call_id or "", function=called))
+
+    def _assistant(self) -> wire.AssistantMessage:
+        """Return the assistant's message that is going on, or a new one."""
+        last = self.messages[-1] if self.messages else None
+        if isinstance(last, wire.AssistantMessage):
+            return last
+        message = wire.AssistantMessage()
+        self.messages.append(message)
+        return message
+
+    def _parts(
+        self, place: str, content: str | Iterable[own.Part], *, may_show: bool
+    ) -> list[wire.TextPart | wire.ImagePart]:
+        """Return the parts of the next message."""
+        if isinstance(content, str):
+            return [wire.TextPart(text=content)]
+        parts: list[wire.TextPart | wire.ImagePart] = []
+        for index, part in enumerate(content):
+            here = EARLIER if place.startswith(EARLIER) else f"{place}[{index}]"
+            if isinstance(part, own.InputImage) and may_show:
+                url = f"{self._here(0)}.content[{len(parts)}].image_url.url"
+                self.places[url] = here if here == EARLIER else f"{here}.image_url"
+                shown = wire.ImageUrl(
+                    url=part.image_url,
+                    detail=part.detail,
+                    max_image_tokens=part.max_image_tokens,
+                )
+                parts.append(wire.ImagePart(image_url=shown))
+            elif isinstance(part, own.InputText | own.OutputText):
+                parts.append(wire.TextPart(text=part.text))
+            else:
+                raise RequestError(f"{here} does not belong into this item", param=here)
+        return parts or [wire.TextPart(text="")]
+
+    def _here(self, offset: int) -> str:
+        """The place of the next message, or of one before it."""
+        return f"messages[{len(self.messages) + offset}]"
+
+
+def _kind(place: str, item: own.Item) -> str:
+    """Return an item's type, which not all clients send.
+
+    Raises:
+        RequestError: it lacks a field of its type, or has one of another.
+    """
+    kind = item.type or ("item_reference" if item.id and item.role is None else "message")
+    needed, possible = _FIELDS[kind]
+    given = {name for name in item.__struct_fields__ if getattr(item, name) is not None}
+    if missing := needed - given:
+        name = min(missing)
+        raise RequestError(f"{place}.{name} is needed in an item of type {kind}", param=place)
+    if others := given - needed - possible - _OF_EVERY_ITEM:
+        name = f"{place}.{min(others)}"
+        raise RequestError(f"{name} does not belong into an item of type {kind}", param=name)
+    if kind == "reasoning" and not _is_thought(item):
+        where = f"{place}.content"
+        raise RequestError(f"{where} must hold parts of type reasoning_text", param=where)
+    return kind
+
+
+def _is_thought(item: own.Item) -> bool:
+    parts = item.content or ()
+    return not isinstance(parts, str) and all(isinstance(p, own.ReasoningText) for p in parts)

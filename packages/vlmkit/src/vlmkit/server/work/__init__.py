@@ -1,0 +1,1 @@
+"""The requests under way: their places, their ends, and how answers are sent."""

@@ -1,0 +1,75 @@
+"""What every request passes first: is it meant for this host, and what is it called.
+
+Wraps the whole application, so that paths which do not exist pass it as well.
+"""
+
+import ipaddress
+import re
+import secrets
+
+from litestar.datastructures import MutableScopeHeaders
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from vlmkit.server.http.errors import HostRefused, error_response
+from vlmkit.server.work.service import Service
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:-]{1,128}")
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Gate:
+    """Counts requests, names them and refuses those for other hosts.
+
+    A server on the loopback interface answers to loopback names only: a web page whose own name
+    was made to point at 127.0.0.1 gets nothing.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        host = service.settings.host
+        self._hosts = _LOOPBACK_NAMES | {host} if is_loopback(host) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, with an id that its answer shows."""
+        if scope["type"] != ScopeType.HTTP:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers.get(b"x-request-id", b""))
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                shown = MutableScopeHeaders(message)
+                shown["x-request-id"] = shown["request-id"] = request_id  # Anthropic's name
+            await send(message)
+
+        with self._service.opened():
+            host = headers.get(b"host")
+            if self._hosts is not None and host is not None and _name(host) not in self._hosts:
+                error = HostRefused("this server answers to its own address only")
+                await error_response(error, scope)(scope, receive, send_named)
+                return
+            await self._app(scope, receive, send_named)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _name(host: bytes) -> str:
+    """Return a Host header's name without its port."""
+    name = host.decode("latin-1").lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
+
+
+def _request_id(given: bytes) -> str:
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"

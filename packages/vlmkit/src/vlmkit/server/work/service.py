@@ -1,0 +1,189 @@
+"""What a server serves right now: its models, and the requests under way.
+
+Is called in the event loop's thread.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from litestar.types import Receive
+
+from vlmkit.errors import RequestError
+from vlmkit.server.fleet.fleet import Fleet
+from vlmkit.server.fleet.roster import Roster
+from vlmkit.server.http.errors import ClientGone, Overloaded, Unavailable
+from vlmkit.server.offer import Loader, Offer, Served, runner_of
+from vlmkit.server.tools.toolbox import Toolbox
+from vlmkit.settings.server import ServerSettings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Service:
+    """The models by name, and whether work is taken.
+
+    Args:
+        models: by the name they are served under: runners, models, functions that load one, or how
+            one is offered; None where somebody else brings the runner.
+        settings: bounds.
+        toolbox: the tools that the server runs; none when None.
+
+    Raises:
+        ConfigError: two models have one name, or they cannot be within the memory budget.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Offer | Served | Loader | None],
+        settings: ServerSettings,
+        toolbox: Toolbox | None = None,
+    ) -> None:
+        offers = {name: _offer(given) for name, given in models.items()}
+        self.roster = Roster(offers, settings.fleet)
+        self.models = self.roster.models
+        self.fleet = Fleet(self.roster, settings.fleet, max(1, settings.max_requests // 2))
+        for name, given in models.items():
+            if isinstance(given, Served):
+                self.fleet.add(self.models[name], runner_of(given))
+        self.settings = settings
+        self.toolbox = toolbox or Toolbox()
+        self.is_draining = False
+        self.num_open = 0
+        self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
+        self.num_unconstrained = 0  # requests with tools whose schemas nothing here keeps to
+        self._num_admitted = 0
+        self._num_pending_bytes = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    # Who may come in.
+
+    def name(self, given: str | None) -> str:
+        """Return which model is meant where a request need not say so.
+
+        Raises:
+            RequestError: there are several.
+        """
+        if given is None and len(self.models) != 1:
+            raise RequestError("model must be given: several are served", param="model")
+        return next(iter(self.models)) if given is None else given
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Take one request in, for as long as the context is open.
+
+        Raises:
+            Unavailable: the server is shutting down.
+            Overloaded: there are too many requests under way.
+        """
+        if self.is_draining:
+            raise Unavailable("the server is shutting down", code="server_draining")
+        if self._num_admitted >= self.settings.max_requests:
+            raise Overloaded("too many requests are under way", hint="try again later")
+        self._num_admitted += 1
+        try:
+            yield
+        finally:
+            self._num_admitted -= 1
+
+    @contextmanager
+    def reserved(self, num_bytes: int) -> Iterator[None]:
+        """Set memory for a body aside, for as long as the context is open.
+
+        Raises:
+            Overloaded: too much is set aside already.
+        """
+        if self._num_pending_bytes + num_bytes > self.settings.max_pending_body_bytes:
+            raise Overloaded("too many large requests are being read", hint="try again later")
+        self._num_pending_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._num_pending_bytes -= num_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next request would be refused for want of room."""
+        runners = [model.runner for model in self.models.values() if model.runner]
+        return self._num_admitted >= self.settings.max_requests or any(
+            runner.is_full for runner in runners
+        )
+
+    # Who is in.
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Count a request of any kind, which a drain waits for."""
+        self.num_open += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            if not self.num_open:
+                self._is_idle.set()
+
+    async def attend(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
+        """Do the work of one request for as long as anyone wants its result.
+
+        Args:
+            work: is cancelled when the client goes away or the server gives up.
+            receive: the connection, of which nothing but its end is expected.
+
+        Raises:
+            ClientGone: the client closed the connection first.
+            Unavailable: the server is shutting down and did not wait any longer.
+        """
+        task = asyncio.ensure_future(work)
+        watcher = asyncio.ensure_future(_gone(receive))
+        self._tasks.add(task)
+        try:
+            await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            if task.cancelled():
+                raise Unavailable("the server is shutting down", code="server_draining")
+            return task.result()
+        finally:
+            self._tasks.discard(task)
+            task.cancel()
+            watcher.cancel()
+            await asyncio.gather(task, watcher, return_exceptions=True)
+
+    # The end.
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more work and wait for what is under way; tell whether it ended in time.
+
+        What is left after the time is cancelled; each such request still gets its error.
+        """
+        self.is_draining = True
+        try:
+            await asyncio.wait_for(self._is_idle.wait(), timeout_s)
+        except TimeoutError:
+            log.warning(
+                "cutting off what still runs after %g s: requests: %d", timeout_s, self.num_open
+            )
+            for task in self._tasks:
+                task.cancel()
+            return False
+        return True
+
+
+def _offer(given: Offer | Served | Loader | None) -> Offer:
+    if isinstance(given, Offer):
+        return given
+    return Offer() if given is None or isinstance(given, Served) else Offer(load=given)
+
+
+async def _gone(receive: Receive) -> None:
+    """Return when the client closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,146 @@
+"""The ASGI response that streams one answer.
+
+An error after the first byte cannot change the status any more: it becomes the last event. Each
+way out, the client's going included, aborts the request.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
+
+from vlmkit.ask.completion import Chunk, Usage
+from vlmkit.server.http.errors import ClientGone, Unavailable
+from vlmkit.server.work.service import Service
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Chunks(Protocol):
+    """An answer, as far as it is streamed."""
+
+    @property
+    def usage(self) -> Usage:
+        """What it took so far."""
+        ...
+
+    async def next_chunks(self) -> list[Chunk]:
+        """Wait for, and return, everything that has come; empty when the answer is over."""
+        ...
+
+    def abort(self) -> None:
+        """Stop; harmless when it is over already."""
+        ...
+
+
+class Events(Protocol):
+    """Encodes an answer's chunks."""
+
+    @property
+    def ping(self) -> bytes:
+        """An event that says nothing, for long silences."""
+        ...
+
+    def opening(self) -> bytes:
+        """Return the events before the first chunk."""
+        ...
+
+    def chunks(self, chunks: Iterable[Chunk]) -> bytes:
+        """Return the events of some chunks; may be empty."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the events after the last chunk."""
+        ...
+
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the event that ends an answer which failed."""
+        ...
+
+
+class EventStream:
+    """Sends a stream's chunks as events while they come.
+
+    Args:
+        stream: an answer that was accepted.
+        events: encodes it.
+        service: knows when the server gives up.
+        headers: what to say besides, of plain letters.
+    """
+
+    def __init__(
+        self,
+        stream: Chunks,
+        events: Events,
+        service: Service,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._stream = stream
+        self._events = events
+        self._service = service
+        own = ((name.encode(), value.encode()) for name, value in headers.items())
+        self._headers = [*_HEADERS, *own]
+        self._num_writes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream the answer, to its end or the client's."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            last = await self._last_event(scope, receive, send)
+        except ClientGone:
+            return
+        finally:
+            self._stream.abort()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _last_event(self, scope: Scope, receive: Receive, send: Send) -> bytes:
+        """Send everything but the last event, and return that."""
+        try:
+            await self._service.attend(self._write(send), receive)
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001 - the client must learn that this is no end
+            return self._events.failed(error, scope)
+        return self._events.closing(self._stream.usage)
+
+    async def _write(self, send: Send) -> None:
+        pinging = asyncio.ensure_future(self._ping(send))
+        try:
+            await self._send(send, self._events.opening())
+            while chunks := await self._stream.next_chunks():
+                if body := self._events.chunks(chunks):
+                    await self._send(send, body)
+                _check_whole(chunks)
+        finally:
+            pinging.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await pinging
+
+    async def _ping(self, send: Send) -> None:
+        """Say something harmless whenever nothing was said for a while."""
+        while True:
+            seen = self._num_writes
+            await asyncio.sleep(self._service.settings.keepalive_s)
+            if self._num_writes == seen:
+                await self._send(send, self._events.ping)
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        event: HTTPResponseBodyEvent = {
+            "type": "http.response.body",
+            "body": body,
+            "more_body": True,
+        }
+        self._num_writes += 1
+        await send(event)
+
+
+def _check_whole(chunks: list[Chunk]) -> None:
+    """Raise Unavailable if an answer was cut off: OpenAI's API has no word for that."""
+    if any(chunk.finish_reason == "abort" for chunk in chunks):
+        raise Unavailable("the answer was cut off", code="aborted")
