@@ -96,14 +96,15 @@ def test_a_step_is_read_once(num_told: int) -> None:
     rows = make_rows([TOLD], num_told) + make_rows([GREEDY], 8 - num_told)
     logits = make_logits(8)
     params = [row.sequence.params for row in rows]
-    expected = samples(logits.numpy(), ArraySampler().prepare(rows)(logits.numpy()), params)
+    given = [3, *[None] * 7]
+    expected = samples(logits.numpy(), ArraySampler().prepare(rows)(logits.numpy()), params, given)
     with pretended_cuda() as device:
         logits = logits.to(CUDA)
         device.reset()
-        found = samples(readable(logits), ArraySampler().prepare(rows)(logits), params)
+        found = samples(readable(logits), ArraySampler().prepare(rows)(logits), params, given)
         assert device.num_reads == 1
     for one, other in zip(found, expected, strict=True):
-        assert one.token_id == other.token_id
+        assert (one.token_id, one.rank) == (other.token_id, other.rank)
         assert [top.token_id for top in one.top] == [top.token_id for top in other.top]
         assert (one.logprob is None) == (other.logprob is None)
         assert [one.logprob or 0.0, *(top.logprob for top in one.top)] == pytest.approx(

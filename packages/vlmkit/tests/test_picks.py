@@ -46,6 +46,21 @@ def test_log_probabilities_are_given_to_those_alone_who_asked():
     assert len(third.top) == 2
 
 
+def test_a_given_token_has_its_rank_among_all_whatever_stands_beside_it():
+    logits = np.round(logits_of(10, 6, vocab=300))  # with many equals
+    tokens = np.array([3, 299, 0, 7, 150, 20])
+    order = np.argsort(-logits, axis=-1, kind="stable")
+    expected = [list(row).index(token) + 1 for row, token in zip(order, tokens, strict=True)]
+    together = samples(logits, tokens, [asking(2)] * 6, tokens.tolist())
+    assert [sample.rank for sample in together] == expected
+    alone = [samples(logits[[n]], tokens[[n]], [asking()], [tokens[n]])[0] for n in range(6)]
+    assert [sample.rank for sample in alone] == expected
+    params = [asking(1), asking(), SILENT, SILENT, asking(), asking()]
+    beside = samples(logits, tokens, params, [3, None, 0, None, 150, 20])
+    told = [None if n in (1, 2, 3) else rank for n, rank in enumerate(expected)]
+    assert [sample.rank for sample in beside] == told
+
+
 def test_of_equals_the_first_are_told_whatever_the_neighbours_ask():
     logits = np.round(logits_of(5, 4, vocab=500) / 3)
     tokens = np.zeros(4, int)

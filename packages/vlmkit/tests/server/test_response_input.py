@@ -210,7 +210,7 @@ def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
          "response_format"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation"),
         ({"image": {"context_compression": "enabled"}}, "image.context_compression"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
     ],

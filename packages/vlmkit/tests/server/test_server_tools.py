@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from vlmkit.testing import ToolSourceContract
 from vlmkit_mock.settings import Reply, ScriptedCall
 
 ANY = {"type": "object"}
+SECRET = "secret reasons"
 TEAL = Image.open(PIL.Image.new("RGB", (8, 6), "teal"))
 
 
@@ -37,7 +39,7 @@ class Tools:
 
     async def describe(self, name: str) -> Mapping[str, Any]:
         if name == "absent":
-            raise EngineError("secret reasons")
+            raise EngineError(SECRET)
         return {"type": "function", "function": {"name": name, "parameters": ANY}}
 
     async def call(
@@ -47,7 +49,7 @@ class Tools:
         if name == "fail":
             raise EngineError("it is broken")
         if name == "crash":
-            raise ZeroDivisionError("secret reasons")
+            raise ZeroDivisionError(SECRET)
         if name == "wait":
             self.is_waiting.set()
             try:
@@ -153,6 +155,28 @@ def test_a_tool_that_fails_is_told_to_the_model(
     served: Running, called: tuple[str, dict[str, Any]], expected: str
 ) -> None:
     assert said(ask(served, calls(called), "fail", "crash")).endswith(expected)
+
+
+def test_the_operators_log_tells_who_called_what_and_never_what_was_said(
+    served: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vlmkit.server.tools")
+    called = [(name, {"text": "private"}) for name in ("say", "fail", "crash", "no")]
+    answer = ask(served, calls(*called), "say", "fail", "crash")
+    lines = [record.getMessage() for record in caplog.records if "request" in record.msg]
+    assert len(lines) == 4
+    assert all(line.startswith(f"request {answer['id']}, call '") for line in lines)
+    ends = sorted(re.sub(r"[\d.]+ s", "0 s", line.split(": ", 1)[1]) for line in lines)
+    assert ends == [
+        "error: no tool of the request",
+        "tool 'crash', 0 s, error: ZeroDivisionError",
+        "tool 'fail', 0 s, error: EngineError",
+        "tool 'say', 0 s, ok",
+    ]
+    assert "private" not in caplog.text
+    assert "secret" not in caplog.text
+    assert "broken" not in caplog.text
+    assert "line" in next(each.getMessage() for each in caplog.records if each.levelname == "ERROR")
 
 
 def test_streams_say_the_same_and_are_well_formed(served: Running) -> None:

@@ -116,12 +116,16 @@ def test_what_makes_no_sense_is_refused_by_name(server, options, param):
     assert refused.value.param == param
 
 
+NAMED = {"type": "function", "name": "f"}
 TELLING = [
     ("/v1/chat/completions", {"tools": [TOOL]}, True),
     ("/v1/chat/completions", {"tools": [TOOL], "stream": True}, True),
     ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "none"}, False),
     ("/v1/chat/completions", {}, False),
     ("/v1/messages", {"tools": [{"name": "f", "input_schema": {}}], "max_tokens": 9}, True),
+    ("/v1/responses", {"tools": [NAMED], "input": "x"}, True),
+    ("/v1/responses", {"tools": [NAMED], "input": "x", "stream": True}, True),
+    ("/v1/responses/input_tokens", {"tools": [NAMED], "input": "x"}, False),
     ("/v1/messages/count_tokens", {"tools": [{"name": "f", "input_schema": {}}]}, False),
 ]
 
@@ -129,7 +133,7 @@ TELLING = [
 @pytest.mark.parametrize(("path", "fields", "is_told"), TELLING)
 def test_it_is_told_where_nothing_keeps_calls_to_their_schemas(server, path, fields, is_told):
     before = server.get("/readyz").json()["num_unconstrained"]
-    answer = server.post(chat() | fields, path)
+    answer = server.post(({"model": "mock"} if "input" in fields else chat()) | fields, path)
     assert answer.status_code == 200
     assert answer.headers.get("x-vlmkit-unconstrained") == ("tools" if is_told else None)
     assert server.get("/readyz").json()["num_unconstrained"] - before == is_told

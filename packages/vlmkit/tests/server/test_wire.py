@@ -106,7 +106,7 @@ def test_a_value_that_would_have_an_effect_is_refused(name):
         ({"logit_bias": {"1": "x"}}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation"),
         ({"priority": -1}, "priority"),
         ({"user": "x" * 513}, "user"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),

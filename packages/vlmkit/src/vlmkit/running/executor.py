@@ -101,7 +101,7 @@ class Executor:
         if rows and output.logits is not None:
             read = readable(output.logits)
             token_ids = picked(read if masks is None else masks.applied(read), pick, given)
-            made = iter(samples(read, token_ids, [row.sequence.params for row in rows]))
+            made = iter(samples(read, token_ids, [row.sequence.params for row in rows], given))
         states = None if output.hidden is None else read_states(output.hidden)
         outcomes: list[Outcome | VlmkitError] = []
         start = 0

@@ -57,13 +57,16 @@ def picked(logits: Any, pick: Pick | None, given: Seq[int | None]) -> Any:
     return token_ids
 
 
-def samples(logits: Any, token_ids: Any, params: Seq[SamplingParams]) -> list[Sample]:
+def samples(
+    logits: Any, token_ids: Any, params: Seq[SamplingParams], given: Seq[int | None] = ()
+) -> list[Sample]:
     """Return what was picked, with what each request wants to know of it.
 
     Args:
         logits: ``[rows, vocab]``, readable.
         token_ids: ``[rows]`` integers, on the same device.
         params: ``[rows]``.
+        given: ``[rows]``, as in :func:`picked`, if any is; such a token has a rank, too.
 
     Raises:
         EngineError: there are not that many token ids, or one has no logit, or none that is finite.
@@ -77,13 +80,18 @@ def samples(logits: Any, token_ids: Any, params: Seq[SamplingParams]) -> list[Sa
     wanted = [place for place, own in enumerate(params) if own.logprobs]
     if wanted:
         parts += _reports(xp, logits, wanted, any(own.top_logprobs for own in params))
+    ranked = [place for place in wanted if given and given[place] is not None]
+    if ranked:
+        parts.append(_ranks(xp, logits, inside, ranked))
     picked, values, *reports = _read(xp, parts)
+    ranks = dict(zip(ranked, map(int, reports.pop()), strict=True)) if ranked else {}
     _check(picked, values, vocab_size)
     made = [Sample(int(token_id)) for token_id in picked]
     for place, log_sum, *top in zip(wanted, *reports, strict=True):
         pairs = zip(*(numbers[: params[place].top_logprobs] for numbers in top), strict=True)
         likeliest = tuple(Logprob(int(token_id), value - log_sum) for token_id, value in pairs)
-        made[place] = Sample(made[place].token_id, values[place] - log_sum, likeliest)
+        token_id, logprob = made[place].token_id, values[place] - log_sum
+        made[place] = Sample(token_id, logprob, likeliest, ranks.get(place))
     return made
 
 
@@ -108,9 +116,7 @@ def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any
 
     These are always as many, so that no neighbour's wish changes which of equals come first.
     """
-    rows = logits
-    if len(wanted) < logits.shape[0]:
-        rows = logits[xp.asarray(wanted, device=array_api_compat.device(logits)), :]
+    rows = _rows(xp, logits, wanted)
     largest = xp.max(rows, axis=-1, keepdims=True)
     sums = xp.sum(xp.exp(rows - largest), axis=-1)
     log_sums = largest[:, 0] + xp.log(sums)
@@ -118,6 +124,22 @@ def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any
         return [log_sums]
     token_ids = _likeliest(xp, rows, min(MAX_TOP_LOGPROBS, rows.shape[-1]))
     return [log_sums, token_ids, xp.take_along_axis(rows, token_ids, axis=-1)]
+
+
+def _ranks(xp: Any, logits: Any, token_ids: Any, places: list[int]) -> Any:
+    """Return the ranks of some rows' tokens among all: counted, so exact, and each by itself."""
+    rows, chosen = _rows(xp, logits, places), _rows(xp, token_ids, places)[:, None]
+    own = xp.take_along_axis(rows, xp.astype(chosen, xp.int64), axis=-1)
+    others = xp.arange(rows.shape[-1], device=array_api_compat.device(logits))[None, :]
+    is_before = (rows > own) | ((rows == own) & (others < chosen))
+    return 1 + xp.sum(xp.astype(is_before, xp.int64), axis=-1)
+
+
+def _rows(xp: Any, array: Any, places: list[int]) -> Any:
+    """Return some rows of an array, which is not copied if they are all."""
+    if len(places) == array.shape[0]:
+        return array
+    return array[xp.asarray(places, device=array_api_compat.device(array)), ...]
 
 
 def _likeliest(xp: Any, rows: Any, num: int) -> Any:

@@ -109,7 +109,7 @@ class AnswerChoice(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """How likely a prompt's token is, as vLLM tells it; its rank if it is among the likeliest."""
+    """How likely a prompt's token is, as vLLM tells it, and how many are likelier, and it."""
 
     logprob: float
     rank: int | None

@@ -66,8 +66,7 @@ def prompt_logprobs(runner: Runner, samples: Seq[Sample]) -> PromptLogprobs:
         return runner.token_bytes(token_id).decode(errors="replace")
 
     def entries(sample: Sample, logprob: float) -> Iterator[tuple[str, PromptLogprob]]:
-        ranks = {entry.token_id: rank for rank, entry in enumerate(sample.top, start=1)}
-        own = PromptLogprob(finite(logprob), ranks.get(sample.token_id), text(sample.token_id))
+        own = PromptLogprob(finite(logprob), sample.rank, text(sample.token_id))
         yield str(sample.token_id), own
         for rank, entry in enumerate(sample.top, start=1):
             if entry.token_id != sample.token_id:

@@ -204,8 +204,9 @@ class Rounds:
         limits = self._runner.facts.bounds.images
 
         async def result(call: ToolCallPart) -> Message:
-            parts = await self._service.toolbox.result(call, self._asked, limits)
-            return Message("tool", tuple(parts), call.id)
+            toolbox, request_id = self._service.toolbox, self._request.id
+            done = await toolbox.result(call, self._asked, limits, request_id)
+            return Message("tool", tuple(done.parts), call.id)
 
         run = await together(result, calls[:MAX_CALLS], MAX_AT_ONCE)
         none = (TextPart("error: too many calls at once"),)

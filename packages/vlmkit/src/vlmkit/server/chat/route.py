@@ -17,6 +17,7 @@ from vlmkit.server.chat.rounds import begun, check_alone
 from vlmkit.server.chat.sse import AnswerEvents
 from vlmkit.server.chat.wire import CHAT, ChatRequest
 from vlmkit.server.http.operation import Operation
+from vlmkit.server.work.obfuscated import Obfuscated
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
 from vlmkit.server.work.whole import WholeAnswer
@@ -95,4 +96,6 @@ class _ChatCall(MessagesCall[ChatRequest]):
             has_transforms=has_transforms,
             has_places=has_places,
         )
-        return EventStream(stream, events, self.service, self.headers)
+        hides = bool(options and options.include_obfuscation)
+        told = Obfuscated(events) if hides else events
+        return EventStream(stream, told, self.service, self.headers)

@@ -32,6 +32,7 @@ from vlmkit.server.fields.plain import (
 from vlmkit.server.fields.sampling import sampling_values
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.together import together
+from vlmkit.server.work.obfuscated import Obfuscated
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
 from vlmkit.server.work.whole import WholeAnswer
@@ -90,7 +91,9 @@ class _CompletionCall(Call[CompletionRequest]):
         if body.stream:
             # In a thread: a long prompt with likeliest tokens takes seconds.
             await asyncio.to_thread(answers.open)
-            return EventStream(stream, answers, self.service, self.headers)
+            hides = bool(options and options.include_obfuscation)
+            told = Obfuscated(answers) if hides else answers
+            return EventStream(stream, told, self.service, self.headers)
         return WholeAnswer(stream, answers.whole, self.service, self.headers)
 
 

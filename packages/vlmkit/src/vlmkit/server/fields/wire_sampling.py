@@ -3,7 +3,7 @@
 Shapes and bounds: those of :class:`vlmkit.SamplingParams`, which checks what they are together.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -33,7 +33,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """Options of a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class AnswerFields(Formed, kw_only=True):

@@ -36,6 +36,7 @@ from vlmkit.server.prompts.wire_generate import (
     GenerateRequest,
     ShownImage,
 )
+from vlmkit.server.work.obfuscated import Obfuscated
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
 from vlmkit.server.work.whole import WholeAnswer
@@ -95,7 +96,9 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             has_usage=bool(options and options.include_usage),
         )
         if body.stream:
-            return EventStream(stream, events, self.service, self.headers)
+            hides = bool(options and options.include_obfuscation)
+            told = Obfuscated(events) if hides else events
+            return EventStream(stream, told, self.service, self.headers)
         return WholeAnswer(stream, events.whole, self.service, self.headers)
 
     async def _asked(self, body: GenerateRequest, facts: RunnerFacts, request_id: str) -> Asked:

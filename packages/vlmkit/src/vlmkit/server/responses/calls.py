@@ -36,6 +36,7 @@ from vlmkit.server.responses.wire import (
     ResponsesRequest,
 )
 from vlmkit.server.work.detached import Detached
+from vlmkit.server.work.obfuscated import Obfuscated
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
 from vlmkit.server.work.whole import WholeAnswer
@@ -92,8 +93,17 @@ class _ConversationCall(MessagesCall[B]):
         runner: Runner,
         request_id: str,
         work: Callable[[Asked], Awaitable[T]],
+        *,
+        answers: bool = True,
     ) -> _Done[T]:
         """Let a runner work on a body and all that it builds upon.
+
+        Args:
+            body: what was sent.
+            runner: who works.
+            request_id: what the request is called.
+            work: what it does.
+            answers: whether that is an answer, which may call tools.
 
         Raises:
             RequestError: names the field that is wrong.
@@ -119,6 +129,8 @@ class _ConversationCall(MessagesCall[B]):
                 asked, images_s = await self.asked(
                     said.chat, runner.facts, request_id, effort=EFFORT, detail=DETAIL
                 )
+                if answers:
+                    self.note_tools(said.chat, runner.facts)
                 result = await work(asked)
             except RequestError as error:
                 error.param = said.field_of(error)
@@ -141,7 +153,7 @@ class CountCall(_ConversationCall[InputTokensRequest]):
     async def start(self, body: InputTokensRequest) -> ASGIApp:
         """Let the runner read the prompt that the conversation would be."""
         runner = await self.runner(body.model)
-        found = (await self.ask(body, runner, "", runner.atokenize)).result
+        found = (await self.ask(body, runner, "", runner.atokenize, answers=False)).result
         content = msgspec.json.encode(InputTokens(len(found.token_ids)))
         return ASGIResponse(body=content, headers=self.headers)
 
@@ -195,7 +207,9 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
                 num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
                 keep=answer.keep,
             )
-            app: ASGIApp = EventStream(stream, events, self.service, self.headers)
+            hides = bool(body.stream_options and body.stream_options.include_obfuscation)
+            told = Obfuscated(events) if hides else events
+            app: ASGIApp = EventStream(stream, told, self.service, self.headers)
         else:
             app = WholeAnswer(stream, whole, self.service, self.headers, done.images_s)
         return _ending(app, answer.abandon)

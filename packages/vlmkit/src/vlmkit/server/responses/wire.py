@@ -134,7 +134,7 @@ class Reasoning(_Wire):
 class ResponseStreamOptions(_Wire):
     """Options of a stream."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class RequestImages(_Wire):

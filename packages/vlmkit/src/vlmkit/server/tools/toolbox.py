@@ -4,9 +4,11 @@ How a conversation goes on with what they return: :mod:`vlmkit.server.chat.round
 """
 
 import logging
+import time
+import traceback
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.ask.tool_call import ToolCallPart
@@ -19,6 +21,23 @@ from vlmkit.settings.images import ImageLimits
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 4
+
+
+class ToolResult(NamedTuple):
+    """What came of a call.
+
+    Attributes:
+        parts: what the model is to read of it.
+        is_error: whether the tool failed.
+    """
+
+    parts: Seq[TextPart | ImagePart]
+    is_error: bool = False
+
+
+def failure(problem: str) -> ToolResult:
+    """Return what a model is told of a call that came to nothing."""
+    return ToolResult([TextPart(f"error: {problem}")], is_error=True)
 
 
 class Toolbox:
@@ -66,25 +85,42 @@ class Toolbox:
         return await together(self._described, asked, MAX_AT_ONCE)
 
     async def result(
-        self, call: ToolCallPart, asked: Iterable[str], limits: ImageLimits
-    ) -> Seq[TextPart | ImagePart]:
+        self, call: ToolCallPart, asked: Iterable[str], limits: ImageLimits, request_id: str
+    ) -> ToolResult:
         """Run a call that a model wrote, and return what it is to read of it, errors included.
+
+        The log says who called what, and how that ended; never what was asked or returned.
 
         Args:
             call: may be anything.
             asked: the tools that the request asked for, of which this must be one.
             limits: which images are refused.
+            request_id: what the request is called.
         """
         if call.name not in asked:
-            return [TextPart("error: there is no such tool")]
+            log.info("request %s, call %.32r: error: no tool of the request", request_id, call.id)
+            return failure("there is no such tool")
+        started = time.perf_counter()
+        outcome = "cancelled"
         try:
-            return await self._by_name[call.name].call(call.name, call.parsed(), limits)
+            parts = await self._by_name[call.name].call(call.name, call.parsed(), limits)
+            outcome = "ok"
+            return ToolResult(parts)
         except VlmkitError as error:
-            log.info("tool %r failed: %s", call.name, error)
-            return [TextPart(f"error: {error}")]
-        except Exception:
-            log.exception("tool %r failed", call.name)
-            return [TextPart("error: the tool failed")]
+            outcome = f"error: {type(error).__name__}"
+            return failure(str(error))
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            outcome = f"error: {type(error).__name__}"
+            # Where, and not its text, which may tell arguments.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            log.error("tool %r failed: %s\n%s", call.name, type(error).__name__, where)  # noqa: TRY400
+            return failure("the tool failed")
+        finally:
+            took_s = time.perf_counter() - started
+            log.info(
+                "request %s, call %.32r: tool %r, %.3f s, %s",
+                request_id, call.id, call.name, took_s, outcome,
+            )  # fmt: skip
 
     async def aclose(self) -> None:
         """End the sources, whether or not another one can be ended."""
