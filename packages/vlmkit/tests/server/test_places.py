@@ -71,3 +71,55 @@ def test_places_cut_off_by_a_stop_string_are_those_that_were_said(server):
     assert message["places"] == PLACES[:1]
     assert json.loads(message["content"] + "]")
     assert server.post(chat()).status_code == 200
+
+
+# In the other APIs.
+
+
+def question(kind):
+    """A picture and what is said of it, in blocks of Anthropic's API or in items of OpenAI's."""
+    url = picture(80, 60)
+    if kind == "messages":
+        source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+        parts = [{"type": "image", "source": source}, {"type": "text", "text": scripted(text=SAID)}]
+        return {"messages": [{"role": "user", "content": parts}], "max_tokens": 200}
+    parts = [{"type": "input_image", "image_url": url},
+             {"type": "input_text", "text": scripted(text=SAID)}]  # fmt: skip
+    return {"input": [{"role": "user", "content": parts}]}
+
+
+@pytest.mark.parametrize("kind", ["messages", "responses"])
+def test_other_apis_tell_places_and_transforms_beside_the_answer(server, kind):
+    told = {"return_places": True, "return_image_transforms": True}
+    sent = {"model": "mock"} | question(kind)
+    plain = server.post(sent, f"/v1/{kind}")
+    assert plain.status_code == 200
+    assert not {"places", "image_transforms"} & plain.json().keys()
+    answer = server.post(sent | told, f"/v1/{kind}").json()
+    assert answer["places"] == PLACES
+    (image,) = answer["image_transforms"]
+    assert image["transform"]["source_size"] == [80, 60]
+    assert image["cached"] is True
+
+
+def test_a_stream_of_a_message_tells_them_in_the_event_that_ends_it(server):
+    told = {"return_places": True, "return_image_transforms": True}
+    sent = {"model": "mock", "stream": True} | question("messages")
+    assert "places" not in server.post(sent, "/v1/messages").text.split("message_delta")[1]
+    text = server.post(sent | told, "/v1/messages").text
+    (last,) = [each for each in text.split("\n\n") if each.startswith("event: message_delta\n")]
+    data = json.loads(last.partition("data: ")[2])
+    assert data["delta"]["places"] == PLACES
+    assert [image["num_tokens"] for image in data["image_transforms"]] == [4]
+
+
+def test_a_stream_of_a_response_tells_them_in_its_last_event(server):
+    told = {"return_places": True, "return_image_transforms": True}
+    with server.client().responses.stream(
+        model="mock", **question("responses"), extra_body=told
+    ) as stream:
+        *others, last = stream
+        final = stream.get_final_response()
+    assert final.places == last.response.places == PLACES
+    assert [image["num_tokens"] for image in final.image_transforms] == [4]
+    assert not any("places" in str(event.model_extra or "") for event in others)

@@ -1,67 +1,20 @@
 """Tools that the server runs: asked for by name, run between rounds, and never a client's harm."""
 
-import asyncio
 import json
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import openai
-import PIL.Image
 import pytest
-from running_server import Running, chat, eventually, mock_pipeline, running, scripted
+from running_server import Running, chat, eventually, mock_pipeline, running
+from serving_tools import Tools, calls
 
-from vlmkit.ask.image import Image
-from vlmkit.ask.message import ImagePart, TextPart
-from vlmkit.errors import ConfigError, EngineError
+from vlmkit.errors import ConfigError
 from vlmkit.server.tools.toolbox import Toolbox
-from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.testing import ToolSourceContract
 from vlmkit_mock.settings import Reply, ScriptedCall
-
-ANY = {"type": "object"}
-SECRET = "secret reasons"
-TEAL = Image.open(PIL.Image.new("RGB", (8, 6), "teal"))
-
-
-class Tools:
-    """A source of tools: one says what it was given, one shows a picture, others fail or wait."""
-
-    names = frozenset({"say", "show", "fail", "crash", "wait", "absent"})
-
-    def __init__(self) -> None:
-        self.called: list[tuple[str, Mapping[str, Any]]] = []
-        self.is_waiting = threading.Event()
-        self.is_cancelled = threading.Event()
-        self.num_closed = 0
-
-    async def describe(self, name: str) -> Mapping[str, Any]:
-        if name == "absent":
-            raise EngineError(SECRET)
-        return {"type": "function", "function": {"name": name, "parameters": ANY}}
-
-    async def call(
-        self, name: str, arguments: Mapping[str, Any], limits: ImageLimits
-    ) -> list[TextPart | ImagePart]:
-        self.called.append((name, arguments))
-        if name == "fail":
-            raise EngineError("it is broken")
-        if name == "crash":
-            raise ZeroDivisionError(SECRET)
-        if name == "wait":
-            self.is_waiting.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.is_cancelled.set()
-        if name == "show":
-            return [TextPart("a picture"), *[ImagePart(TEAL)] * int(arguments.get("num", 1))]
-        return [TextPart(str(arguments.get("text")))]
-
-    async def aclose(self) -> None:
-        self.num_closed += 1
 
 
 class TestTools(ToolSourceContract):
@@ -88,11 +41,6 @@ def served(tools: Tools) -> Iterator[Running]:
 @pytest.fixture(autouse=True)
 def nothing_called(tools: Tools) -> None:
     tools.called.clear()
-
-
-def calls(*named: tuple[str, dict[str, Any]], **more: Any) -> str:
-    script = [{"name": name, "arguments": arguments} for name, arguments in named]
-    return scripted(calls=script, **more)
 
 
 def ask(served: Running, text: str, *names: str, **fields: Any) -> Any:
@@ -250,7 +198,9 @@ def test_a_request_that_asks_for_none_gets_none(served: Running, tools: Tools) -
     assert answer["choices"][0]["finish_reason"] != "tool_calls"
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/completions", "/v1/chat/completions/render"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions/render", "/v1/messages/render", "/tokenize"]
+)
 def test_other_paths_refuse_them_by_name(served: Running, path: str) -> None:
     body = chat("hello", server_tools=["say"], max_tokens=5, prompt="hello")
     answer = served.post(body, path)

@@ -2,7 +2,7 @@
 
 A round is an answer of the runner. Where it calls tools, they are run, what they return is added to
 the conversation, and the next round answers that. The reader sees what is said and thought in all
-of them, and no call.
+of them, and calls and their results where its API has a place for them.
 """
 
 from collections.abc import Sequence as Seq
@@ -19,20 +19,18 @@ from vlmkit.ask.delta import (
     text_of,
     tool_calls_of,
 )
-from vlmkit.ask.message import Message, Part, ReasoningPart, TextPart
+from vlmkit.ask.message import Message, Part, ReasoningPart, TextPart, images_of
+from vlmkit.ask.place import Place
 from vlmkit.ask.request import Request
 from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.ask.tool_choice import tool_name
 from vlmkit.errors import RequestError
 from vlmkit.seams.runner import AnswerStream, Runner
 from vlmkit.server.chat.joined import usage_of_all
+from vlmkit.server.chat.served import ResultDelta, Round
+from vlmkit.server.chat.tool_runs import ToolRuns, writable
 from vlmkit.server.chat.wire import ChatRequest
-from vlmkit.server.together import together
-from vlmkit.server.tools.tool_results import fitted
-from vlmkit.server.tools.toolbox import MAX_AT_ONCE
 from vlmkit.server.work.service import Service
 
-MAX_CALLS = 16  # of one round
 BETWEEN = "\n\n"  # what one round says and what the next one does
 
 
@@ -59,8 +57,24 @@ def check_alone(body: ChatRequest, request: Request) -> None:
         raise RequestError(f"server_tools and {field} cannot be asked for together", param=field)
 
 
-async def begun(body: ChatRequest, request: Request, runner: Runner, service: Service) -> "Rounds":
+async def begun(
+    body: ChatRequest,
+    request: Request,
+    runner: Runner,
+    service: Service,
+    *,
+    shows_calls: bool = False,
+    max_calls: int | None = None,
+) -> "Rounds":
     """Submit the first round of a request that asks for tools of the server.
+
+    Args:
+        body: what was sent, or what it comes to.
+        request: the same for the runner.
+        runner: answers each round.
+        service: has the tools and the bounds.
+        shows_calls: whether calls and their results are told.
+        max_calls: how many calls are run at most, in all rounds.
 
     Raises:
         RequestError: there is no such tool, or the request is wrong, too long, or the queue full.
@@ -69,7 +83,7 @@ async def begun(body: ChatRequest, request: Request, runner: Runner, service: Se
     tools = await service.toolbox.described(body.server_tools or ())
     is_parallel = body.parallel_tool_calls is not False
     offered = replace(request, tools=tools, tool_choice="auto", parallel_tool_calls=is_parallel)
-    rounds = Rounds(runner, offered, service)
+    rounds = Rounds(runner, offered, service, shows_calls=shows_calls, max_calls=max_calls)
     await rounds.submit()
     return rounds
 
@@ -81,22 +95,40 @@ class Rounds:
         runner: answers each round.
         request: the first of them, with the definitions of the tools.
         service: has the tools and the bounds.
+        shows_calls: whether calls and their results are told.
+        max_calls: how many calls are run at most; None bounds the rounds alone.
+
+    Attributes:
+        rounds: what was answered in each, once all is over; of an answer that is read whole.
     """
 
     num_choices = 1
 
-    def __init__(self, runner: Runner, request: Request, service: Service) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        request: Request,
+        service: Service,
+        *,
+        shows_calls: bool = False,
+        max_calls: int | None = None,
+    ) -> None:
         self._runner = runner
         self._request = request
         self._service = service
-        self._asked = frozenset(map(tool_name, request.tools or ()))
+        self._shows_calls = shows_calls
         self._num_left = service.settings.max_tool_rounds
+        self._tools = ToolRuns(request, runner.facts, service, max_calls)
+        self.rounds: list[Round] = []
         self._past: list[Usage] = []
+        self._places: list[Place] = []  # that past rounds named
+        self._num_past_calls = 0
         self._deltas: list[Delta] = []  # of this round
         self._has_called = False
         self._spoken: set[type[Delta]] = set()  # in any round
         self._gaps: set[type[Delta]] = set()  # owed before more of these
         self._stream: AnswerStream
+        self._is_aborted = False
 
     async def submit(self) -> None:
         """Submit the next round; the last one cannot call.
@@ -104,11 +136,13 @@ class Rounds:
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
         """
-        if not self._num_left:
+        if not self._num_left or self._tools.are_over:
             self._request = replace(self._request, tool_choice="none")
         self._num_left -= 1
         self._deltas, self._has_called = [], False
         self._stream = await self._runner.asubmit(self._request)
+        if self._is_aborted:
+            self._stream.abort()
 
     @property
     def prompt_token_ids(self) -> Seq[int]:
@@ -128,9 +162,14 @@ class Rounds:
         """
         if self._has_called:
             text, reasoning = text_of(self._deltas), reasoning_of(self._deltas)
-            if not await self._go_on(text, reasoning, tool_calls_of(self._deltas)):
+            calls = tool_calls_of(self._deltas)
+            if not await self._go_on(text, reasoning, calls):
                 self._has_called = False
-                return [Chunk(0, finish_reason="length")]
+                return [Chunk(0, finish_reason="length", places=tuple(self._places))]
+            first, self._num_past_calls = self._num_past_calls, self._num_past_calls + len(calls)
+            if self._shows_calls:
+                told = enumerate(self._tools.results[-1], start=first)
+                return [Chunk(0, tuple(ResultDelta(n, **each._asdict()) for n, each in told))]
         return [self._shown(chunk) for chunk in await self._stream.next_chunks()]
 
     async def aresult(self) -> Completion:
@@ -146,24 +185,34 @@ class Rounds:
                 break
             done.append(await self._stream.aresult())
         rounds = [each.choices[0] for each in done]
+        results = [*self._tools.results, ()]  # the last round called nothing, or had none run
+        self.rounds = [Round(choice, own) for choice, own in zip(rounds, results, strict=True)]
         whole = Choice(
             BETWEEN.join(each.text for each in rounds if each.text),
             BETWEEN.join(each.reasoning for each in rounds if each.reasoning),
             finish_reason=last.finish_reason,
             stop_string=last.stop_string,
+            places=tuple(place for each in rounds for place in each.places),
         )
         return Completion([whole], self.usage, _timings([each.timings for each in done]))
 
     def abort(self) -> None:
-        """Stop; harmless when it is over already."""
+        """Stop, from any thread; harmless when it is over already."""
+        self._is_aborted = True
         self._stream.abort()
+        self._tools.cancel()
 
     def _shown(self, chunk: Chunk) -> Chunk:
         """Return what the reader sees of a chunk, and note what was called."""
         self._deltas += chunk.deltas
         shown: list[Delta] = []
         for delta in chunk.deltas:
-            if isinstance(delta, ToolCallDelta) or not delta.text:
+            if isinstance(delta, ToolCallDelta):
+                if self._shows_calls:
+                    index = self._num_past_calls + delta.index
+                    shown.append(structs.replace(delta, index=index))
+                continue
+            if not delta.text:
                 continue
             if type(delta) in self._gaps:
                 shown.append(type(delta)(BETWEEN))
@@ -173,7 +222,9 @@ class Rounds:
         if chunk.finish_reason == "stop":
             self._has_called = any(isinstance(each, ToolCallDelta) for each in self._deltas)
         reason = None if self._has_called else chunk.finish_reason
-        return structs.replace(chunk, deltas=tuple(shown), finish_reason=reason)
+        self._places += chunk.places
+        places = tuple(self._places) if reason else ()
+        return structs.replace(chunk, deltas=tuple(shown), finish_reason=reason, places=places)
 
     async def _go_on(self, text: str, reasoning: str, calls: Seq[ToolCallPart]) -> bool:
         """Run the calls and submit the next round; tell whether there are tokens left for one."""
@@ -184,49 +235,27 @@ class Rounds:
                 return False
             left = params.max_tokens - used.completion_tokens
             params = structs.replace(params, max_tokens=left, min_tokens=0)
-        bounds, settings = self._runner.facts, self._service.settings
-        results = fitted(await self._results(calls), self._request.messages, bounds, settings)
+        results = await self._tools.run(calls, self._request.messages)
         self._request = replace(
             self._request,
             messages=(*self._request.messages, _turn(text, reasoning, calls), *results),
             params=params,
+            places=self._request.places and not any(images_of(results)),
             options=replace(
                 self._request.options, add_generation_prompt=True, continue_final_message=False
             ),
         )
         self._past.append(used)
-        self._gaps = set(self._spoken)
+        self._gaps = set() if self._shows_calls else set(self._spoken)
         await self.submit()
         return True
-
-    async def _results(self, calls: Seq[ToolCallPart]) -> list[Message]:
-        """Run calls side by side, and return a turn for each."""
-        limits = self._runner.facts.bounds.images
-
-        async def result(call: ToolCallPart) -> Message:
-            toolbox, request_id = self._service.toolbox, self._request.id
-            done = await toolbox.result(call, self._asked, limits, request_id)
-            return Message("tool", tuple(done.parts), call.id)
-
-        run = await together(result, calls[:MAX_CALLS], MAX_AT_ONCE)
-        none = (TextPart("error: too many calls at once"),)
-        return [*run, *(Message("tool", none, call.id) for call in calls[MAX_CALLS:])]
 
 
 def _turn(text: str, reasoning: str, calls: Seq[ToolCallPart]) -> Message:
     """Return a round as a turn of the conversation."""
     parts: list[Part] = [ReasoningPart(reasoning)] if reasoning else []
     parts += [TextPart(text)] if text else []
-    return Message("assistant", (*parts, *map(_writable, calls)))
-
-
-def _writable(call: ToolCallPart) -> ToolCallPart:
-    """Return a call that a template can write: broken arguments are left out."""
-    try:
-        call.parsed()
-    except RequestError:
-        return replace(call, arguments="{}")
-    return call
+    return Message("assistant", (*parts, *writable(calls)))
 
 
 def _timings(all_of_them: Seq[Timings]) -> Timings:

@@ -107,6 +107,7 @@ class ToolMessage(_Wire, tag_field="role", tag="tool"):
     tool_call_id: Label
 
 
+ServerTools = Annotated[list[Label], Meta(max_length=128)] | None
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 ChatMessages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -124,7 +125,7 @@ class ChatRequest(ToolFields, kw_only=True):
 
     # Ours.
     prompt_logprobs: NumTop | None = None
-    server_tools: Annotated[list[Label], Meta(max_length=128)] | None = None
+    server_tools: ServerTools = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateValues | None = None
@@ -155,6 +156,15 @@ class ChatRequest(ToolFields, kw_only=True):
     moderation: NotSupported = None
     web_search_options: NotSupported = None
 
+
+OURS = (
+    "max_image_tokens",
+    "mm_processor_kwargs",
+    "return_image_transforms",
+    "return_places",
+    "server_tools",
+)
+"""Fields that bodies of other APIs have by the same names."""
 
 REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type == NotSupported)
 """What OpenAI's chat API has and this server refuses."""

@@ -1,6 +1,6 @@
 """Server-sent events of one answer of Anthropic's API; what is the same in many is encoded once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -8,15 +8,21 @@ from litestar.types import Scope
 
 from vlmkit.ask.completion import Chunk, FinishReason, Usage
 from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.ask.place import Place
 from vlmkit.server.chat.answer import AnswerHead
+from vlmkit.server.chat.image_transforms import image_transforms
+from vlmkit.server.chat.served import ResultDelta
 from vlmkit.server.http.errors import fault_of, status_of
 from vlmkit.server.messages.answer import (
+    SERVED,
     Block,
     CalledBlock,
     MessageBody,
     MessageUsage,
     SaidBlock,
+    ServedUseBlock,
     ThoughtBlock,
+    served_result,
     stop_reason,
 )
 from vlmkit.server.messages.errors import message_error
@@ -36,15 +42,31 @@ class MessageEvents:
     Args:
         head: what it is called.
         num_prompt_tokens: what the prompt took.
+        serves: whether the server runs what is called.
+        has_transforms: whether the client asked how its images were shown.
+        has_places: whether it asked for places.
     """
 
-    def __init__(self, head: AnswerHead, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        head: AnswerHead,
+        num_prompt_tokens: int,
+        *,
+        serves: bool = False,
+        has_transforms: bool = False,
+        has_places: bool = False,
+    ) -> None:
         usage = MessageUsage.of(Usage(num_prompt_tokens))
         self._message = MessageBody(head.id, head.model, [], usage)
         self._num_blocks = 0
         self._open: type[TextDelta | ReasoningDelta] | None = None
         self._delta_start = b""
         self._call_starts: dict[int, bytes] = {}  # what deltas of each call begin with
+        self._call_ids: dict[int, str] = {}  # of those that the server runs
+        self._serves = serves
+        self._has_transforms = has_transforms
+        self._has_places = has_places
+        self._places: Sequence[Place] = ()
         self._finish_reason: FinishReason | None = None
         self._stop_string: str | None = None
 
@@ -71,17 +93,20 @@ class MessageEvents:
                 events += (self._delta_start, _encode(delta.text), b"}}\n\n")
             if chunk.finish_reason is not None:
                 self._finish_reason, self._stop_string = chunk.finish_reason, chunk.stop_string
+                self._places = chunk.places
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: why it ended, and what it took."""
-        delta = {
-            "stop_reason": stop_reason(
-                self._finish_reason, self._stop_string, calls=bool(self._call_starts)
-            ),
+        calls = bool(self._call_starts) and not self._serves
+        delta: dict[str, Any] = {
+            "stop_reason": stop_reason(self._finish_reason, self._stop_string, calls=calls),
             "stop_sequence": self._stop_string,
         }
-        told = _event("message_delta", delta=delta, usage=MessageUsage.of(usage))
+        if self._has_places:
+            delta["places"] = self._places
+        ours = {"image_transforms": image_transforms(usage.images)} if self._has_transforms else {}
+        told = _event("message_delta", delta=delta, usage=MessageUsage.of(usage), **ours)
         return self._end() + told + _event("message_stop")
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
@@ -91,14 +116,28 @@ class MessageEvents:
 
     def _called(self, delta: ToolCallDelta) -> bytes:
         """Return the events of more of a call, of which the first begins a block."""
+        if isinstance(delta, ResultDelta):
+            return self._returned(delta)
         begun = b""
         if delta.index not in self._call_starts:
-            begun = self._begin(ToolCallDelta, CalledBlock(delta.id, delta.name))
+            block: Block = CalledBlock(delta.id, delta.name)
+            if self._serves:
+                block = ServedUseBlock(SERVED + delta.id, delta.name)
+                self._call_ids[delta.index] = block.id
+            begun = self._begin(ToolCallDelta, block)
             self._open = None
             self._call_starts[delta.index] = self._delta_start
         if not delta.arguments:
             return begun
         return begun + self._call_starts[delta.index] + _encode(delta.arguments) + b"}}\n\n"
+
+    def _returned(self, delta: ResultDelta) -> bytes:
+        """Return the events of what came of a call, which is told at once."""
+        use_id = self._call_ids[delta.index]
+        self._open = None
+        return self._begin(
+            ToolCallDelta, served_result(use_id, delta.text, is_error=delta.is_error)
+        )
 
     def _begin(self, kind: type[Delta], block: Block) -> bytes:
         """Return what ends the block that is open, and begins another one."""

@@ -12,8 +12,10 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
+from vlmkit.seams.runner import AnswerStream
 from vlmkit.server.chat.call import MessagesCall, answer_head
 from vlmkit.server.chat.convert import Converter, field_of_chat
+from vlmkit.server.chat.rounds import Rounds, begun, check_alone
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.messages.answer import MessageBody, message_body
@@ -87,16 +89,29 @@ class _MessageCall(MessagesCall[MessagesRequest]):
                 said.chat, runner.facts, head.id, effort=OWN_EFFORT
             )
             self.note_tools(said.chat, runner.facts)
-            stream = await runner.asubmit(request)
+            check_alone(said.chat, request)
+            stream: AnswerStream | Rounds
+            if body.server_tools:
+                stream = await begun(said.chat, request, runner, self.service, shows_calls=True)
+            else:
+                stream = await runner.asubmit(request)
         except RequestError as error:
             error.param = field_of_messages(error, said)
             raise
+        told = {
+            "has_transforms": bool(body.return_image_transforms),
+            "has_places": bool(body.return_places),
+        }
         if body.stream:
-            events = MessageEvents(head, len(stream.prompt_token_ids))
+            events = MessageEvents(
+                head, len(stream.prompt_token_ids), serves=bool(body.server_tools), **told
+            )
             return EventStream(stream, events, self.service, self.headers)
         return WholeAnswer(
             stream,
-            lambda completion: message_body(head, completion),
+            lambda completion: message_body(
+                head, completion, stream.rounds if isinstance(stream, Rounds) else (), **told
+            ),
             self.service,
             self.headers,
             images_s,

@@ -14,15 +14,17 @@ from vlmkit.server.chat import wire
 from vlmkit.server.fields.forms import JsonSchemaForm, NamedSchema
 from vlmkit.server.fields.wire_sampling import AnswerFields
 from vlmkit.server.messages import wire as own
+from vlmkit.server.messages.answer import SERVED
 from vlmkit.server.messages.wire_tools import chat_tools
 
-_SHARED = frozenset({*AnswerFields.__struct_fields__, "max_image_tokens", "mm_processor_kwargs"})
+_SHARED = frozenset({*AnswerFields.__struct_fields__, *wire.OURS})
 _PLACES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "chat_template_kwargs": "thinking",
+    "continue_final_message": "messages",
     "chat_template_kwargs.enable_thinking": "thinking",
     "chat_template_kwargs.thinking": "thinking",
 }
@@ -128,6 +130,17 @@ class _Conversation:
                 self._say(message, place)
 
     def _assistant(self, blocks: Sequence[_Placed]) -> None:
+        """Say a turn, which results of calls that the server ran divide into messages."""
+        for is_result, run in groupby(blocks, lambda b: isinstance(b.block, own.ServedResultBlock)):
+            if not is_result:
+                self._answered(list(run))
+                continue
+            for place, result in run:
+                parts = self._parts(_placed(f"{place}.content", result.content))
+                call_id = result.tool_use_id.removeprefix(SERVED)
+                self._say(wire.ToolMessage(content=parts, tool_call_id=call_id), place)
+
+    def _answered(self, blocks: Sequence[_Placed]) -> None:
         texts: list[wire.TextPart] = []
         thoughts: list[str] = []
         calls: list[wire.ToolCall] = []
@@ -140,7 +153,10 @@ class _Conversation:
                 arguments = f"{self._here}.tool_calls[{len(calls)}].function.arguments"
                 self.places[arguments] = f"{place}.input"
                 called = wire.CalledFunction(name=block.name, arguments=_text(block.input))
-                calls.append(wire.ToolCall(id=block.id, function=called))
+                call_id = block.id
+                if isinstance(block, own.ServedUseBlock):
+                    call_id = call_id.removeprefix(SERVED)
+                calls.append(wire.ToolCall(id=call_id, function=called))
         message = wire.AssistantMessage(
             content=texts or None,
             reasoning_content="".join(thoughts) or None,

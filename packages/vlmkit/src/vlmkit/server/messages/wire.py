@@ -6,7 +6,13 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
-from vlmkit.server.chat.wire import ImageLimits, MaxImageTokens, NotSupported, Text
+from vlmkit.server.chat.wire import (
+    ImageLimits,
+    MaxImageTokens,
+    NotSupported,
+    ServerTools,
+    Text,
+)
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.fields.wire_sampling import AnswerFields, Label, ModelName
 from vlmkit.server.messages.wire_tools import OwnChoice, OwnTools
@@ -56,6 +62,15 @@ class ToolUseBlock(_Wire, tag_field="type", tag="tool_use"):
     input: msgspec.Raw
 
 
+class ServedUseBlock(_Wire, tag_field="type", tag="mcp_tool_use"):
+    """A call that this server ran."""
+
+    id: Label
+    name: Label
+    server_name: Label
+    input: msgspec.Raw
+
+
 Blocks = Annotated[list[TextBlock | ImageBlock], Meta(max_length=1024)]
 
 
@@ -67,8 +82,18 @@ class ToolResultBlock(_Wire, tag_field="type", tag="tool_result"):
 
 
 Texts = Annotated[list[TextBlock], Meta(min_length=1, max_length=1024)]
+
+
+class ServedResultBlock(_Wire, tag_field="type", tag="mcp_tool_result"):
+    """What came of it; whether that is an error is said in the text."""
+
+    tool_use_id: Label
+    content: Text | Annotated[list[TextBlock], Meta(max_length=1024)]
+    is_error: bool = False
+
+
 UserBlock = TextBlock | ImageBlock | ToolResultBlock
-AssistantBlock = TextBlock | ThinkingBlock | ToolUseBlock
+AssistantBlock = TextBlock | ThinkingBlock | ToolUseBlock | ServedUseBlock | ServedResultBlock
 
 
 class SystemTurn(_Wire, tag_field="role", tag="system"):
@@ -142,6 +167,9 @@ class MessagesRequest(AnswerFields, kw_only=True):
     # Ours.
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None
+    return_image_transforms: bool | None = None
+    return_places: bool | None = None
+    server_tools: ServerTools = None
 
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
     metadata: Metadata | None = None

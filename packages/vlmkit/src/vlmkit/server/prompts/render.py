@@ -95,6 +95,11 @@ class _ConversationCall(MessagesCall[B]):
         self, chat: ChatRequest, kind: str, *, light: bool | None, effort: str = EFFORT
     ) -> ASGIApp:
         """Let the runner read the prompt; nothing is computed."""
+        if chat.server_tools:
+            raise RequestError(
+                "server_tools cannot be rendered: they are answered in rounds",
+                param="server_tools",
+            )
         runner = await self.runner(chat.model)
         request_id = answer_head(kind, chat.model, runner).id
         request, _ = await self.asked(
@@ -111,11 +116,6 @@ class _RenderChatCall(_ConversationCall[RenderChatRequest]):
     async def start(self, body: RenderChatRequest) -> ASGIApp:
         """Render the messages."""
         try:
-            if body.server_tools:
-                raise RequestError(
-                    "server_tools cannot be rendered: they are answered in rounds",
-                    param="server_tools",
-                )
             return await self.rendered(body, "chatcmpl", light=body.light)
         except RequestError as error:
             error.param = field_of_chat(error, body)

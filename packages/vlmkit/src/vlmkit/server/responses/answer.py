@@ -6,10 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from vlmkit.ask.completion import Completion, FinishReason, Usage
+from vlmkit.ask.completion import Choice, Completion, FinishReason, Usage
+from vlmkit.ask.place import Place
 from vlmkit.ask.sample import Sample
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.server.chat.answer import LogprobsOf
+from vlmkit.server.chat.image_transforms import ImageTransform, image_transforms
+from vlmkit.server.chat.served import Round
 from vlmkit.server.fields.forms import TextForm
 from vlmkit.server.responses import wire as own
 from vlmkit.server.responses.items import (
@@ -18,6 +21,7 @@ from vlmkit.server.responses.items import (
     OutputItem,
     ReasoningItem,
     SaidText,
+    ServedItem,
     ThoughtText,
     new_id,
 )
@@ -112,7 +116,7 @@ class Incomplete(msgspec.Struct):
 
 
 class ResponseBody(ResponseHead, kw_only=True):
-    """A response: how it was asked for, and what came of it."""
+    """A response: how it was asked for, and what came of it; the last two are ours."""
 
     status: ResponseStatus
     completed_at: int | None
@@ -120,6 +124,8 @@ class ResponseBody(ResponseHead, kw_only=True):
     error: ResponseError | None
     output: list[OutputItem]
     usage: ResponseUsage | None
+    image_transforms: list[ImageTransform] | msgspec.UnsetType = msgspec.UNSET
+    places: tuple[Place, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 def response_head(
@@ -164,10 +170,16 @@ class ResponseBodies:
 
     Args:
         head: that.
+        has_transforms: whether a whole answer tells how its images were shown.
+        has_places: whether it tells places.
     """
 
-    def __init__(self, head: ResponseHead) -> None:
+    def __init__(
+        self, head: ResponseHead, *, has_transforms: bool = False, has_places: bool = False
+    ) -> None:
         self.id = head.id
+        self._has_transforms = has_transforms
+        self._has_places = has_places
         self._start = _encode(head)[:-1] + b","
 
     def begun(self) -> bytes:
@@ -175,11 +187,20 @@ class ResponseBodies:
         return self._body("in_progress")
 
     def ended(
-        self, finish_reason: FinishReason | None, output: Sequence[OutputItem], usage: Usage
+        self,
+        finish_reason: FinishReason | None,
+        output: Sequence[OutputItem],
+        usage: Usage,
+        places: Sequence[Place] = (),
     ) -> bytes:
         """Return the body of a whole answer, or of one that its length ended."""
-        status, told = response_status(finish_reason), ResponseUsage.of(usage)
-        return self._body(status, output=output, usage=told)
+        ours: dict[str, Any] = {}
+        if self._has_transforms:
+            ours["image_transforms"] = image_transforms(usage.images)
+        if self._has_places:
+            ours["places"] = places
+        told = ResponseUsage.of(usage)
+        return self._body(response_status(finish_reason), output=output, usage=told, **ours)
 
     def cancelled(self) -> bytes:
         """Return the body of an answer that its client had stopped."""
@@ -205,6 +226,36 @@ class ResponseBodies:
 def response_status(finish_reason: FinishReason | None) -> Literal["completed", "incomplete"]:
     """Return whether an answer came to its own end."""
     return "completed" if finish_reason == "stop" else "incomplete"
+
+
+def output_of_rounds(rounds: Iterable[Round]) -> list[OutputItem]:
+    """Return the items of an answer whose calls the server ran, in the order of the rounds."""
+    output: list[OutputItem] = []
+    reason: FinishReason | None = None
+    for each in rounds:
+        reason = each.choice.finish_reason
+        output += _said(each.choice)
+        for call, result in each.calls:
+            item = ServedItem.begun(call.id, call.name)
+            item.arguments, item.status = call.arguments, "incomplete"
+            if result is not None:
+                item.end(result.text, is_error=result.is_error)
+            output.append(item)
+    if not output:
+        output.append(MessageItem(new_id("msg"), "completed", (SaidText(),)))
+    if not isinstance(output[-1], ServedItem):
+        output[-1].status = response_status(reason)
+    return output
+
+
+def _said(choice: Choice) -> list[OutputItem]:
+    """Return the items of what was thought and said, if anything was."""
+    output: list[OutputItem] = []
+    if choice.reasoning:
+        output.append(ReasoningItem(new_id("rs"), "completed", (ThoughtText(choice.reasoning),)))
+    if choice.text:
+        output.append(MessageItem(new_id("msg"), "completed", (SaidText(choice.text),)))
+    return output
 
 
 def output_of(

@@ -6,6 +6,7 @@ A body is translated into one of the chat API; what comes of that is told in ite
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -15,17 +16,27 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from msgspec.structs import replace
 
 from vlmkit.ask.completion import Completion
+from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import PromptTooLong, RequestError, VlmkitError
 from vlmkit.seams.runner import AnswerStream, Runner
 from vlmkit.server.chat.answer import logprobs_of
 from vlmkit.server.chat.call import MessagesCall
 from vlmkit.server.chat.convert import Converter
+from vlmkit.server.chat.rounds import Rounds, begun, check_alone
+from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.http.errors import Unavailable, fault_of
-from vlmkit.server.responses.answer import ResponseBodies, ResponseHead, output_of, response_head
+from vlmkit.server.responses.answer import (
+    ResponseBodies,
+    ResponseHead,
+    output_of,
+    output_of_rounds,
+    response_head,
+)
 from vlmkit.server.responses.events import ResponseEvents
 from vlmkit.server.responses.items import KeptItem, OutputItem, kept_input, kept_output, new_id
+from vlmkit.server.responses.served_events import ServedEvents
 from vlmkit.server.responses.store import ResponseStore, Turn, owner_of
 from vlmkit.server.responses.turns import EARLIER, Body, as_chat, resolve
 from vlmkit.server.responses.wire import (
@@ -92,7 +103,7 @@ class _ConversationCall(MessagesCall[B]):
         body: Body,
         runner: Runner,
         request_id: str,
-        work: Callable[[Asked], Awaitable[T]],
+        work: Callable[[Asked, ChatRequest], Awaitable[T]],
         *,
         answers: bool = True,
     ) -> _Done[T]:
@@ -131,7 +142,7 @@ class _ConversationCall(MessagesCall[B]):
                 )
                 if answers:
                     self.note_tools(said.chat, runner.facts)
-                result = await work(asked)
+                result = await work(asked, said.chat)
             except RequestError as error:
                 error.param = said.field_of(error)
                 raise
@@ -153,7 +164,11 @@ class CountCall(_ConversationCall[InputTokensRequest]):
     async def start(self, body: InputTokensRequest) -> ASGIApp:
         """Let the runner read the prompt that the conversation would be."""
         runner = await self.runner(body.model)
-        found = (await self.ask(body, runner, "", runner.atokenize, answers=False)).result
+
+        async def counted(asked: Asked, _: ChatRequest) -> PromptTokens:
+            return await runner.atokenize(asked)
+
+        found = (await self.ask(body, runner, "", counted, answers=False)).result
         content = msgspec.json.encode(InputTokens(len(found.token_ids)))
         return ASGIResponse(body=content, headers=self.headers)
 
@@ -177,18 +192,33 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
         runner = await self.runner(body.model)
         is_kept = self._is_kept(body)
         response_id = new_id("resp")
-        done = await self.ask(body, runner, response_id, runner.asubmit)
+
+        async def submitted(asked: Asked, chat: ChatRequest) -> AnswerStream | Rounds:
+            check_alone(chat, asked)
+            if not body.server_tools:
+                return await runner.asubmit(asked)
+            most = body.max_tool_calls
+            return await begun(chat, asked, runner, self.service, shows_calls=True, max_calls=most)
+
+        done = await self.ask(body, runner, response_id, submitted)
         stream, params = done.result, done.request.params or runner.facts.defaults
         logprobs = logprobs_of(runner, params) if params.logprobs else None
         head = response_head(body, params, response_id, is_kept=is_kept)
-        answer = _Answer(ResponseBodies(head), None)
+        bodies = partial(
+            ResponseBodies,
+            has_transforms=bool(body.return_image_transforms),
+            has_places=bool(body.return_places),
+        )
+        answer = _Answer(bodies(head), None)
         if is_kept:
-            answer = self._begun(
-                head, Turn(self.owner, kept_input(body.input), done.before), stream
-            )
+            turn = Turn(self.owner, kept_input(body.input), done.before)
+            answer = self._begun(head, bodies, turn, stream)
 
         def whole(completion: Completion) -> bytes:
-            output = output_of(completion, logprobs, runner.token_bytes)
+            if isinstance(stream, Rounds):
+                output = output_of_rounds(stream.rounds)
+            else:
+                output = output_of(completion, logprobs, runner.token_bytes)
             return answer.end(output, completion)
 
         if body.background:
@@ -201,7 +231,7 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
                 raise
             return ASGIResponse(body=answer.bodies.begun(), headers=self.headers)
         if body.stream:
-            events = ResponseEvents(
+            events = (ServedEvents if body.server_tools else ResponseEvents)(
                 answer.bodies,
                 logprobs=logprobs,
                 num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
@@ -232,9 +262,15 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
             )
         return body.store is not False and not self.store.is_off
 
-    def _begun(self, head: ResponseHead, turn: Turn, stream: AnswerStream) -> "_Answer":
+    def _begun(
+        self,
+        head: ResponseHead,
+        made: Callable[[ResponseHead], ResponseBodies],
+        turn: Turn,
+        stream: AnswerStream | Rounds,
+    ) -> "_Answer":
         """Store the begin of an answer, if there is room for what was said."""
-        bodies = ResponseBodies(head)
+        bodies = made(head)
 
         def stop() -> bytes:
             stream.abort()
@@ -248,11 +284,11 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
             raise RequestError(
                 "there is no room to store a response of this size", param="background"
             )
-        return _Answer(ResponseBodies(replace(head, store=False)), None)
+        return _Answer(made(replace(head, store=False)), None)
 
     async def _go_on(
         self,
-        stream: AnswerStream,
+        stream: AnswerStream | Rounds,
         whole: Callable[[Completion], bytes],
         answer: "_Answer",
         lease: AsyncExitStack,
@@ -284,7 +320,7 @@ class _Answer:
     def end(self, output: Sequence[OutputItem], completion: Completion) -> bytes:
         """Return the body of a whole answer, and store it."""
         (choice,) = completion.choices
-        body = self.bodies.ended(choice.finish_reason, output, completion.usage)
+        body = self.bodies.ended(choice.finish_reason, output, completion.usage, choice.places)
         self.keep(body, output)
         return body
 

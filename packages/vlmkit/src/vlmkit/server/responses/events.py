@@ -12,6 +12,7 @@ from litestar.types import Scope
 
 from vlmkit.ask.completion import Chunk, FinishReason, Usage
 from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.ask.place import Place
 from vlmkit.ask.sample import Sample
 from vlmkit.server.chat.answer import LogprobsOf, TokenLogprob
 from vlmkit.server.http.errors import fault_of
@@ -22,6 +23,7 @@ from vlmkit.server.responses.items import (
     OutputItem,
     ReasoningItem,
     SaidText,
+    ServedItem,
     Status,
     ThoughtText,
     new_id,
@@ -66,6 +68,7 @@ class ResponseEvents:
         self._num_samples = 0
         self._delta_start = self._delta_end = b""
         self._finish_reason: FinishReason | None = None
+        self._places: Sequence[Place] = ()
 
     def opening(self) -> bytes:
         """Return the first events: a response without output."""
@@ -80,21 +83,21 @@ class ResponseEvents:
                 self._wait(chunk.samples)
             events += [self._delta(delta) for delta in chunk.deltas]
             if chunk.finish_reason is not None:
-                self._finish_reason = chunk.finish_reason
+                self._finish_reason, self._places = chunk.finish_reason, chunk.places
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: the end of the last item, and the whole response."""
         status = response_status(self._finish_reason)
         begun = b"" if self._output else self._begin(_TEXT, TextDelta(""))
-        ended = begun + self._end(status)
-        body = self._bodies.ended(self._finish_reason, self._output, usage)
+        ended = begun + self._end_all(status)
+        body = self._bodies.ended(self._finish_reason, self._output, usage, self._places)
         self._keep(body, self._output)
         return ended + self._whole(f"response.{status}", body)
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the events that end an answer which failed."""
-        ended = self._end("incomplete")
+        ended = self._end_all("incomplete")
         body = self._bodies.failed(fault_of(error, scope).message, self._output)
         return ended + self._whole("response.failed", body)
 
@@ -121,15 +124,14 @@ class ResponseEvents:
         item: OutputItem
         if isinstance(delta, ToolCallDelta):
             self._waiting.clear()
-            item = CallItem(new_id("fc"), delta.id, delta.name)
-            kind = "response.function_call_arguments.delta"
+            item, kind = self._call(delta)
         elif isinstance(delta, ReasoningDelta):
             item, kind = ReasoningItem(new_id("rs")), "response.reasoning_text.delta"
         else:
             item, kind = MessageItem(new_id("msg")), "response.output_text.delta"
         self._output.append(item)
         begun = self._event("response.output_item.added", output_index=self._index, item=item)
-        if isinstance(item, CallItem):
+        if isinstance(delta, ToolCallDelta):
             place = self._place()
         else:
             place = self._place(content_index=0)
@@ -149,16 +151,30 @@ class ResponseEvents:
         item, text = self._output[-1], "".join(self._pieces)
         item.status = status
         self._pieces = []
-        if isinstance(item, CallItem):
-            item.arguments = text
-            said = {"name": item.name, "arguments": text}
-            kind = "response.function_call_arguments.done"
-            events = self._event(kind, **self._place(), **said)
-        else:
-            events = self._end_part(item, text)
-        return events + self._event(
-            "response.output_item.done", output_index=self._index, item=item
-        )
+        if isinstance(item, CallItem | ServedItem):
+            return self._end_call(item, text)
+        return self._end_part(item, text) + self._done(self._index)
+
+    def _end_all(self, status: Status) -> bytes:
+        """Return the events that end what is open when the answer is over."""
+        return self._end(status)
+
+    def _call(self, delta: ToolCallDelta) -> tuple[OutputItem, str]:
+        """Return the item of a call that begins, and what more of its arguments are called."""
+        item = CallItem(new_id("fc"), delta.id, delta.name)
+        return item, "response.function_call_arguments.delta"
+
+    def _end_call(self, item: CallItem | ServedItem, arguments: str) -> bytes:
+        """Return the events that end the call which is open."""
+        item.arguments = arguments
+        said = {"name": item.name, "arguments": arguments}
+        kind = "response.function_call_arguments.done"
+        return self._event(kind, **self._place(), **said) + self._done(self._index)
+
+    def _done(self, index: int) -> bytes:
+        """Return the event that tells an item as a whole."""
+        item = self._output[index]
+        return self._event("response.output_item.done", output_index=index, item=item)
 
     def _end_part(self, item: MessageItem | ReasoningItem, text: str) -> bytes:
         place = self._place(content_index=0)

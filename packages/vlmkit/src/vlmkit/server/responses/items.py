@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from vlmkit.server.chat.answer import TokenLogprob
+from vlmkit.server.chat.served import LABEL
 from vlmkit.server.responses import wire as own
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -59,7 +60,35 @@ class CallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     status: Status = "in_progress"
 
 
-OutputItem = MessageItem | ReasoningItem | CallItem
+class ToolFailure(msgspec.Struct, tag_field="type", tag="mcp_tool_execution_error"):
+    """Why a tool of the server came to nothing."""
+
+    content: list[own.InputText]
+
+
+class ServedItem(msgspec.Struct, tag_field="type", tag="mcp_call"):
+    """A call of a tool that the server runs, and what came of it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    server_label: str = LABEL
+    output: str | None = None
+    error: ToolFailure | None = None
+    status: Status | Literal["failed"] = "in_progress"
+
+    @classmethod
+    def begun(cls, call_id: str, name: str) -> "ServedItem":
+        """Return the item of a call that begins; its id ends with the call's."""
+        return cls(f"{new_id('mcp')}_{call_id}", name)
+
+    def end(self, text: str, *, is_error: bool) -> None:
+        """Note what came of it."""
+        self.output, self.status = text, "failed" if is_error else "completed"
+        self.error = ToolFailure([own.InputText(text=text)]) if is_error else None
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem | ServedItem
 
 
 class KeptItem(NamedTuple):
@@ -91,6 +120,7 @@ _PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "mcp_call": "mcp",
 }
 
 
@@ -102,6 +132,10 @@ def _fields(item: own.Item) -> dict[str, Any]:
     if item.type == "function_call_output":
         output = item.output if isinstance(item.output, str) else [*_parts(item.output or ())]
         return {"type": item.type, "call_id": item.call_id, "output": output}
+    if item.type == "mcp_call":
+        told = ("name", "arguments", "server_label", "error")
+        output = item.output if isinstance(item.output, str) else [*_parts(item.output or ())]
+        return {"type": item.type, "output": output} | {n: getattr(item, n) for n in told}
     if item.type == "reasoning":
         summary = [{"type": "summary_text", "text": part.text} for part in item.summary or ()]
         return {"type": item.type, "summary": summary, "content": [*_parts(item.content or ())]}

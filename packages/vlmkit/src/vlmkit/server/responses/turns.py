@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
 from vlmkit.server.chat import wire
 from vlmkit.server.chat.convert import field_of_chat
+from vlmkit.server.chat.tool_runs import writable
 from vlmkit.server.fields import wire_tools
 from vlmkit.server.fields.forms import JsonSchemaForm, NamedSchema, ResponseFormat
 from vlmkit.server.fields.wire_sampling import AnswerFields
@@ -18,13 +20,14 @@ from vlmkit.server.responses import wire as own
 from vlmkit.server.responses.items import KeptItem
 
 EARLIER = "previous_response_id"
-_SHARED = {*AnswerFields.__struct_fields__, "max_image_tokens", "mm_processor_kwargs"} - {
+_SHARED = {*AnswerFields.__struct_fields__, *wire.OURS} - {
     "max_tokens"  # is refused here
 }
 _PLACES = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
+    "logprobs": "include",
     "reasoning_effort": "reasoning.effort",
 }
 _FIELDS = {
@@ -32,6 +35,7 @@ _FIELDS = {
     "function_call": ({"call_id", "name", "arguments"}, set[str]()),
     "function_call_output": ({"call_id", "output"}, {"name"}),
     "reasoning": (set[str](), {"content", "summary"}),
+    "mcp_call": ({"id", "name", "arguments"}, {"server_label", "output", "error"}),
     "item_reference": ({"id"}, set[str]()),
 }
 """Fields that an item of each type must have, and others that it may have."""
@@ -196,6 +200,8 @@ class _Conversation:
             self.messages.append(wire.ToolMessage(content=parts, tool_call_id=item.call_id or ""))
         elif kind == "function_call":
             self._call(place, item)
+        elif kind == "mcp_call":
+            self._served(place, item)
         elif kind == "reasoning":
             self._think(item)
         else:
@@ -238,6 +244,18 @@ class _Conversation:
         self.places[here] = place if place == EARLIER else f"{place}.arguments"
         called = wire.CalledFunction(name=item.name or "", arguments=item.arguments or "")
         calls.append(wire.ToolCall(id=item.call_id or "", function=called))
+
+    def _served(self, place: str, item: own.Item) -> None:
+        """Say a call that the server ran, which may be broken, and what came of it."""
+        call_id = (item.id or "").rpartition("_")[2]
+        written = ToolCallPart(call_id, item.name or "", item.arguments or "")
+        (call,) = writable([written])
+        message = self._assistant()
+        calls = message.tool_calls = message.tool_calls or []
+        called = wire.CalledFunction(name=call.name, arguments=call.arguments)
+        calls.append(wire.ToolCall(id=call_id, function=called))
+        parts = self._parts(f"{place}.output", item.output or "", may_show=False)
+        self.messages.append(wire.ToolMessage(content=parts, tool_call_id=call_id))
 
     def _assistant(self) -> wire.AssistantMessage:
         """Return the assistant's message that is going on, or a new one."""

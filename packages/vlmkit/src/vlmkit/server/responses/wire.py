@@ -12,6 +12,7 @@ from vlmkit.server.chat.wire import (
     ImageLimits,
     MaxImageTokens,
     NotSupported,
+    ServerTools,
     TemplateValues,
     Text,
 )
@@ -66,7 +67,12 @@ Parts = Annotated[list[Part], Meta(max_length=1024)]
 Outputs = Annotated[list[InputText | InputImage | OutputText], Meta(max_length=1024)]
 Summary = Annotated[list[SummaryText], Meta(max_length=1024)]
 ItemType = Literal[
-    "message", "function_call", "function_call_output", "reasoning", "item_reference"
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "mcp_call",
+    "item_reference",
 ]
 
 
@@ -75,7 +81,7 @@ class Item(_Wire):
 
     type: ItemType | None = None
     id: Label | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Text | Parts | None = None
     summary: Summary | None = None
@@ -83,6 +89,8 @@ class Item(_Wire):
     name: Label | None = None
     arguments: Text | None = None
     output: Text | Outputs | None = None
+    server_label: Label | None = None
+    error: Any = None  # is said in the output, too
 
 
 class FunctionTool(_Wire, tag_field="type", tag="function"):
@@ -187,13 +195,16 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     chat_template_kwargs: TemplateValues | None = None
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None
+    return_image_transforms: bool | None = None
+    return_places: bool | None = None
+    server_tools: ServerTools = None
+    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None  # of these; OpenAI's
 
     # Taken, and without effect by their own definition: labels, and what is the case anyway.
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     image: RequestImages | None = None
-    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None  # of tools that are not here
 
     # Ignored, and told: they change no answer.
     prompt_cache_options: Any = None
