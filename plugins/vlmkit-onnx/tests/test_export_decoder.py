@@ -2,6 +2,7 @@
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import zoo  # noqa: E402
-from vlmkit_onnx.export import exporter, loading, sample  # noqa: E402
+from vlmkit_onnx.export import decoder, exporter, loading, sample  # noqa: E402
 from vlmkit_onnx.export.anatomy import examine, max_tokens  # noqa: E402
 from vlmkit_onnx.export.check import check  # noqa: E402
 from vlmkit_onnx.export.decoder import export_decoder  # noqa: E402
@@ -346,6 +347,27 @@ def test_a_graph_is_right_for_the_tokens_before_rotation_changes(by_layer: bool)
     config = transformers.Gemma3TextConfig(max_position_embeddings=128)
     config.rope_parameters = stated if by_layer else table
     assert max_tokens(config) == 32
+
+
+def test_a_graph_is_the_same_when_the_exporters_do_all_their_work(
+    mistral: Exported, checkpoint: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = checkpoint("mistral")
+    parts = Parts(loading.load(source))
+    monkeypatch.setattr(decoder, "tracing", lambda: warnings.catch_warnings(action="ignore"))
+    slowly = decoder.trace(parts, examine(parts, family_of(source.config).visibility))
+    assert _operators(slowly) == _operators(onnx_ir.load(mistral.path))
+
+
+def _operators(model: onnx_ir.Model) -> list[tuple[str, list[str], list[str]]]:
+    return [
+        (
+            node.op_type,
+            ["" if value is None else str(value.name) for value in node.inputs],
+            [str(value.name) for value in node.outputs],
+        )
+        for node in model.graph
+    ]
 
 
 def test_an_export_leaves_torch_and_transformers_as_they_were(mistral: Exported) -> None:

@@ -6,8 +6,6 @@ Only attention is ours. Quantization has happened before, in the modules themsel
 
 # ruff: noqa: SLF001 - the one private table of transformers that the tracing of experts needs
 
-import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
 from vlmkit_onnx.export.tidy import tidy
 from vlmkit_onnx.export.token_linear import write_out
+from vlmkit_onnx.export.tracing import tracing
 from vlmkit_onnx.export.views import Parts, attention
 from vlmkit_torch import rope
 
@@ -103,7 +102,7 @@ def trace(parts: Parts, anatomy: Anatomy) -> onnx_ir.Model:
     module = SlotDecoder(parts, anatomy).eval()
     inputs, shapes = example(anatomy, parts.dtype)
     try:
-        with torch.no_grad(), _prepared(parts, module.board), _quietly():
+        with torch.no_grad(), _prepared(parts, module.board), tracing():
             graph = _trace(module, inputs, shapes)
             fuse_for_onnxruntime(graph, "cpu")
     except VlmkitError:
@@ -256,17 +255,3 @@ def _steady(rope_type: str | dict[str, str]) -> str | dict[str, str]:
     if isinstance(rope_type, dict):
         return {layer_type: str(_steady(kind)) for layer_type, kind in rope_type.items()}
     return "default" if rope.changes(rope_type) else rope_type
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep the exporters' own warnings from users, who can do nothing about them."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)

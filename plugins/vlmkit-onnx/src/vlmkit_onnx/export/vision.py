@@ -6,9 +6,7 @@ of other sizes and in other batches than the traced ones.
 
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.export.towers.table import tower_of
 from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
+from vlmkit_onnx.export.tracing import tracing
 from vlmkit_onnx.export.vision_attention import vision_attention
 from vlmkit_onnx.export.vision_check import check_vision
 from vlmkit_onnx.vision.feeding import AnyArray
@@ -82,7 +81,7 @@ def trace(tower: Tower, inputs: Mapping[str, AnyArray]) -> onnx_ir.Model:
         CheckpointError: the family's code cannot be traced.
     """
     try:
-        with _quiet(), torch.no_grad(), vision_attention(tower.module):
+        with tracing(), torch.no_grad(), vision_attention(tower.module):
             graph = _trace(tower, inputs)
             fuse_for_onnxruntime(graph, "cpu")
     except VlmkitError:
@@ -111,14 +110,6 @@ def _trace(tower: Tower, arrays: Mapping[str, AnyArray]) -> onnx_ir.Model:
     )
     graph: onnx_ir.Model = made.model
     return graph
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what the exporters say about their own insides."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _save(graph: onnx_ir.Model, folder: Path) -> None:
