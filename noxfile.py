@@ -22,9 +22,9 @@ nox.options.sessions = ["tests", "lint", "types"]
 PROJECT = nox.project.load_toml("pyproject.toml")
 CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
-GUIDANCE, MCP = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp"
+GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
-ALL = [CORE, MOCK, HF, TORCH, ONNX_EXPORT, DEMO, GUIDANCE, MCP]
+ALL = [CORE, MOCK, HF, TORCH, ONNX_EXPORT, DEMO, GUIDANCE, MCP, PDF]
 PATHS = [path.partition("[")[0] for path in ALL]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
@@ -39,6 +39,7 @@ OLDEST = {
     ONNX_CPU: [CORE, HF, ONNX_CPU, DEMO],
     GUIDANCE: [CORE, MOCK, HF, GUIDANCE],
     MCP: [CORE, MOCK, MCP],
+    PDF: [CORE, MOCK, PDF],
 }
 # What each client needs to be tried by the file of tests/clients that has its name.
 CLIENTS = {

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -248,7 +249,7 @@ def test_a_file_that_nobody_recognises_is_refused(tmp_path: Path) -> None:
     with hearing(pipeline={"max_media_bytes": 100}) as model:
         with pytest.raises(MediaError, match="no media loader recognises") as caught:
             model.generate("?", media=[b"once upon a time"])
-        assert caught.value.hint == "media loaders here: image, wav"
+        assert {"image", "wav"} <= set(re.findall(r"\w+", caught.value.hint))
         with pytest.raises(MediaError, match="cannot be read"):
             model.generate("?", media=[tmp_path / "absent.wav"])
         (tmp_path / "long.wav").write_bytes(bytes(101))
@@ -260,7 +261,7 @@ def test_a_file_that_nobody_recognises_is_refused(tmp_path: Path) -> None:
     ("media", "problem"),
     [
         ("loud.wav", "media must be a list"),
-        ([3], "a MediaPart, a path or bytes"),
+        ([3], "a MediaPart, a FilePart, a path or bytes"),
     ],
 )
 def test_what_is_no_medium_is_refused(media: Any, problem: str) -> None:

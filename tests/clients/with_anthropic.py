@@ -80,6 +80,27 @@ def test_a_picture_is_asked_about_whole_and_streamed(client, image):
     assert final.usage.output_tokens == whole.usage.output_tokens
 
 
+def test_a_file_is_sent_once_and_named(client, png):
+    files = client.beta.files
+    sent = files.upload(file=("shapes.png", png, "image/png"))
+    assert files.retrieve_metadata(sent.id).size_bytes == len(png)
+    assert files.download(sent.id).read() == png
+    assert sent.id in [file.id for file in files.list(limit=1)]
+    source = {"type": "file", "file_id": sent.id}
+    answers = [
+        client.beta.messages.create(
+            model="mock",
+            max_tokens=300,
+            messages=[{"role": "user", "content": [{"type": kind, "source": source}]}],
+        )
+        for kind in ("image", "document")
+    ]
+    assert answers[0].content[0].text == answers[1].content[0].text
+    assert files.delete(sent.id).type == "file_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        files.download(sent.id)
+
+
 def test_a_count_is_what_an_answer_has_read(client, image):
     question = asked(image, text("hello")) | {"system": "Be brief."}
     answer = client.messages.create(**question)

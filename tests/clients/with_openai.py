@@ -205,6 +205,26 @@ def test_a_response_is_counted(client):
     )
 
 
+def test_a_file_is_sent_once_named_in_both_apis_and_deleted(client, png):
+    sent = client.files.create(file=("shapes.png", png), purpose="vision")
+    assert client.files.wait_for_processing(sent.id).status == "processed"
+    assert client.files.content(sent.id).read() == png
+    assert sent.id in [file.id for file in client.files.list(limit=1)]
+    parts = [{"type": "file", "file": {"file_id": sent.id}}, {"type": "text", "text": "what?"}]
+    chat = client.chat.completions.create(
+        model="mock", messages=[{"role": "user", "content": parts}]
+    )
+    items = [
+        {"type": "input_file", "file_id": sent.id},
+        {"type": "input_text", "text": "what?"},
+    ]
+    response = client.responses.create(model="mock", input=[{"role": "user", "content": items}])
+    assert response.output_text == chat.choices[0].message.content
+    assert client.files.delete(sent.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="mock", input=[{"role": "user", "content": items}])
+
+
 def test_texts_go_on(client):
     answer = client.completions.create(
         model="mock", prompt=["one", "two"], max_tokens=3, echo=True, logprobs=1

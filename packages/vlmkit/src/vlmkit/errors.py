@@ -93,20 +93,21 @@ class PromptTooLong(RequestError):  # noqa: N818
 
 
 class MediaError(RequestError):
-    """A file or a medium is refused: its format, its size or its content."""
+    """A file or a medium is refused: its format, its size or its content.
+
+    Attributes:
+        index: which of the images and files of a request it is, from 0; None where that is not
+            known.
+    """
 
     code = "invalid_media"
+    index: int | None = None
 
 
 class ImageError(MediaError):
-    """An image is refused: its format, its size, its address or its content.
-
-    Attributes:
-        index: which of the images of a request it is, from 0; None where that is not known.
-    """
+    """An image is refused: its format, its size, its address or its content."""
 
     code = "invalid_image"
-    index: int | None = None
 
 
 class ConstraintError(RequestError):

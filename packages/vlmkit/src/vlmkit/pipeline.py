@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
+from itertools import chain, repeat
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -94,6 +95,7 @@ class Pipeline:
         settings: PipelineSettings | None = None,
         pooling: Callable[[], Pooling] = Pooling,
     ) -> None:
+        loaders = {"image": ImageLoader()} if media_loaders is None else media_loaders
         self.facts = facts = RunnerFacts(
             name=name,
             limits=engine.limits,
@@ -102,6 +104,7 @@ class Pipeline:
             defaults=defaults or SamplingParams(),
             bounds=settings or PipelineSettings(),
             options=tokenizer.honours.union(() if constraint is None else (CONSTRAINT,)),
+            media_loaders=tuple(loaders),
         )
         self._tokenizer = tokenizer
         self._engine = engine
@@ -109,7 +112,6 @@ class Pipeline:
         self._features = FeatureCache(facts.bounds.feature_cache_bytes)
         self._workers = ThreadPoolExecutor(facts.bounds.num_workers, "vlmkit-prompt")
         num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
-        loaders = {"image": ImageLoader()} if media_loaders is None else media_loaders
         pooling = cache(pooling)
         self._prompts = Prompts(
             tokenizer,
@@ -156,7 +158,7 @@ class Pipeline:
             OutOfMemory: this machine has no room for its prompt now.
         """
         started = time.perf_counter()
-        params, prompt, sequences = self._intake.read(request)
+        params, prompt, sequences, pages = self._intake.read(request)
         facts = RequestFacts(
             id=request.id or f"req-{secrets.token_hex(8)}",
             model=self.facts.name,
@@ -168,7 +170,7 @@ class Pipeline:
         channel = Channel(
             facts,
             max_unread_tokens=self.facts.bounds.max_unread_tokens,
-            images=_shown_images(prompt),
+            images=_shown_images(prompt, pages),
             encoded=sequences[0].encoded,
             prompt_s=time.perf_counter() - started,
             observers=self._observers,
@@ -297,12 +299,12 @@ class Pipeline:
         self.close()
 
 
-def _shown_images(prompt: Prompt) -> dict[int, ShownImage]:
+def _shown_images(prompt: Prompt, pages: Seq[int | None]) -> dict[int, ShownImage]:
     """Return how images are shown, by their places among the media; keeps none of their arrays."""
+    slots = ((place, slot) for place, slot in enumerate(prompt.media) if slot.kind == "image")
     return {
-        place: ShownImage(slot.num_features, is_cached=True, transform=slot.transform)
-        for place, slot in enumerate(prompt.media)
-        if slot.kind == "image"
+        place: ShownImage(slot.num_features, is_cached=True, transform=slot.transform, page=page)
+        for (place, slot), page in zip(slots, chain(pages, repeat(None)), strict=False)
     }
 
 

@@ -56,6 +56,7 @@ def test_the_transform_of_each_image_is_in_the_answer(fresh):
             "pad": [0, 0, 0, 0],
             "num_tiles": 1,
         },
+        "page": None,
     }
     assert second["num_tokens"] == 4
     assert second["transform"]["turned"] is True

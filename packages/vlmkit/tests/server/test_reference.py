@@ -5,13 +5,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import fields
 from running_server import running
 
-from vlmkit.server.chat.wire import ChatRequest
+from vlmkit.server.chat.wire import ChatRequest, NamedFile
 from vlmkit.server.fields.ignored import CHANGING
-from vlmkit.server.messages.wire import CountRequest, MessagesRequest
+from vlmkit.server.files.wire import FileForm, FilesQuery
+from vlmkit.server.messages.wire import CountRequest, DocumentBlock, MessagesRequest
 from vlmkit.server.responses.wire import InputTokensRequest, Item, ResponsesRequest
-from vlmkit.settings.server import FetchSettings, ResponsesSettings, ServerSettings
+from vlmkit.settings.server import (
+    FetchSettings,
+    FilesSettings,
+    ResponsesSettings,
+    ServerSettings,
+)
 
 DOCS = Path(__file__).parents[4] / "docs"
 REFERENCE = (DOCS / "reference/http.md").read_text()
@@ -42,6 +49,19 @@ def test_every_field_of_the_responses_api_is_in_the_reference(name):
     assert re.search(rf"`{name}[`:.]", REFERENCE)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *NamedFile.__struct_fields__,
+        *DocumentBlock.__struct_fields__,
+        *(field.encode_name for field in fields(FileForm)),
+        *FilesQuery.__struct_fields__,
+    ],
+)
+def test_every_field_of_files_is_in_the_reference(name):
+    assert f"`{name}`" in REFERENCE
+
+
 @pytest.mark.parametrize("name", sorted(CHANGING))
 def test_every_field_that_changes_the_answer_elsewhere_is_in_the_reference(name):
     assert f"`{name}`" in REFERENCE
@@ -51,6 +71,7 @@ def test_every_field_that_changes_the_answer_elsewhere_is_in_the_reference(name)
     "name",
     ServerSettings.__struct_fields__
     + FetchSettings.__struct_fields__
+    + FilesSettings.__struct_fields__
     + ResponsesSettings.__struct_fields__,
 )
 def test_every_setting_is_in_the_guide(name):
@@ -69,7 +90,7 @@ def test_the_guides_clients_work(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (8, 6)).save("shapes.png")
-    first, second, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    first, second, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     with running() as server:
         program = (first + second + "client.close()\n").replace('"demo"', '"mock"')
         exec(program.replace("http://127.0.0.1:8000", server.url), {})

@@ -50,7 +50,7 @@ def test_what_is_read_can_be_asked_for_without_its_body(server, path):
     assert head.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("path", POSTED)
+@pytest.mark.parametrize("path", sorted({*POSTED} - {*READABLE}))
 def test_what_is_posted_to_cannot_be_read(server, path):
     for method in ("GET", "HEAD"):
         answer = server.http.request(method, server.url + filled(path))

@@ -6,7 +6,6 @@ Resizing and normalising for a model is the tokenizer's business; fetching by UR
 :mod:`vlmkit.kit.image_fetcher`.
 """
 
-import binascii
 import hashlib
 import io
 import weakref
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from vlmkit.ask import jpeg
+from vlmkit.ask.base64_text import from_base64
 from vlmkit.ask.header import Header, read_header, with_all_tags
 from vlmkit.ask.pixels import FORMATS, SUBJECT, Pixels, decoded, meant, upright
 from vlmkit.errors import ImageError, OutOfMemory
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import PIL.Image
 
 STRIP_ROWS = 256  # hashed at once, so that a large picture is not copied whole
-BASE64_PIECE_CHARS = 2**20  # a multiple of 4, so that pieces decode alone
 ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image or an array
 
 
@@ -238,18 +237,9 @@ def _data_url_bytes(url: str, limits: ImageLimits) -> bytes:
     if (len(url) - start) * 3 // 4 > limits.max_bytes + 2:
         raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
     try:
-        return _from_base64(url, start)
+        return from_base64(url, start)
     except ValueError as error:  # binascii.Error is one
         raise ImageError("the data: URL's content is not valid base64") from error
-
-
-def _from_base64(text: str, start: int) -> bytes:
-    """Decode the end of a text in pieces: the decoder lets no other thread run meanwhile."""
-    if 0 <= text.find("=", start) < len(text) - 2:
-        raise ValueError("padding stands before the end")
-    places = range(start, len(text), BASE64_PIECE_CHARS)
-    pieces = (text[place : place + BASE64_PIECE_CHARS] for place in places)
-    return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
 
 
 def _file_bytes(path: Path, limits: ImageLimits) -> bytes:

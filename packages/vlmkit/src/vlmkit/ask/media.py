@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError, RequestError
 
 OWN_KINDS = frozenset({"text", "image"})
@@ -60,12 +62,24 @@ class FilePart:
 
     Attributes:
         data: what the file holds.
+        pages: those that are shown; all of them when None. Of a file without pages it is refused.
+        options: how large each of its pictures is shown.
+        max_tokens: placeholder tokens that its pictures may take together, each as many as the
+            others; it is refused where they cannot be made so small.
     """
 
     data: bytes
+    pages: Pages | None = None
+    options: ImageOptions = PLAIN_IMAGE
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        most = self.max_tokens
+        if most is not None and (type(most) is not int or most < 1):
+            raise RequestError("a file's max_tokens must be a number from 1", param="max_tokens")
 
 
-MediaSource = MediaPart | bytes | str | PathLike[str]
+MediaSource = MediaPart | FilePart | bytes | str | PathLike[str]
 
 
 def media_part(source: MediaSource, max_bytes: int) -> MediaPart | FilePart:
@@ -75,12 +89,14 @@ def media_part(source: MediaSource, max_bytes: int) -> MediaPart | FilePart:
         MediaError: the file cannot be read, or has more than ``max_bytes``.
         RequestError: it is none of these.
     """
-    if isinstance(source, MediaPart):
+    if isinstance(source, MediaPart | FilePart):
         return source
     if isinstance(source, bytes | bytearray | memoryview):
         return FilePart(bytes(source))
     if not isinstance(source, str | PathLike):
-        raise RequestError("a medium must be a MediaPart, a path or bytes", param="media")
+        raise RequestError(
+            "a medium must be a MediaPart, a FilePart, a path or bytes", param="media"
+        )
     try:
         with Path(source).open("rb") as file:
             data = file.read(max_bytes + 1)

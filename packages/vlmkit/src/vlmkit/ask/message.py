@@ -25,10 +25,17 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image at this place of the message, and how large it is shown."""
+    """An image at this place of the message.
+
+    Attributes:
+        image: the image.
+        options: how large it is shown.
+        page: the page of a document that it is, from 1; None of any other image.
+    """
 
     image: Image
     options: ImageOptions = PLAIN_IMAGE
+    page: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class PromptMedium:
         digest: sha256 over content, options and processor; empty in a light prompt.
         size: of an upright image; None of other media.
         used_size: of the picture that the model looks at; None where the processor does not say.
+        page: the page of a document that an image is, from 1; None of all else.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class PromptMedium:
     digest: bytes = b""
     size: Size | None = None
     used_size: Size | None = None
+    page: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ class ShownImage:
         num_tokens: tokens whose place its features took.
         is_cached: whether nothing was encoded for it: what it comes to was there already.
         transform: what was done to the picture; None where its processor does not say.
+        page: the page of a document that it is, from 1; None of any other image.
     """
 
     num_tokens: int
     is_cached: bool
     transform: Transform | None = None
+    page: int | None = None

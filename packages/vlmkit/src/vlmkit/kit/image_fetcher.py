@@ -1,4 +1,4 @@
-"""Fetching an image by URL without becoming somebody's way into a private network.
+"""Fetching a picture or a file by URL without becoming somebody's way into a private network.
 
 A name is resolved once, every address it has must be public, and the connection goes to a checked
 address; a redirect is a new address. Proxy variables, cookies and credentials play no part. A
@@ -181,4 +181,4 @@ def _target(url: httpx2.URL) -> httpcore2.URL:
 
 
 def _headers(url: httpx2.URL) -> list[tuple[bytes, bytes]]:
-    return [(b"host", url.netloc), (b"accept", b"image/*"), (b"connection", b"close")]
+    return [(b"host", url.netloc), (b"accept", b"image/*, */*;q=0.5"), (b"connection", b"close")]

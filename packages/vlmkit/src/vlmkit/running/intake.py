@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vlmkit.ask.constraint import Constraint
+from vlmkit.ask.message import image_parts_of
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import ConstraintError, PromptTooLong, RequestError, VlmkitError
@@ -44,11 +45,13 @@ class Asked(NamedTuple):
         params: its own, or the model's.
         prompt: what every choice starts from.
         sequences: one for each choice.
+        pages: for each image of the prompt the page of a document that it is, or None.
     """
 
     params: SamplingParams
     prompt: Prompt
     sequences: list[Sequence]
+    pages: Seq[int | None]
 
 
 class Intake:
@@ -107,7 +110,7 @@ class Intake:
         if request.options.light:
             raise RequestError("a light prompt has nothing that could be computed", param="light")
         params = checked_params(request, self._facts, self._tokenizer)
-        prompt = self._prompts.made(request)
+        prompt, messages = self._prompts.made(request)
         if request.places:
             check_places(prompt)
         else:
@@ -116,7 +119,8 @@ class Intake:
         sequences = self._sequences(request, asked, params)
         if len(sequences) != params.n:
             params = msgspec.structs.replace(params, n=len(sequences))
-        return Asked(params, asked.prompt, sequences)
+        pages = tuple(part.page for part in image_parts_of(messages))
+        return Asked(params, asked.prompt, sequences, pages)
 
     def _is_in_vocabulary(self, token_id: int) -> bool:
         return 0 <= token_id < self._limits.vocab_size

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from vlmkit.ask.message import TextPart, image_parts_of
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.message import TextPart, image_parts_of, parts_of
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import RequestError
@@ -57,12 +58,7 @@ def check_options(request: Request, tokenizer: Tokenizer) -> None:
         check_honoured(option, tokenizer)
     if request.places:
         check_honoured("return_places", tokenizer)
-    shown = [part.options for part in image_parts_of(request.messages)]
-    for image in (*shown, *(placed.options for placed in request.images)):
-        if image.max_tokens is not None:
-            check_honoured("max_image_tokens", tokenizer)
-        if image.processor:
-            check_honoured("mm_processor_kwargs", tokenizer)
+    _check_images(request, tokenizer)
     if request.options.continue_final_message:
         last = request.messages[-1]
         is_text = bool(last.parts) and isinstance(last.parts[-1], TextPart)
@@ -71,6 +67,19 @@ def check_options(request: Request, tokenizer: Tokenizer) -> None:
                 "a message that goes on must be the assistant's, and end with text",
                 param="continue_final_message",
             )
+
+
+def _check_images(request: Request, tokenizer: Tokenizer) -> None:
+    """Refuse what is asked of images, and of files that may hold some, and nobody honours."""
+    files = [part for part in parts_of(request.messages) if isinstance(part, FilePart)]
+    shown = [part.options for part in image_parts_of(request.messages)]
+    shown += [file.options for file in files]
+    shown += [placed.options for placed in request.images]
+    bounds = [options.max_tokens for options in shown] + [file.max_tokens for file in files]
+    if any(bound is not None for bound in bounds):
+        check_honoured("max_image_tokens", tokenizer)
+    if any(options.processor for options in shown):
+        check_honoured("mm_processor_kwargs", tokenizer)
 
 
 def check_honoured(option: Option, tokenizer: Tokenizer) -> None:

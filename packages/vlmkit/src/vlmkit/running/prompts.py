@@ -7,11 +7,12 @@ an answer to it fits the context, is the intake's business.
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import replace
 
-from vlmkit.ask.message import Message, images_of
+from vlmkit.ask.message import Message, image_parts_of, images_of
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.kit.pooling import Pooling
+from vlmkit.running.files import Opened, blame_sent
 from vlmkit.running.media import MediaIntake
 from vlmkit.running.params import check_ids, check_options
 from vlmkit.running.pictures import Pictures
@@ -47,21 +48,22 @@ class Prompts:
         self._pooling = pooling
         self._limits = limits
 
-    def made(self, request: Request) -> Prompt:
-        """Return a request's prompt, which may be too long to be answered.
+    def made(self, request: Request) -> tuple[Prompt, Seq[Message]]:
+        """Return a request's prompt, which may be too long, and the conversation with all opened.
 
         Raises:
             RequestError: it is wrong.
             OutOfMemory: this machine has no room for it now.
         """
-        return self._made(request)[0]
+        prompt, opened = self._made(request)
+        return prompt, opened.messages
 
     def tokens(self, request: Request) -> PromptTokens:
         """Return what a request's prompt comes to; errors as for :meth:`made`."""
-        prompt, messages = self._made(request)
-        return told(prompt, images_of(messages))
+        prompt, opened = self._made(request)
+        return told(prompt, image_parts_of(opened.messages))
 
-    def _made(self, request: Request) -> tuple[Prompt, Seq[Message]]:
+    def _made(self, request: Request) -> tuple[Prompt, Opened]:
         """Return a prompt, and the conversation that it is of, with its media opened."""
         is_plain = request.text is not None or request.token_ids is not None
         if bool(request.messages) == is_plain or None not in (request.text, request.token_ids):
@@ -72,28 +74,33 @@ class Prompts:
             )
             raise RequestError(problem, param="messages")
         check_options(request, self._tokenizer)
-        messages: Seq[Message] = ()
+        opened = Opened((), ())
         try:
             if request.images:
-                messages = self._media.read(showing(request.images))
-                prompt = self._placed(messages, request)
+                opened = self._media.read(showing(request.images))
+                prompt = self._placed(opened.messages, request)
             elif is_plain:
                 prompt = Prompt(self._plain(request), is_plain=True)
             else:
-                messages = self._media.read(request.messages)
-                prompt = self._written(messages, request)
+                opened = self._media.read(request.messages)
+                prompt = self._written(opened, request)
         except MemoryError as error:
             raise OutOfMemory("this prompt") from error
         if not prompt.token_ids:
             raise RequestError("the prompt has no tokens", param="messages")
-        return prompt, messages
+        return prompt, opened
 
-    def _written(self, messages: Seq[Message], request: Request) -> Prompt:
+    def _written(self, opened: Opened, request: Request) -> Prompt:
         """Return the prompt of a conversation."""
         options = request.options
+        messages = opened.messages
         images = () if options.light else images_of(messages)
-        with self._pictures.decoded(images):
-            prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
+        try:
+            with self._pictures.decoded(images):
+                prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
+        except RequestError as error:
+            blame_sent(error, opened.origins)
+            raise
         return replace(prompt, is_plain=True) if options.continue_final_message else prompt
 
     def _placed(self, shown: Seq[Message], request: Request) -> Prompt:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from vlmkit.ask.image import Image
+from vlmkit.ask.message import ImagePart
 from vlmkit.ask.prompt_tokens import PromptMedium, PromptTokens
 from vlmkit.seams.prompt import MediaSlot, Prompt
 
 
-def told(prompt: Prompt, images: Iterable[Image]) -> PromptTokens:
+def told(prompt: Prompt, images: Iterable[ImagePart]) -> PromptTokens:
     """Return the tokens of a prompt, and where its media stand among them.
 
     Args:
@@ -19,7 +19,7 @@ def told(prompt: Prompt, images: Iterable[Image]) -> PromptTokens:
     return PromptTokens(prompt.token_ids, tuple(media))
 
 
-def _medium(slot: MediaSlot, image: Image | None) -> PromptMedium:
+def _medium(slot: MediaSlot, shown: ImagePart | None) -> PromptMedium:
     used = slot.transform.used_size[::-1] if slot.transform else None
     return PromptMedium(
         slot.kind,
@@ -27,6 +27,7 @@ def _medium(slot: MediaSlot, image: Image | None) -> PromptMedium:
         slot.stop,
         slot.num_features,
         slot.digest,
-        None if image is None else (image.width, image.height),
+        None if shown is None else (shown.image.width, shown.image.height),
         None if used is None else (used[0], used[1]),
+        None if shown is None else shown.page,
     )

@@ -4,9 +4,10 @@ Its methods are called from several worker threads at once.
 """
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vlmkit.ask.message import Part
+from vlmkit.ask.pages import Pages
 from vlmkit.settings.pipeline import PipelineSettings
 
 
@@ -23,9 +24,22 @@ class MediaLoader(Protocol):
         Args:
             data: the file; whoever sent it may have made it to do harm.
             bounds: what is refused of one request, to be looked at before memory is taken;
-                ``max_media_bytes`` is what its other files have left.
+                ``max_media_bytes`` and ``max_images`` are what the rest of it has left.
 
         Raises:
             MediaError: it is broken, or holds more than the bounds allow.
+        """
+        ...
+
+
+@runtime_checkable
+class PagedMediaLoader(MediaLoader, Protocol):
+    """Opens files that have pages, of which a request may name some."""
+
+    def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
+        """Return what some pages of a recognised file hold, as :meth:`load` does for all.
+
+        Raises:
+            MediaError: as there, or the file has no such page.
         """
         ...

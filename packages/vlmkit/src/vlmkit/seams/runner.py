@@ -34,6 +34,7 @@ class RunnerFacts:
         bounds: what is refused of one request, and how many threads read prompts.
         options: what may be asked that not every model has: options that its tokenizer honours, and
             :data:`CONSTRAINT`.
+        media_loaders: what opens files, by name.
     """
 
     name: str
@@ -43,6 +44,7 @@ class RunnerFacts:
     defaults: SamplingParams
     bounds: PipelineSettings
     options: frozenset[str] = frozenset()
+    media_loaders: tuple[str, ...] = ()
 
     @property
     def takes_images(self) -> bool:

@@ -10,6 +10,8 @@ from vlmkit.server.chat.convert import Converter
 from vlmkit.server.chat.route import ChatController
 from vlmkit.server.completions.route import CompletionsController
 from vlmkit.server.embeddings.route import EmbeddingsController
+from vlmkit.server.files.route import FilesController
+from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.origins import Origins
 from vlmkit.server.messages.route import MessagesController
@@ -48,7 +50,9 @@ def create_app(
     else:
         service = Service(models, settings or ServerSettings())
     fetch = service.settings.fetch
-    converter = Converter(service.settings, ImageFetcher(fetch) if fetch.enabled else None)
+    files = FileStore(service.settings.files)
+    fetcher = ImageFetcher(fetch) if fetch.enabled else None
+    converter = Converter(service.settings, fetcher, files)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)
     app = Litestar(
         [
@@ -56,6 +60,7 @@ def create_app(
             ChatController,
             CompletionsController,
             EmbeddingsController,
+            FilesController,
             MessagesController,
             RenderController,
             ResponsesController,
@@ -69,6 +74,7 @@ def create_app(
         dependencies={
             "service": Provide(lambda: service, sync_to_thread=False, use_cache=True),
             "converter": Provide(lambda: converter, sync_to_thread=False, use_cache=True),
+            "files": Provide(lambda: files, sync_to_thread=False, use_cache=True),
             "responses": Provide(lambda: responses, sync_to_thread=False, use_cache=True),
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
             "document": Provide(lambda: openapi_document(app), sync_to_thread=True, use_cache=True),

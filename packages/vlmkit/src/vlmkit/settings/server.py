@@ -47,6 +47,18 @@ class ResponsesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_stored_bytes: Positive = 256 * 2**20
 
 
+class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many files that clients send to ``/v1/files`` are kept, in this process.
+
+    Attributes:
+        max_stored: files; those that were used least recently are forgotten. 0 keeps none.
+        max_stored_bytes: of all of them.
+    """
+
+    max_stored: Annotated[int, Meta(ge=0)] = 256
+    max_stored_bytes: Positive = 256 * 2**20
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the server listens, and what it refuses.
 
@@ -78,6 +90,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         drain_timeout_s: time that running answers have to finish after SIGTERM.
         fetch: images named by URL.
         responses: what is kept of the Responses API.
+        files: what is kept of the files that clients send by themselves.
         fleet: when models are loaded and unloaded.
     """
 
@@ -103,4 +116,5 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
     fetch: FetchSettings = FetchSettings()
     responses: ResponsesSettings = ResponsesSettings()
+    files: FilesSettings = FilesSettings()
     fleet: FleetSettings = FleetSettings()

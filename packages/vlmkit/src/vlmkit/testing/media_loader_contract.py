@@ -7,8 +7,9 @@ import pytest
 
 from vlmkit.ask.media import FilePart, MediaPart
 from vlmkit.ask.message import ImagePart, Part, TextPart
+from vlmkit.ask.pages import Pages
 from vlmkit.errors import RequestError
-from vlmkit.seams.media_loader import MediaLoader
+from vlmkit.seams.media_loader import MediaLoader, PagedMediaLoader
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -67,6 +68,19 @@ class MediaLoaderContract:
         for data in self.files():
             with pytest.raises(RequestError):
                 self.make().load(data, ONE_BYTE)
+
+    def test_chosen_pages_are_those_of_the_whole_file(self) -> None:
+        """And a page that is not there is refused."""
+        loader = self.make()
+        if not isinstance(loader, PagedMediaLoader):
+            pytest.skip("this loader's files have no pages")
+        for data in self.files():
+            whole = _content(self._load(data))
+            first = _content(loader.load_pages(data, Pages(((1, 1),)), PipelineSettings()))
+            assert 0 < len(first) <= len(whole)
+            assert first == whole[: len(first)]
+            with pytest.raises(RequestError):
+                loader.load_pages(data, Pages(((999_999, 999_999),)), PipelineSettings())
 
     def _load(self, data: bytes) -> Seq[Part]:
         return self.make().load(data, PipelineSettings())

@@ -3,7 +3,6 @@
 How a body is answered is each route's own business.
 """
 
-import asyncio
 import time
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
@@ -24,7 +23,9 @@ from vlmkit.server.chat.prompt_options import EFFORT
 from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.fields.ignored import HEADER, STRICT_HEADER, counter_names, header_value, unknown
-from vlmkit.server.http.errors import BodyTooSlow, WrongMediaType
+from vlmkit.server.http.errors import WrongMediaType
+from vlmkit.server.http.owner import owner_of
+from vlmkit.server.work.bodies import announced_bytes, whole_body
 from vlmkit.server.work.service import Service
 
 UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
@@ -48,6 +49,7 @@ class Call(ABC, Generic[B]):
         self, request: Request[Any, Any, Any], service: Service, reader: BodyReader[B]
     ) -> None:
         self.service = service
+        self.owner = owner_of(request)
         self.headers: dict[str, str] = {}
         self._ignored: frozenset[str] = frozenset()
         self._request = request
@@ -68,7 +70,7 @@ class Call(ABC, Generic[B]):
                 await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.service.reserved(self._announced_bytes()):
+        with self.service.reserved(announced_bytes(self._request, self.service.settings)):
             body, ignored = self._reader.read(await self._body())
             self.note(ignored)
             response = await self.service.attend(self.start(body), receive)
@@ -109,21 +111,11 @@ class Call(ABC, Generic[B]):
             self.headers[HEADER] = header_value(self._ignored)
         self.service.num_ignored.update(counter_names(ignored))
 
-    def _announced_bytes(self) -> int:
-        """Return how large the body may be: what its header says, or else all that is allowed."""
-        most = self.service.settings.max_body_bytes
-        announced = self._request.headers.get("content-length", "")
-        return min(int(announced), most) if announced.isdecimal() else most
-
     async def _body(self) -> bytes:
         """Read the body; a page in a browser cannot announce JSON without asking first."""
         if self._request.content_type[0] != "application/json":
             raise WrongMediaType("the body must be announced as application/json")
-        try:
-            async with asyncio.timeout(self.service.settings.body_timeout_s):
-                return b"".join([part async for part in self._request.stream()])  # and keep none
-        except TimeoutError:
-            raise BodyTooSlow("the body did not arrive in time") from None
+        return await whole_body(self._request, self.service.settings)
 
 
 class MessagesCall(Call[B]):
@@ -173,7 +165,7 @@ class MessagesCall(Call[B]):
         if chat.reasoning_effort is not None and EFFORT not in facts.options:
             idle |= {effort}
         self.note(idle)
-        return await self.converter.request(chat, facts, request_id, light=light)
+        return await self.converter.request(chat, facts, request_id, self.owner, light=light)
 
     def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
         """Tell the client and the operator where nothing keeps calls of tools to their schemas."""

@@ -8,20 +8,24 @@ import msgspec
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.media import FilePart
 from vlmkit.ask.message import ImagePart, Message, Part, ReasoningPart, Role, TextPart
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.errors import ImageError, PromptTooLong, RequestError
+from vlmkit.errors import MediaError, PromptTooLong, RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.chat import wire
+from vlmkit.server.chat.files import Files
 from vlmkit.server.chat.image_options import image_options, options_of
 from vlmkit.server.chat.images import Images, check_num_images
 from vlmkit.server.chat.prompt_options import goes_on, prompt_options, template_kinds
+from vlmkit.server.chat.shown_parts import files_in, images_in, parts_of, place_of, shown_parts
 from vlmkit.server.fields.forms import asked_form
 from vlmkit.server.fields.sampling import sampling_values
 from vlmkit.server.fields.wire_tools import tool_values
+from vlmkit.server.files.store import FileStore
 from vlmkit.settings.server import ServerSettings
 
 _ROLES: dict[type[wire.ChatMessage], Role] = {
@@ -38,19 +42,32 @@ class Converter:
 
     Args:
         settings: bounds of one request.
-        fetcher: fetches images by URL; None where that is off.
+        fetcher: fetches images and files by URL; None where that is off.
+        files: those that were sent before; none when None.
 
     Attributes:
         images: gets the images that bodies name.
     """
 
-    def __init__(self, settings: ServerSettings, fetcher: ImageFetcher | None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        fetcher: ImageFetcher | None,
+        files: FileStore | None = None,
+    ) -> None:
         self._settings = settings
         self.images = Images(settings, fetcher)
+        self._files = Files(files or FileStore(settings.files), fetcher)
         self._template_kinds = template_kinds(settings.chat_template_kwargs)
 
     async def request(
-        self, chat: wire.ChatRequest, facts: RunnerFacts, request_id: str, *, light: bool = False
+        self,
+        chat: wire.ChatRequest,
+        facts: RunnerFacts,
+        request_id: str,
+        owner: bytes = b"",
+        *,
+        light: bool = False,
     ) -> tuple[Request, float]:
         """Return a request, and how many seconds fetching and checking its images took.
 
@@ -58,6 +75,7 @@ class Converter:
             chat: the body.
             facts: bounds of the model.
             request_id: how logs call it.
+            owner: whose stored files it may name.
             light: whether no more of images is wanted than their sizes.
 
         Raises:
@@ -67,7 +85,9 @@ class Converter:
         started = time.perf_counter()
         self._check_tools(chat, facts)
         shown = image_options(chat)
-        messages = await self.messages(chat.messages, facts, shown, may_go_on=True, light=light)
+        messages = await self.messages(
+            chat.messages, facts, owner, shown, may_go_on=True, light=light
+        )
         request = Request(
             messages=messages,
             params=params,
@@ -94,6 +114,7 @@ class Converter:
         self,
         said: Sequence[wire.ChatMessage],
         facts: RunnerFacts,
+        owner: bytes = b"",
         shown: ImageOptions = PLAIN_IMAGE,
         *,
         may_go_on: bool = False,
@@ -104,6 +125,7 @@ class Converter:
         Args:
             said: the messages.
             facts: bounds of the model.
+            owner: whose stored files they may name.
             shown: how images are shown that say nothing themselves.
             may_go_on: whether an answer may go on with the last of them.
             light: whether no more of images is wanted than their sizes.
@@ -115,18 +137,36 @@ class Converter:
             place = f"messages[{len(said) - 1}]"
             raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
         self._check_size(said, facts)
-        images = iter(await self.images.opened(list(_image_urls(said)), facts, light=light))
-        return [_message(n, message, images, shown) for n, message in enumerate(said)]
+        sources = [self._source(place, image, owner) for place, image in images_in(said)]
+        files = list(files_in(said))
+        if files and light:
+            raise RequestError(
+                "a file cannot be rendered lightly: its pages' sizes are not read",
+                param=files[0].place,
+                code="unsupported_parameter",
+            )
+        images = iter(await self.images.opened(sources, facts, light=light))
+        opened = iter(await self._files.opened(files, facts, owner, shown))
+        return [_message(n, message, images, opened, shown) for n, message in enumerate(said)]
+
+    def _source(self, place: str, image: wire.ImageUrl, owner: bytes) -> tuple[str, str | bytes]:
+        """Return the place of an image, and its URL or file."""
+        if (image.url is None) == (image.file_id is None):
+            raise RequestError(f"{place} needs either url or file_id", param=place)
+        if image.file_id is not None:
+            place = f"{place}.file_id"
+            return place, self._files.content(image.file_id, owner, place)
+        return f"{place}.url", image.url or ""
 
     def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
         """Refuse what would only cost time, before an image is opened or a text tokenized."""
         num_chars = num_images = 0
         for message in said:
             num_chars += _num_more_chars(message)
-            for part in _parts(message):
+            for part in parts_of(message):
                 if isinstance(part, wire.TextPart):
                     num_chars += len(part.text)
-                else:
+                elif isinstance(part, wire.ImagePart):
                     num_images += 1
         if num_chars > self._settings.max_text_chars:
             raise PromptTooLong(
@@ -157,8 +197,8 @@ def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParam
 
 def field_of(error: RequestError, said: Sequence[wire.ChatMessage]) -> str | None:
     """Return which field of a body an error is about that the runner raised of its messages."""
-    if isinstance(error, ImageError) and error.index is not None:
-        return [place for place, _ in _image_urls(said)][error.index]
+    if isinstance(error, MediaError) and error.index is not None:
+        return [place_of(place, part) for place, part in shown_parts(said)][error.index]
     return error.param
 
 
@@ -174,24 +214,22 @@ def field_of_chat(error: RequestError, body: wire.ChatRequest) -> str | None:
     return field
 
 
-def _image_urls(said: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, str]]:
-    """Yield the place and the URL of every image, in order."""
-    for number, message in enumerate(said):
-        for index, part in enumerate(_parts(message)):
-            if isinstance(part, wire.ImagePart):
-                yield f"messages[{number}].content[{index}].image_url.url", part.image_url.url
-
-
 def _message(
-    number: int, message: wire.ChatMessage, images: Iterator[Image], shown: ImageOptions
+    number: int,
+    message: wire.ChatMessage,
+    images: Iterator[Image],
+    files: Iterator[FilePart],
+    shown: ImageOptions,
 ) -> Message:
-    """Return a message with the next images in their places."""
-    parts: list[Part] = [
-        TextPart(part.text)
-        if isinstance(part, wire.TextPart)
-        else ImagePart(next(images), options_of(part.image_url, shown))
-        for part in _parts(message)
-    ]
+    """Return a message with the next images and files in their places."""
+    parts: list[Part] = []
+    for part in parts_of(message):
+        if isinstance(part, wire.TextPart):
+            parts.append(TextPart(part.text))
+        elif isinstance(part, wire.FilePart):
+            parts.append(next(files))
+        else:
+            parts.append(ImagePart(next(images), options_of(part.image_url, shown)))
     if isinstance(message, wire.AssistantMessage):
         thought = [ReasoningPart(message.reasoning_content)] if message.reasoning_content else []
         parts = [*thought, *parts, *_calls(number, message)]
@@ -214,11 +252,6 @@ def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart
             error.param = f"messages[{number}].tool_calls[{index}].function.arguments"
             raise
         yield part
-
-
-def _parts(message: wire.ChatMessage) -> Sequence[wire.TextPart | wire.ImagePart]:
-    content = message.content
-    return [wire.TextPart(text=content)] if isinstance(content, str) else content or ()
 
 
 def _num_more_chars(message: wire.ChatMessage) -> int:

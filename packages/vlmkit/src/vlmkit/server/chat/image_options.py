@@ -34,11 +34,11 @@ def image_options(body: Sized) -> ImageOptions:
     return ImageOptions(max_tokens=body.max_image_tokens, processor=body.mm_processor_kwargs or {})
 
 
-def options_of(image: wire.ImageUrl, common: ImageOptions) -> ImageOptions:
+def options_of(image: wire.ImageUrl | wire.NamedFile, common: ImageOptions) -> ImageOptions:
     """Return how one image is shown.
 
     Args:
-        image: what it says itself.
+        image: what it, or the file that it is in, says itself.
         common: what the body says of all.
     """
     if image.detail is None and image.max_image_tokens is None:
@@ -57,11 +57,11 @@ def idle_details(
     if DETAIL in facts.options:
         return frozenset()
     shown = (
-        part.image_url
+        part.image_url if isinstance(part, wire.ImagePart) else part.file
         for message in said
         if isinstance(message.content, list)
         for part in message.content
-        if isinstance(part, wire.ImagePart)
+        if isinstance(part, wire.ImagePart | wire.FilePart)
     )
     is_told = any(image.detail not in (None, "auto") for image in shown)
     return frozenset({name}) if is_told else frozenset()

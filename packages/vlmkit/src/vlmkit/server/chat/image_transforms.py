@@ -29,11 +29,15 @@ class TransformBody(msgspec.Struct):
 
 
 class ImageTransform(msgspec.Struct):
-    """One image; ``transform`` is null where the model's processor does not say."""
+    """One image; ``transform`` is null where the model's processor does not say.
+
+    ``page`` is that of a document, from 1, and is null for any other image.
+    """
 
     num_tokens: int
     cached: bool
     transform: TransformBody | None
+    page: int | None
 
 
 def image_transforms(images: Iterable[ShownImage]) -> list[ImageTransform]:
@@ -43,6 +47,7 @@ def image_transforms(images: Iterable[ShownImage]) -> list[ImageTransform]:
             image.num_tokens,
             image.is_cached,
             None if image.transform is None else _body(image.transform),
+            image.page,
         )
         for image in images
     ]

@@ -48,12 +48,12 @@ class Images:
         self._fetcher = fetcher
 
     async def opened(
-        self, found: Sequence[tuple[str, str]], facts: RunnerFacts, *, light: bool = False
+        self, found: Sequence[tuple[str, str | bytes]], facts: RunnerFacts, *, light: bool = False
     ) -> list[Image]:
         """Fetch and check images side by side, as many at once as the runner will decode at once.
 
         Args:
-            found: the place and the URL of each; few enough.
+            found: the place of each, and its URL or file; few enough.
             facts: bounds of the model.
             light: whether no more of them is wanted than their sizes.
 
@@ -63,11 +63,11 @@ class Images:
         budget = ImageBudget(self._settings.max_request_pixels)
         open_one = self._header if light else self._image
 
-        async def image(placed: tuple[str, str]) -> Image:
-            place, url = placed
+        async def image(placed: tuple[str, str | bytes]) -> Image:
+            place, source = placed
             budget.take()  # raises where it is spent, before the image costs anything
             try:
-                image = await open_one(url, facts.bounds.images)
+                image = await open_one(source, facts.bounds.images)
             except ImageError as error:
                 error.param = place
                 raise
@@ -77,18 +77,18 @@ class Images:
         num_at_once = max(1, facts.bounds.num_workers - 1)
         return await together(image, found, num_at_once)
 
-    async def _image(self, url: str, limits: ImageLimits) -> Image:
-        """Check an image in a thread; nothing but URLs is taken, so no path of this disk."""
-        source = url if url.startswith("data:") else await self._fetched(url)
+    async def _image(self, source: str | bytes, limits: ImageLimits) -> Image:
+        """Check an image in a thread; no text but URLs is taken, so no path of this disk."""
+        if isinstance(source, str) and not source.startswith("data:"):
+            source = await self._fetched(source)
         return await asyncio.to_thread(Image.open, source, limits)
 
-    async def _header(self, url: str, limits: ImageLimits) -> Image:
+    async def _header(self, source: str | bytes, limits: ImageLimits) -> Image:
         """Read an image's sizes in a thread; of a file elsewhere no more than its beginning."""
-        if url.startswith(SIZE):
-            return Image.of_size(_size(url), limits)
-        source: str | bytes = url
-        if not url.startswith("data:"):
-            source = await self._fetched(url, partial(_is_enough, limits=limits))
+        if isinstance(source, str) and source.startswith(SIZE):
+            return Image.of_size(_size(source), limits)
+        if isinstance(source, str) and not source.startswith("data:"):
+            source = await self._fetched(source, partial(_is_enough, limits=limits))
         return await asyncio.to_thread(Image.of_header, source, limits)
 
     async def _fetched(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:

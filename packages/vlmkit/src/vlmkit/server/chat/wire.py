@@ -27,6 +27,9 @@ MaxImageTokens = Annotated[int, Meta(ge=1)] | None
 ImageLimits = Annotated[dict[str, Any], Meta(max_length=MAX_PROCESSOR_OPTIONS)] | None
 
 
+Detail = Literal["auto", "low", "high", "original"]
+
+
 class _Wire(msgspec.Struct, kw_only=True):
     """Something a client sends."""
 
@@ -40,9 +43,10 @@ class TextPart(_Wire, tag_field="type", tag="text"):
 class ImageUrl(_Wire):
     """Where an image is: a ``data:`` URL, or http(s) where the server fetches; how it is shown."""
 
-    url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
-    max_image_tokens: MaxImageTokens = None  # ours
+    url: str | None = None
+    detail: Detail | None = None
+    file_id: Label | None = None  # ours, and the next
+    max_image_tokens: MaxImageTokens = None
 
 
 class ImagePart(_Wire, tag_field="type", tag="image_url"):
@@ -51,8 +55,30 @@ class ImagePart(_Wire, tag_field="type", tag="image_url"):
     image_url: ImageUrl
 
 
+class NamedFile(_Wire):
+    """A file, in one of three ways; which of its pages are shown, and how large."""
+
+    file_data: str | None = None
+    file_id: Label | None = None
+    filename: Label | None = None  # without effect: a label
+
+    # Ours.
+    file_url: str | None = None
+    detail: Detail | None = None
+    max_image_tokens: MaxImageTokens = None
+    max_file_tokens: MaxImageTokens = None
+    pages: Label | None = None
+
+
+class FilePart(_Wire, tag_field="type", tag="file"):
+    """A file at this place of a message."""
+
+    file: NamedFile
+
+
 Texts = Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
-Parts = Annotated[list[TextPart | ImagePart], Meta(min_length=1, max_length=1024)]
+ShownPart = TextPart | ImagePart | FilePart
+Parts = Annotated[list[ShownPart], Meta(min_length=1, max_length=1024)]
 
 
 class SystemMessage(_Wire, tag_field="role", tag="system"):

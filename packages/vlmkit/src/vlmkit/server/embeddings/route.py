@@ -89,7 +89,7 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
         if body.input is None:
             said = body.messages or ()
             self.note(idle_details(said, facts))
-            messages = await self.converter.messages(said, facts, image_options(body))
+            messages = await self.converter.messages(said, facts, self.owner, image_options(body))
             return [Asked(messages=messages, **same)]
         texts = plain_texts(body.input, "input")
         try:

@@ -19,6 +19,8 @@ class Operation(NamedTuple):
         unready: of the answer while there is no use in asking; None where that is an error.
         deleted: of the answer to DELETE, where that is taken.
         query: of the parameters of the URL, if there are any.
+        form: of a form that is sent with POST, where the route is read, too.
+        posted: of the answer to that.
     """
 
     answer: Any
@@ -29,10 +31,21 @@ class Operation(NamedTuple):
     unready: type[msgspec.Struct] | None = None
     deleted: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
+    form: type[msgspec.Struct] | None = None
+    posted: type[msgspec.Struct] | None = None
 
     @property
     def types(self) -> list[Any]:
         """Every type that the document has to describe."""
-        sent = [self.body] if self.body else []
-        told = [each for each in (self.unready, self.deleted) if each]
-        return [self.answer, self.error, ErrorBody, *sent, *told]
+        sent = [each for each in (self.body, self.form) if each]
+        told = [each for each in (self.unready, self.deleted, self.posted) if each]
+        answer = [] if self.answer is bytes else [self.answer]
+        return [*answer, self.error, ErrorBody, *sent, *told]
+
+    def of(self, method: str) -> "Operation":
+        """Return what one method of a route takes and answers, where it has several."""
+        if method == "POST" and self.form:
+            return Operation(self.posted, form=self.form, error=self.error)
+        if method == "DELETE" and self.deleted:
+            return Operation(self.deleted, error=self.error)
+        return self._replace(form=None)

@@ -13,6 +13,7 @@ from vlmkit.server.chat.answer import AnswerHead
 from vlmkit.server.chat.image_transforms import image_transforms
 from vlmkit.server.chat.served import ResultDelta
 from vlmkit.server.http.errors import fault_of, status_of
+from vlmkit.server.http.message_errors import message_error
 from vlmkit.server.messages.answer import (
     SERVED,
     Block,
@@ -25,7 +26,6 @@ from vlmkit.server.messages.answer import (
     served_result,
     stop_reason,
 )
-from vlmkit.server.messages.errors import message_error
 
 _encode = msgspec.json.encode
 _BLOCKS: dict[type[Delta], Block] = {TextDelta: SaidBlock(""), ReasoningDelta: ThoughtBlock("")}

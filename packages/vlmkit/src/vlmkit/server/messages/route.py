@@ -17,9 +17,9 @@ from vlmkit.server.chat.call import MessagesCall, answer_head
 from vlmkit.server.chat.convert import Converter, field_of_chat
 from vlmkit.server.chat.rounds import Rounds, begun, check_alone
 from vlmkit.server.http.errors import error_handlers
+from vlmkit.server.http.message_errors import MessageErrorBody, message_error
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.messages.answer import MessageBody, message_body
-from vlmkit.server.messages.errors import MessageErrorBody, message_error
 from vlmkit.server.messages.events import MessageEvents
 from vlmkit.server.messages.turns import Translation, as_chat
 from vlmkit.server.messages.wire import (

@@ -169,16 +169,52 @@ class _Conversation:
         self.places[self._here] = first.partition(".")[0]
         self.messages.append(message)
 
-    def _parts(self, blocks: Iterable[_Placed]) -> list[wire.TextPart | wire.ImagePart]:
+    def _parts(self, blocks: Iterable[_Placed]) -> list[wire.ShownPart]:
         """Return the parts of the next message."""
-        parts: list[wire.TextPart | wire.ImagePart] = []
+        parts: list[wire.ShownPart] = []
         for place, block in blocks:
-            if isinstance(block, own.TextBlock):
-                parts.append(wire.TextPart(text=block.text))
-            else:
-                self.places[f"{self._here}.content[{len(parts)}].image_url.url"] = f"{place}.source"
-                parts.append(wire.ImagePart(image_url=wire.ImageUrl(url=_url(block.source))))
+            self._add(parts, place, block)
         return parts
+
+    def _add(self, parts: list[wire.ShownPart], place: str, block: Any) -> None:
+        """Add the parts of a block."""
+        there = f"{self._here}.content[{len(parts)}]"
+        if isinstance(block, own.TextBlock):
+            parts.append(wire.TextPart(text=block.text))
+        elif isinstance(block, own.ImageBlock):
+            for name in ("", ".url", ".file_id"):
+                self.places[f"{there}.image_url{name}"] = f"{place}.source"
+            parts.append(wire.ImagePart(image_url=_image(block.source)))
+        else:
+            labels = (label for label in (block.title, block.context) if label)
+            parts += (wire.TextPart(text=f"{label}\n") for label in labels)
+            self._add_document(parts, place, block)
+
+    def _add_document(
+        self, parts: list[wire.ShownPart], place: str, block: own.DocumentBlock
+    ) -> None:
+        """Add what a document holds; one of texts and images is no file."""
+        source = block.source
+        if isinstance(source, own.TextSource | own.ContentSource):
+            for name in ("pages", "max_image_tokens", "max_file_tokens"):
+                if getattr(block, name) is not None:
+                    where = f"{place}.{name}"
+                    raise RequestError(f"{where} is for documents with pages", param=where)
+            content = source.data if isinstance(source, own.TextSource) else source.content
+            for inner, each in _placed(f"{place}.source.content", content):
+                self._add(parts, inner, each)
+            return
+        there = f"{self._here}.content[{len(parts)}].file"
+        self.places |= {there: f"{place}.source", f"{there}.pages": f"{place}.pages"}
+        file = wire.NamedFile(
+            file_data=source.data if isinstance(source, own.PdfSource) else None,
+            file_url=source.url if isinstance(source, own.UrlSource) else None,
+            file_id=source.file_id if isinstance(source, own.FileSource) else None,
+            pages=block.pages,
+            max_image_tokens=block.max_image_tokens,
+            max_file_tokens=block.max_file_tokens,
+        )
+        parts.append(wire.FilePart(file=file))
 
     @property
     def _here(self) -> str:
@@ -205,7 +241,9 @@ def _text(value: msgspec.Raw) -> str:
         raise RequestError("the body is not valid JSON", code="invalid_json") from None
 
 
-def _url(source: own.Base64Source | own.UrlSource) -> str:
+def _image(source: own.Base64Source | own.UrlSource | own.FileSource) -> wire.ImageUrl:
+    if isinstance(source, own.FileSource):
+        return wire.ImageUrl(file_id=source.file_id)
     if isinstance(source, own.UrlSource):
-        return source.url
-    return f"data:{source.media_type};base64,{source.data}"
+        return wire.ImageUrl(url=source.url)
+    return wire.ImageUrl(url=f"data:{source.media_type};base64,{source.data}")

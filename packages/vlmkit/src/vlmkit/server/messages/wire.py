@@ -41,10 +41,59 @@ class UrlSource(_Wire, tag_field="type", tag="url"):
     url: str
 
 
+class FileSource(_Wire, tag_field="type", tag="file"):
+    """A file that was sent to ``/v1/files`` before."""
+
+    file_id: Label
+
+
 class ImageBlock(_Wire, tag_field="type", tag="image"):
     """An image at this place of a turn."""
 
-    source: Base64Source | UrlSource
+    source: Base64Source | UrlSource | FileSource
+
+
+class PdfSource(_Wire, tag_field="type", tag="base64"):
+    """A file of a document."""
+
+    media_type: Literal["application/pdf"]
+    data: str
+
+
+class TextSource(_Wire, tag_field="type", tag="text"):
+    """A document that is text."""
+
+    media_type: Literal["text/plain"]
+    data: Text
+
+
+Contents = Annotated[list[TextBlock | ImageBlock], Meta(max_length=1024)]
+
+
+class ContentSource(_Wire, tag_field="type", tag="content"):
+    """A document that is made of texts and images."""
+
+    content: Text | Contents
+
+
+class Citations(_Wire):
+    """Whether the answer says what it is taken from, which nothing here does."""
+
+    enabled: Literal[False] | None = None
+
+
+class DocumentBlock(_Wire, tag_field="type", tag="document"):
+    """A document at this place of a turn; which of its pages are shown, and how large."""
+
+    source: PdfSource | TextSource | ContentSource | UrlSource | FileSource
+    title: Text | None = None
+    context: Text | None = None
+    citations: Citations | None = None
+
+    # Ours.
+    max_image_tokens: MaxImageTokens = None
+    max_file_tokens: MaxImageTokens = None
+    pages: Label | None = None
 
 
 class ThinkingBlock(_Wire, tag_field="type", tag="thinking"):
@@ -71,7 +120,7 @@ class ServedUseBlock(_Wire, tag_field="type", tag="mcp_tool_use"):
     input: msgspec.Raw
 
 
-Blocks = Annotated[list[TextBlock | ImageBlock], Meta(max_length=1024)]
+Blocks = Annotated[list[TextBlock | ImageBlock | DocumentBlock], Meta(max_length=1024)]
 
 
 class ToolResultBlock(_Wire, tag_field="type", tag="tool_result"):
@@ -92,7 +141,7 @@ class ServedResultBlock(_Wire, tag_field="type", tag="mcp_tool_result"):
     is_error: bool = False
 
 
-UserBlock = TextBlock | ImageBlock | ToolResultBlock
+UserBlock = TextBlock | ImageBlock | DocumentBlock | ToolResultBlock
 AssistantBlock = TextBlock | ThinkingBlock | ToolUseBlock | ServedUseBlock | ServedResultBlock
 
 

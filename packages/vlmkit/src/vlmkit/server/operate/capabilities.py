@@ -30,6 +30,7 @@ from vlmkit.server.prompts.wire_tokens import DETOKENIZE, TOKENIZE
 from vlmkit.server.responses.wire import INPUT_TOKENS, RESPONSES
 from vlmkit.server.work.service import Service
 from vlmkit.settings.images import ImageLimits
+from vlmkit.settings.server import FilesSettings
 
 _Bodies = Mapping[str, BodyReader[Any]]
 
@@ -70,6 +71,7 @@ class Limits(msgspec.Struct):
 class ModelCapabilities(msgspec.Struct):
     """One model; all but its names and state is null before it was first loaded.
 
+    ``media_loaders`` open the files that requests hold, such as ``image`` and ``pdf``.
     ``precision`` is null, too, where the engine does not say it, and ``embedding_size`` where there
     are no embeddings.
     """
@@ -78,6 +80,7 @@ class ModelCapabilities(msgspec.Struct):
     aliases: tuple[str, ...]
     state: State
     modalities: tuple[str, ...] | None = None
+    media_loaders: tuple[str, ...] | None = None
     precision: str | None = None
     embedding_size: int | None = None
     limits: Limits | None = None
@@ -86,11 +89,12 @@ class ModelCapabilities(msgspec.Struct):
 
 
 class Capabilities(msgspec.Struct):
-    """Every model that is served, and the tools that the server runs for any of them."""
+    """Every model that is served, and what any of them has: tools, and files that are kept."""
 
     version: str
     models: list[ModelCapabilities]
     server_tools: tuple[str, ...]
+    files: FilesSettings
 
 
 class CapabilitiesController(Controller):
@@ -99,7 +103,8 @@ class CapabilitiesController(Controller):
     @route("/v1/capabilities", http_method=READ, operation=Operation(Capabilities))
     async def tell(self, service: NamedDependency[Service]) -> Capabilities:
         """Tell what can be asked."""
-        return Capabilities(__version__, _models(service), service.toolbox.names)
+        names, files = service.toolbox.names, service.settings.files
+        return Capabilities(__version__, _models(service), names, files)
 
 
 def _models(service: Service) -> list[ModelCapabilities]:
@@ -115,6 +120,7 @@ def _model(model: ServedModel, bodies: _Bodies) -> ModelCapabilities:
         model.offer.aliases,
         model.state,
         facts.modalities,
+        facts.media_loaders,
         facts.limits.precision or None,
         facts.limits.hidden_size or None,
         Limits(

@@ -21,6 +21,7 @@ from vlmkit.server.http.operation import Operation
 
 _Json = dict[str, Any]
 _TEXT = {"type": "string"}
+_BINARY = "application/octet-stream"
 _AS_NAME = str.maketrans({" ": "_", "/": "_", "{": None, "}": None, ".": "_"})
 _REFUSALS = {
     400: "Something in the body is wrong; `param` names it.",
@@ -78,12 +79,13 @@ def openapi_document(app: Litestar) -> bytes:
     paths: dict[str, _Json] = {}
     for path, handler, told in handlers:
         for method in sorted(handler.http_methods):
+            own = told.of(method)
             paths.setdefault(path, {})[method.lower()] = {
                 "operationId": f"{method.lower()} {path}".translate(_AS_NAME),
                 "summary": (handler.fn.__doc__ or "").partition("\n")[0],
-                "parameters": _parameters(path, told),
-                **({"requestBody": _sent(names[told.body])} if told.body else {}),
-                "responses": _responses(told, names, method, path),
+                "parameters": _parameters(path, own),
+                **_sent(own, names),
+                "responses": _responses(own, names, method, path),
             }
     return msgspec.json.encode(
         {
@@ -112,11 +114,18 @@ def _parameters(path: str, told: Operation) -> Seq[_Json]:
         asked = msgspec.json.schema(told.query, ref_template="")
         ((_, shape),) = asked["$defs"].items()
         found += [{"name": n, "in": "query", "schema": s} for n, s in shape["properties"].items()]
-    return [*found, *_PARAMETERS, *([_STRICT] if told.body else [])]
+    return [*found, *_PARAMETERS, *([_STRICT] if told.body or told.form else [])]
 
 
-def _sent(schema: _Json) -> _Json:
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
+def _sent(told: Operation, names: Mapping[Any, _Json]) -> _Json:
+    """Return what a request has as its body, if it has one."""
+    if told.body:
+        content = {"application/json": {"schema": names[told.body]}}
+    elif told.form:
+        content = {"multipart/form-data": {"schema": names[told.form]}}
+    else:
+        return {}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _require_tags_of_unions_alone(schema: Any) -> None:
@@ -144,23 +153,27 @@ def _responses(
     told: Operation, names: Mapping[Any, _Json], method: str, path: str
 ) -> dict[str, _Json]:
     """Return every answer of an operation, by status."""
-    answer = told.deleted if told.deleted and method == "DELETE" else told.answer
-    content = {"application/json": {"schema": names[answer]}}
+    content: dict[str, _Json] = {_BINARY: {"schema": {}}}
+    if told.answer is not bytes:
+        content = {"application/json": {"schema": names[told.answer]}}
     if told.events:
         content["text/event-stream"] = {"schema": _event(told.events)}
-    headers = _NAMED | (_IGNORED if told.body else {}) | (_TIMING if told.has_timing else {})
+    has_body = bool(told.body or told.form)
+    headers = _NAMED | (_IGNORED if has_body else {}) | (_TIMING if told.has_timing else {})
     found: dict[int, _Json] = {
         200: {"description": "The answer.", "headers": headers, "content": content}
     }
-    errors = _ALWAYS | (_REFUSALS | _UNREADY if told.body else {})
+    errors = _ALWAYS | (_REFUSALS | _UNREADY if has_body else {})
     if "{" in path:
         errors = errors | _NOT_FOUND
+    if told.query:
+        errors = errors | {400: _NOT_FOUND[400]}
     if told.unready:
         errors = errors | _UNREADY
     for status, description in errors.items():
         kind = told.unready if told.unready and status == 503 else told.error
         kind = ErrorBody if status == 421 else kind
-        retry = _RETRY if told.body and status in _HAS_RETRY_AFTER else {}
+        retry = _RETRY if has_body and status in _HAS_RETRY_AFTER else {}
         found[status] = {
             "description": description,
             "headers": _NAMED | retry,

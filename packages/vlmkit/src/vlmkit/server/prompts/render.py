@@ -22,8 +22,8 @@ from vlmkit.server.completions.route import completion_params, completion_texts
 from vlmkit.server.fields.forms import asked_form
 from vlmkit.server.fields.plain import Plain, blame, plain_fields, plain_names
 from vlmkit.server.http.errors import error_handlers
+from vlmkit.server.http.message_errors import MessageErrorBody, message_error
 from vlmkit.server.http.operation import Operation
-from vlmkit.server.messages.errors import MessageErrorBody, message_error
 from vlmkit.server.messages.route import OWN_EFFORT, field_of_messages
 from vlmkit.server.messages.turns import as_chat
 from vlmkit.server.prompts.rendering import rendered

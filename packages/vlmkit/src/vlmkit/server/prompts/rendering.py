@@ -80,6 +80,7 @@ def _image(image: PromptMedium, options: ImageOptions) -> RenderedImage:
         options.detail,
         options.max_tokens,
         options.processor or None,
+        image.page,
     )
 
 

@@ -61,6 +61,7 @@ class RenderedImage(msgspec.Struct):
     detail: str
     max_image_tokens: int | None
     mm_processor_kwargs: Mapping[str, Any] | None
+    page: int | None
 
 
 class Rendered(msgspec.Struct):

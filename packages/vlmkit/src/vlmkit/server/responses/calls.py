@@ -37,7 +37,7 @@ from vlmkit.server.responses.answer import (
 from vlmkit.server.responses.events import ResponseEvents
 from vlmkit.server.responses.items import KeptItem, OutputItem, kept_input, kept_output, new_id
 from vlmkit.server.responses.served_events import ServedEvents
-from vlmkit.server.responses.store import ResponseStore, Turn, owner_of
+from vlmkit.server.responses.store import ResponseStore, Turn
 from vlmkit.server.responses.turns import EARLIER, Body, as_chat, resolve
 from vlmkit.server.responses.wire import (
     INPUT_TOKENS,
@@ -96,7 +96,6 @@ class _ConversationCall(MessagesCall[B]):
     ) -> None:
         super().__init__(request, service, reader, converter)
         self.store = store
-        self.owner = owner_of(request)
 
     async def ask(
         self,

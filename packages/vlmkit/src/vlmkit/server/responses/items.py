@@ -147,9 +147,13 @@ def _fields(item: own.Item) -> dict[str, Any]:
 def _parts(parts: str | Sequence[own.Part]) -> Iterator[dict[str, Any]]:
     for part in parts:
         if isinstance(part, own.InputImage):
-            shown = {"type": "input_image", "image_url": part.image_url}
+            shown = {"type": "input_image", "image_url": part.image_url, "file_id": part.file_id}
             sized = {"max_image_tokens": part.max_image_tokens} if part.max_image_tokens else {}
             yield shown | {"detail": part.detail or "auto"} | sized
+        elif isinstance(part, own.InputFile):
+            said = {name: getattr(part, name) for name in part.__struct_fields__}
+            given = {name: value for name, value in said.items() if value is not None}
+            yield {"type": "input_file"} | given
         elif isinstance(part, own.OutputText):
             yield {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
         elif isinstance(part, own.InputText):

@@ -16,10 +16,11 @@ from vlmkit.errors import RequestError
 from vlmkit.server.chat.convert import Converter
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
+from vlmkit.server.http.owner import owner_of
 from vlmkit.server.responses.answer import ResponseBody
 from vlmkit.server.responses.calls import CountCall, CreateCall
 from vlmkit.server.responses.pages import ItemsPage, ItemsQuery, listed
-from vlmkit.server.responses.store import ResponseStore, owner_of
+from vlmkit.server.responses.store import ResponseStore
 from vlmkit.server.responses.wire import InputTokens, InputTokensRequest, ResponsesRequest
 from vlmkit.server.work.detached import Detached
 from vlmkit.server.work.service import Service

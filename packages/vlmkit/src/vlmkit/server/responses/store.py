@@ -4,13 +4,10 @@ They live as long as the process, and are found only with the credentials that t
 What several of them share, the turns before, is held and counted once.
 """
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-from litestar import Request
+from typing import NamedTuple
 
 from vlmkit.errors import RequestError
 from vlmkit.server.http.errors import NotStored
@@ -18,11 +15,6 @@ from vlmkit.server.responses.items import KeptItem
 from vlmkit.settings.server import ResponsesSettings
 
 ITEM_BYTES = 256  # what an item takes besides its text
-
-
-def owner_of(request: Request[Any, Any, Any]) -> bytes:
-    """Return whose a response is that a request makes or looks for: a digest of its credentials."""
-    return hashlib.sha256(request.headers.get("authorization", "").encode()).digest()
 
 
 class Turn:

@@ -268,27 +268,38 @@ class _Conversation:
 
     def _parts(
         self, place: str, content: str | Iterable[own.Part], *, may_show: bool
-    ) -> list[wire.TextPart | wire.ImagePart]:
+    ) -> list[wire.ShownPart]:
         """Return the parts of the next message."""
         if isinstance(content, str):
             return [wire.TextPart(text=content)]
-        parts: list[wire.TextPart | wire.ImagePart] = []
+        parts: list[wire.ShownPart] = []
         for index, part in enumerate(content):
             here = EARLIER if place.startswith(EARLIER) else f"{place}[{index}]"
-            if isinstance(part, own.InputImage) and may_show:
-                url = f"{self._here(0)}.content[{len(parts)}].image_url.url"
-                self.places[url] = here if here == EARLIER else f"{here}.image_url"
-                shown = wire.ImageUrl(
-                    url=part.image_url,
-                    detail=part.detail,
-                    max_image_tokens=part.max_image_tokens,
-                )
-                parts.append(wire.ImagePart(image_url=shown))
+            if isinstance(part, own.InputImage | own.InputFile) and may_show:
+                parts.append(self._shown(f"{self._here(0)}.content[{len(parts)}]", here, part))
             elif isinstance(part, own.InputText | own.OutputText):
                 parts.append(wire.TextPart(text=part.text))
             else:
                 raise RequestError(f"{here} does not belong into this item", param=here)
         return parts or [wire.TextPart(text="")]
+
+    def _shown(self, there: str, here: str, part: own.InputImage | own.InputFile) -> wire.ShownPart:
+        """Return an image or a file, which was sent here and goes there."""
+        if isinstance(part, own.InputFile):
+            pages = here if here == EARLIER else f"{here}.pages"
+            self.places |= {f"{there}.file": here, f"{there}.file.pages": pages}
+            return wire.FilePart(file=part)
+        names = {"": "", ".url": ".image_url", ".file_id": ".file_id"}
+        for name, own_name in names.items():
+            place = here if here == EARLIER else f"{here}{own_name}"
+            self.places[f"{there}.image_url{name}"] = place
+        shown = wire.ImageUrl(
+            url=part.image_url,
+            file_id=part.file_id,
+            detail=part.detail,
+            max_image_tokens=part.max_image_tokens,
+        )
+        return wire.ImagePart(image_url=shown)
 
     def _here(self, offset: int) -> str:
         """The place of the next message, or of one before it."""

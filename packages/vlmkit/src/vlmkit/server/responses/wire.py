@@ -8,9 +8,11 @@ from msgspec.structs import fields
 
 from vlmkit.ask.sampling import NumTokens, NumTop, StopString, StopStrings
 from vlmkit.server.chat.wire import (
+    Detail,
     Effort,
     ImageLimits,
     MaxImageTokens,
+    NamedFile,
     NotSupported,
     ServerTools,
     TemplateValues,
@@ -38,10 +40,14 @@ class InputText(_Wire, tag_field="type", tag="input_text"):
 class InputImage(_Wire, tag_field="type", tag="input_image"):
     """An image at this place of an item: a ``data:`` URL, or http(s) where the server fetches."""
 
-    image_url: str
-    detail: Literal["auto", "low", "high", "original"] | None = None
+    image_url: str | None = None
+    file_id: Label | None = None
+    detail: Detail | None = None
     max_image_tokens: MaxImageTokens = None  # ours
-    file_id: NotSupported = None
+
+
+class InputFile(NamedFile, tag_field="type", tag="input_file"):
+    """A file at this place of an item; ``file_url`` and ``detail`` are OpenAI's here."""
 
 
 class OutputText(_Wire, tag_field="type", tag="output_text"):
@@ -62,9 +68,9 @@ class SummaryText(_Wire, tag_field="type", tag="summary_text"):
     text: Text
 
 
-Part = InputText | InputImage | OutputText | ReasoningText
+Part = InputText | InputImage | InputFile | OutputText | ReasoningText
 Parts = Annotated[list[Part], Meta(max_length=1024)]
-Outputs = Annotated[list[InputText | InputImage | OutputText], Meta(max_length=1024)]
+Outputs = Annotated[list[InputText | InputImage | InputFile | OutputText], Meta(max_length=1024)]
 Summary = Annotated[list[SummaryText], Meta(max_length=1024)]
 ItemType = Literal[
     "message",
@@ -262,7 +268,7 @@ def _refused(shape: type[msgspec.Struct]) -> set[str]:
 
 RESPONSES = BodyReader(
     ResponsesRequest,
-    _refused(ResponsesRequest) | _refused(InputImage),
+    _refused(ResponsesRequest),
     {"prompt_cache_options", "prompt_cache_retention", "service_tier"},
 )
-INPUT_TOKENS = BodyReader(InputTokensRequest, _refused(InputTokensRequest) | _refused(InputImage))
+INPUT_TOKENS = BodyReader(InputTokensRequest, _refused(InputTokensRequest))

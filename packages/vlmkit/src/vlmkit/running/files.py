@@ -1,0 +1,144 @@
+"""Files in a conversation: opened by loaders, in their places, each within what others have left.
+
+Runs where a prompt is made. What of it the model takes is looked at afterwards.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from vlmkit.ask.media import FilePart, MediaPart
+from vlmkit.ask.message import ImagePart, Message, Part, image_parts_of, parts_of
+from vlmkit.errors import MediaError, OutOfMemory, RequestError, VlmkitError
+from vlmkit.seams.media_loader import MediaLoader, PagedMediaLoader
+from vlmkit.settings.pipeline import PipelineSettings
+
+log = logging.getLogger(__name__)
+
+
+class Opened(NamedTuple):
+    """A conversation without files.
+
+    Attributes:
+        messages: the conversation.
+        origins: for each of its images, which of the images and files it was that were sent.
+    """
+
+    messages: Seq[Message]
+    origins: Seq[int]
+
+
+class FileOpener:
+    """Opens the files of conversations.
+
+    Args:
+        loaders: open files, by name; the first one that recognises a file opens it.
+        bounds: what is refused of one request.
+    """
+
+    def __init__(self, loaders: Mapping[str, MediaLoader], bounds: PipelineSettings) -> None:
+        self._loaders = loaders
+        self._bounds = bounds
+
+    def opened(self, messages: Seq[Message]) -> Opened:
+        """Open all files; each may take what those before it have left of bytes and images.
+
+        Raises:
+            MediaError: a file is refused; ``index`` says which.
+            OutOfMemory: this machine has no room for it now.
+        """
+        if not any(isinstance(part, FilePart) for part in parts_of(messages)):
+            return Opened(messages, range(sum(1 for _ in image_parts_of(messages))))
+        left = _Left(messages, self._bounds)
+        origins: list[int] = []
+        index = 0
+        opened = []
+        for message in messages:
+            parts: list[Part] = []
+            for part in message.parts:
+                found: Seq[Part] = (part,)
+                if isinstance(part, FilePart):
+                    try:
+                        found = self._parts(part, left.bounds)
+                    except MediaError as error:
+                        error.index = index
+                        raise
+                    left.take(found)
+                parts += found
+                origins += [index for each in found if isinstance(each, ImagePart)]
+                index += isinstance(part, ImagePart | FilePart)
+            opened.append(replace(message, parts=tuple(parts)))
+        return Opened(opened, origins)
+
+    def _parts(self, file: FilePart, bounds: PipelineSettings) -> Seq[Part]:
+        """Return what a file holds, its pictures as large as the file says."""
+        parts = self._loaded(file, bounds)
+        num_images = sum(1 for part in parts if isinstance(part, ImagePart))
+        options = file.options
+        if file.max_tokens is not None and num_images:
+            share = file.max_tokens // num_images
+            if not share:
+                raise MediaError(
+                    f"{num_images} pages need more than {file.max_tokens} tokens",
+                    param="messages",
+                    code="image_over_budget",
+                    hint="choose fewer pages, or more tokens",
+                )
+            options = replace(options, max_tokens=min(share, options.max_tokens or share))
+        return [replace(p, options=options) if isinstance(p, ImagePart) else p for p in parts]
+
+    def _loaded(self, file: FilePart, bounds: PipelineSettings) -> Seq[Part]:
+        able = (name for name, loader in self._loaders.items() if loader.recognises(file.data))
+        if (name := next(able, None)) is None:
+            raise MediaError(
+                "a file has a format that no media loader recognises",
+                param="messages",
+                hint=f"media loaders here: {', '.join(self._loaders) or 'none'}",
+            )
+        loader = self._loaders[name]
+        try:
+            if file.pages is None:
+                return loader.load(file.data, bounds)
+            if isinstance(loader, PagedMediaLoader):
+                return loader.load_pages(file.data, file.pages, bounds)
+        except VlmkitError:
+            raise
+        except MemoryError as error:
+            raise OutOfMemory("this file") from error
+        except Exception as error:
+            log.exception("media loader %r failed", name)
+            raise MediaError(f"media loader {name!r} failed on a file", param="messages") from error
+        raise MediaError("pages are chosen of a file that has none", param="messages")
+
+
+class _Left:
+    """What is left for the next file of a request."""
+
+    def __init__(self, messages: Seq[Message], bounds: PipelineSettings) -> None:
+        num_images = sum(1 for _ in image_parts_of(messages))
+        self.bounds = msgspec.structs.replace(
+            bounds, max_images=max(0, bounds.max_images - num_images)
+        )
+
+    def take(self, parts: Seq[Part]) -> None:
+        """Count what came of a file."""
+        num_images = sum(1 for part in parts if isinstance(part, ImagePart))
+        self.bounds = msgspec.structs.replace(
+            self.bounds,
+            max_images=max(0, self.bounds.max_images - num_images),
+            max_media_bytes=max(0, self.bounds.max_media_bytes - sum(media_sizes(parts))),
+        )
+
+
+def media_sizes(parts: Seq[Part] | Iterator[Part]) -> list[int]:
+    """Return the bytes of each medium that is no image."""
+    return [part.media.num_bytes for part in parts if isinstance(part, MediaPart)]
+
+
+def blame_sent(error: RequestError, origins: Seq[int]) -> None:
+    """Let an error about one of the opened images be about what was sent."""
+    if isinstance(error, MediaError) and error.index is not None:
+        error.index = origins[error.index] if error.index < len(origins) else None

@@ -1,0 +1,135 @@
+"""From parts that name files to files: decoded, fetched or found, and bounded together.
+
+What a file holds is told where prompts are read: see :mod:`vlmkit.running.files`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vlmkit.ask.base64_text import from_base64
+from vlmkit.ask.image_options import ImageOptions
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.pages import Pages
+from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
+from vlmkit.seams.runner import RunnerFacts
+from vlmkit.server.chat import wire
+from vlmkit.server.chat.image_options import options_of
+from vlmkit.server.files.store import FileStore
+from vlmkit.server.together import together
+
+
+class NamedFile(NamedTuple):
+    """A part of a body: where it is, and what it says."""
+
+    place: str
+    file: wire.NamedFile
+
+
+class Files:
+    """Gets the files that bodies name.
+
+    Args:
+        store: files that were sent before.
+        fetcher: fetches files by URL; None where that is off.
+    """
+
+    def __init__(self, store: FileStore, fetcher: ImageFetcher | None) -> None:
+        self._store = store
+        self._fetcher = fetcher
+
+    def content(self, file_id: str, owner: bytes, place: str) -> bytes:
+        """Return what a file holds that was sent before.
+
+        Raises:
+            NotStored: there is none, or not of this owner; names the place.
+        """
+        try:
+            return self._store.find(file_id, owner).content
+        except RequestError as error:
+            error.param = place
+            raise
+
+    async def opened(
+        self, found: Sequence[NamedFile], facts: RunnerFacts, owner: bytes, shown: ImageOptions
+    ) -> list[FilePart]:
+        """Get files, a few at a time.
+
+        Args:
+            found: the files.
+            facts: bounds of the model.
+            owner: whose request it is.
+            shown: how pictures are shown of which a file says nothing.
+
+        Raises:
+            RequestError: names the place of the first that fails.
+        """
+        most = facts.bounds.max_media
+        if len(found) > most:
+            raise MediaError(
+                f"{len(found)} media are over the limit of {most}",
+                param="messages",
+                code="too_many_media",
+            )
+        num_left = facts.bounds.max_media_bytes
+
+        async def file(named: NamedFile) -> FilePart:
+            nonlocal num_left
+            place, said = named
+            try:
+                content = await self._content(named, owner, num_left)
+                num_left -= len(content)
+                if num_left < 0:
+                    raise _too_large(facts.bounds.max_media_bytes)
+                pages = None if said.pages is None else Pages.of(said.pages)
+            except RequestError as error:
+                error.param = f"{place}.pages" if error.param == "pages" else place
+                raise
+            return FilePart(content, pages, options_of(said, shown), said.max_file_tokens)
+
+        return await together(file, found, max(1, facts.bounds.num_workers - 1))
+
+    async def _content(self, named: NamedFile, owner: bytes, max_bytes: int) -> bytes:
+        place, said = named
+        given = [name for name in ("file_data", "file_id", "file_url") if getattr(said, name)]
+        if len(given) != 1:
+            raise RequestError(f"{place} needs one of file_data, file_id and file_url")
+        if said.file_id:
+            return self.content(said.file_id, owner, place)
+        if said.file_url and not said.file_url.startswith("data:"):
+            return await self._fetched(said.file_url)
+        return await asyncio.to_thread(_decoded, said.file_data or said.file_url or "", max_bytes)
+
+    async def _fetched(self, url: str) -> bytes:
+        try:
+            if self._fetcher is None:
+                raise not_allowed()
+            return await self._fetcher.fetch(url)
+        except ImageError as error:
+            if error.code == "image_url_not_allowed":
+                raise MediaError(
+                    "the file's address is not allowed or cannot be reached",
+                    code="file_url_not_allowed",
+                    hint="send the file itself",
+                ) from None
+            raise MediaError(
+                "the file is too large to be fetched", code="media_too_large"
+            ) from None
+
+
+def _decoded(text: str, max_bytes: int) -> bytes:
+    """Return what a ``data:`` URL holds, or base64 alone."""
+    start = text.find(",") + 1 if text.startswith("data:") else 0
+    if start and not text[:start].endswith(";base64,"):
+        raise MediaError("a file's data: URL must read data:application/pdf;base64,...")
+    if (len(text) - start) * 3 // 4 > max_bytes + 2:
+        raise _too_large(max_bytes)
+    try:
+        return from_base64(text, start)
+    except ValueError:
+        raise MediaError("the file's content is not valid base64") from None
+
+
+def _too_large(max_bytes: int) -> MediaError:
+    return MediaError(f"the files of a request are over {max_bytes} bytes", code="media_too_large")

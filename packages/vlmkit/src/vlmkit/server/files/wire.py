@@ -1,0 +1,94 @@
+"""What the routes of files take and answer, in OpenAI's shapes and in Anthropic's: no behaviour."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Seconds = Annotated[int, Meta(ge=3600, le=2_592_000)]
+
+
+class FileForm(msgspec.Struct):
+    """The fields of ``POST /v1/files``, which is sent as ``multipart/form-data``.
+
+    ``purpose`` and ``expires_after`` are OpenAI's, ``expires_in_seconds`` is Anthropic's.
+    """
+
+    file: bytes
+    purpose: Literal["assistants", "user_data", "vision"] | None = None
+    expires_after_anchor: Literal["created_at"] | None = msgspec.field(
+        name="expires_after[anchor]", default=None
+    )
+    expires_after_seconds: Seconds | None = msgspec.field(
+        name="expires_after[seconds]", default=None
+    )
+    expires_in_seconds: Seconds | None = None
+
+
+class FileBody(msgspec.Struct):
+    """A file, in OpenAI's shape."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"
+
+
+class FilesPage(msgspec.Struct):
+    """Files in a row, in OpenAI's shape."""
+
+    data: list[FileBody]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class DeletedFile(msgspec.Struct):
+    """What a client of OpenAI's learns that had a file deleted."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class FilesQuery(msgspec.Struct):
+    """What page is wanted; ``page`` is Anthropic's, and has its ``limit`` end at 1000."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+    purpose: str | None = None
+    page: str | None = None
+
+
+class FileMetadata(msgspec.Struct, tag_field="type", tag="file"):
+    """A file, in Anthropic's shape."""
+
+    id: str
+    created_at: str
+    filename: str
+    mime_type: str
+    size_bytes: int
+    expires_at: str | None
+    downloadable: Literal[True] = True
+
+
+class FileMetadataPage(msgspec.Struct):
+    """Files in a row, in Anthropic's shape."""
+
+    data: list[FileMetadata]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    next_page: str | None
+
+
+class DeletedFileMetadata(msgspec.Struct, tag_field="type", tag="file_deleted"):
+    """What a client of Anthropic's learns that had a file deleted."""
+
+    id: str

@@ -1,0 +1,1 @@
+"""Shows models of vlmkit the pages of PDF files."""

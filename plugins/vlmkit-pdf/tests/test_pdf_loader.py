@@ -1,0 +1,187 @@
+"""Pages of PDF files as pictures: which, how large, and what is refused."""
+
+import contextlib
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from documents import COLOURS, locked, scanned, written
+from hypothesis import given, settings as examples, strategies as st
+
+from vlmkit.ask.pages import Pages
+from vlmkit.errors import MediaError, RequestError
+from vlmkit.settings.images import ImageLimits
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.testing import MediaLoaderContract
+from vlmkit_pdf import process
+from vlmkit_pdf.loader import PdfLoader
+from vlmkit_pdf.settings import PdfSettings
+
+BOUNDS = PipelineSettings()
+PATIENT_S = 1000.0  # the machine may be busy
+NAMED = {(255, 0, 0): "red", (0, 128, 0): "green", (0, 0, 255): "blue", (0, 0, 0): "black"}
+
+
+class TestPdfLoader(MediaLoaderContract):
+    def make(self) -> PdfLoader:
+        return PdfLoader(PdfSettings(timeout_s=PATIENT_S))
+
+    def files(self) -> list[bytes]:
+        return [scanned(2), written("One page")]
+
+
+def shown(data, pages=None, bounds=BOUNDS, **settings):
+    loader = PdfLoader(PdfSettings(**{"timeout_s": PATIENT_S, **settings}))
+    if pages is None:
+        return loader.load(data, bounds)
+    return loader.load_pages(data, Pages.of(pages), bounds)
+
+
+def refused(data, pages=None, bounds=BOUNDS, **settings):
+    with pytest.raises(MediaError) as caught:
+        shown(data, pages, bounds, **settings)
+    return caught.value
+
+
+def colour(part):
+    """The name of the colour in a picture's middle, of which PDFium may round a little off."""
+    image = part.image.to_pil()
+    found = image.getpixel((image.width // 2, image.height // 2))
+    near = (n for rgb, n in NAMED.items() if _distance(rgb, found) < 3)
+    return next(near, "white")
+
+
+def _distance(one, other):
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def test_each_page_is_a_picture_in_the_order_of_the_document():
+    parts = shown(scanned(5))
+    assert [part.page for part in parts] == [1, 2, 3, 4, 5]
+    assert [colour(part) for part in parts] == list(COLOURS)
+
+
+def test_chosen_pages_are_shown_and_no_others():
+    parts = shown(scanned(5), "2,4-5")
+    assert [part.page for part in parts] == [2, 4, 5]
+    assert [colour(part) for part in parts] == ["green", "white", "black"]
+
+
+def test_what_is_written_on_a_page_is_drawn():
+    empty, full = shown(written("", "Hello"))
+    assert len(set(empty.image.to_pil().get_flattened_data())) == 1
+    assert len(set(full.image.to_pil().get_flattened_data())) > 16
+
+
+def test_a_page_has_so_many_pixels_for_each_inch_and_no_more_than_allowed():
+    page = written("x", size=(72, 144))
+    assert [part.image.source_size for part in shown(page)] == [(144, 288)]
+    assert [part.image.source_size for part in shown(page, dpi=72)] == [(72, 144)]
+    for size in ((14_400, 14_400), (1e6, 1e6)):
+        (part,) = shown(written("x", size=size), max_page_pixels=40_000)
+        assert part.image.source_size == (200, 200)
+    small = PipelineSettings(images=ImageLimits(max_pixels=10_000))
+    (part,) = shown(written("x", size=(1000, 1000)), bounds=small)
+    assert part.image.source_size == (100, 100)
+
+
+def test_a_page_that_is_a_line_is_refused():
+    assert "times as long" in str(refused(written("x", size=(14_400, 1))))
+
+
+def test_a_document_with_more_pages_than_fit_is_refused_and_nothing_is_left_out():
+    error = refused(scanned(17))
+    assert (error.code, str(error)) == (
+        "too_many_images",
+        "17 pages are over the limit of 16 images",
+    )
+    assert error.hint == 'choose fewer: pages "1-16"'
+    assert len(shown(scanned(17), "2-17")) == 16
+    few = msgspec.structs.replace(BOUNDS, max_images=2)
+    assert refused(scanned(5), "1,3,5", few).code == "too_many_images"
+    assert len(shown(scanned(5), "1,5", few)) == 2
+
+
+def test_a_page_that_is_not_there_is_refused():
+    error = refused(scanned(2), "2-3")
+    assert error.code == "pages_not_found"
+    assert str(error) == "a document of 2 pages does not have all that are chosen"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (locked(), "locked with a password"),
+        (b"%PDF-1.7\nno more", "no readable PDF file"),
+        (scanned(1)[:60], "no readable PDF file"),
+        (written(), "no readable PDF file"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(data, problem):
+    assert problem in str(refused(data))
+
+
+def test_pictures_over_the_bounds_are_refused():
+    page = written("x" * 20)
+    few_bytes = PipelineSettings(max_media_bytes=len(page) + 1)
+    error = refused(page, bounds=few_bytes)
+    assert error.code == "media_too_large"
+    assert "over 1 bytes" not in str(error)
+
+
+def test_a_document_that_takes_too_long_is_given_up():
+    long = written("x", stream=b"0 0 m 200 100 150 3 7 8 c S\n" * 500_000)
+    error = refused(long, timeout_s=0.3)
+    assert "takes longer than 0.3 s" in str(error)
+
+
+def test_a_process_that_dies_takes_its_request_along_and_no_other(monkeypatch, tmp_path):
+    for number, said in enumerate(["", "import os; os.abort()", "print('x' * 10_000)"]):
+        dying = tmp_path / f"dying{number}.py"
+        dying.write_text(said)
+        with monkeypatch.context() as patched:
+            patched.setattr(process.worker, "__file__", str(dying))
+            with pytest.raises((MediaError, ValueError)):
+                shown(scanned(1))
+        assert colour(shown(scanned(1))[0]) == "red"
+
+
+def test_a_process_knows_nothing_of_the_servers_environment(monkeypatch, tmp_path):
+    spy = tmp_path / "spy.py"
+    seen = str(tmp_path / "seen")
+    spy.write_text(f"import os; open({seen!r}, 'w').write(repr(dict(os.environ)))")
+    monkeypatch.setenv("SECRET_KEY", "hidden")
+    monkeypatch.setattr(process.worker, "__file__", str(spy))
+    refused(scanned(1))
+    assert "hidden" not in (tmp_path / "seen").read_text()
+
+
+@pytest.mark.posix
+def test_memory_of_the_process_is_bounded():
+    hungry = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import worker; worker._limit(300 * 2**20, 9)\n"
+        "bytearray(600 * 2**20)"
+    )
+    folder = Path(process.worker.__file__).parent
+    done = subprocess.run([sys.executable, "-c", hungry, folder], capture_output=True, check=False)
+    assert done.returncode != 0
+    assert sys.platform != "linux" or b"MemoryError" in done.stderr
+
+
+@functools.cache
+def tree() -> bytes:
+    return written("One", "Two")
+
+
+@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=8))
+@examples(max_examples=examples.default.max_examples // 10)  # each is a process
+def test_a_document_that_was_changed_anywhere_is_opened_or_refused(place, put):
+    data = tree()
+    start = place % len(data)
+    changed = data[:start] + put + data[start + len(put) :]
+    with contextlib.suppress(RequestError):
+        assert shown(changed)
