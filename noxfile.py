@@ -125,6 +125,16 @@ def core_alone(session: nox.Session) -> None:
 
 
 @nox.session
+def torchvision(session: nox.Session) -> None:
+    """Compare our image processors with those that transformers has for torchvision alone."""
+    install(session, CORE, HF, groups=("test",))
+    # Without what it requires: its builds want a torch of theirs, and pictures need none of that.
+    session.install("-q", *TORCH_PIN, "pillow", "numpy")
+    session.install("-q", "--no-deps", "torchvision==0.28.*")
+    session.run("pytest", f"{HF}/tests/test_torchvision.py", *session.posargs)
+
+
+@nox.session
 def text_alone(session: nox.Session) -> None:
     """Install the text side without torch and run its tests."""
     install(session, CORE, HF, groups=("test",))

@@ -26,7 +26,7 @@ def rows(names: Iterable[str]) -> Iterable[str]:
             outcome = runner.outcome(
                 name, saved, runner.expected(name, saved, runner.requests(name))
             )
-        kind = "vision" if name in zoo.NAMES_VISION else "text"
+        kind = "text" if name in zoo.NAMES_TEXT else "vision"
         yield (
             f"| {name} | {transformers.__version__} | {kind} "
             f"| {outcome.num_equal}/{outcome.num_requests} | {outcome.difference:.0e} |"
@@ -38,7 +38,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    for row in rows(sys.argv[1:] or (*zoo.NAMES_VISION, *zoo.NAMES_TEXT)):
+    for row in rows(sys.argv[1:] or (*zoo.NAMES_VISION, *zoo.NAMES_MORE, *zoo.NAMES_TEXT)):
         print(row, flush=True)
 
 

@@ -46,7 +46,10 @@ ENGINES = {
     "onnx": {"use": "onnx", "cache_tokens": 1200, "max_chunk_tokens": 64, "num_threads": 1},
 }
 EXPORTED = [name for name in NAMES if name != "glm4v"]  # whose tower has no exporter
-PAIRS = [*(("torch", name) for name in NAMES), *families.exported(EXPORTED, "onnx")]
+PAIRS = [
+    *(("torch", name) for name in (*NAMES, *zoo.NAMES_MORE)),
+    *families.exported(EXPORTED, "onnx"),
+]
 
 
 def load(folder: Path, engine: str = "torch") -> vlmkit.Model:

@@ -10,14 +10,16 @@ checkpoint, so two programs that load the same folder must agree token for token
     inputs = zoo.reference("qwen2_vl", messages, images)  what the family's processor makes of them
 
 Nothing here needs torchvision or the network, and nothing here imports vlmkit: this is the
-reference that vlmkit is compared with.
+reference that vlmkit is compared with. But for one thing: the families of ``NAMES_MORE`` have
+vlmkit-hf's image processors, which are held to transformers' own where torchvision is installed.
 """
 
 from zoo.picture import picture
 from zoo.reference import placeholder, processor, reference
-from zoo.save import NAMES_TEXT, NAMES_VISION, save, save_processor
+from zoo.save import NAMES_MORE, NAMES_TEXT, NAMES_VISION, save, save_processor
 
 __all__ = [
+    "NAMES_MORE",
     "NAMES_TEXT",
     "NAMES_VISION",
     "picture",

@@ -13,6 +13,7 @@ class VisionSide:
 
     Attributes:
         image_processor: name of the Pillow-based class; the name in a real checkpoint lacks "Pil".
+            Without that, transformers has none, and vlmkit-hf's is taken.
         image_settings: its arguments.
         processor: name of the family's processor class.
         processor_settings: further arguments of that class.

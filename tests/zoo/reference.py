@@ -24,6 +24,7 @@ from transformers import BatchFeature, ProcessorMixin
 from transformers.models.smolvlm import processing_smolvlm
 
 from zoo.family import Family, VisionSide
+from zoo.more import MORE
 from zoo.text import TEXT
 from zoo.vision import VISION
 
@@ -40,7 +41,7 @@ class NoVideo:
 
 def family(name: str) -> Family:
     """Return a family of the zoo by its name."""
-    return {**VISION, **TEXT}[name]
+    return {**VISION, **MORE, **TEXT}[name]
 
 
 def placeholder(name: str) -> str:
@@ -57,9 +58,9 @@ def processor(name: str) -> ProcessorMixin:
         "image_processor": image_processor(side),
         "tokenizer": family(name).tokenizer(),
     }
-    if "video_processor" in kind.get_attributes():
+    if absent := {"video_processor", "feature_extractor"} & set(kind.get_attributes()):
         kind = _without_video(kind)
-        parts["video_processor"] = NoVideo()
+        parts |= {part: NoVideo() for part in absent}
     with mock.patch.object(processing_smolvlm, "num2words", NoVideo):
         return kind(**parts, chat_template=family(name).template, **side.processor_settings)
 
@@ -68,7 +69,7 @@ def image_processor(side: VisionSide) -> Any:
     """Return the Pillow-based image processor of a family."""
     settings = dict(side.image_settings)
     extra = settings.pop("image_seq_length", None)
-    made = getattr(transformers, side.image_processor)(**settings)
+    made = _image_processor_class(side.image_processor)(**settings)
     if extra is not None:  # PaliGemma keeps it on the image processor, whose class does not know it
         made.image_seq_length = extra
     return made
@@ -143,6 +144,14 @@ def _vision(name: str) -> VisionSide:
     if side is None:
         raise ValueError(f"{name!r} is a text family")
     return side
+
+
+def _image_processor_class(name: str) -> Any:
+    if name.endswith("Pil"):
+        return getattr(transformers, name)
+    from vlmkit_hf.pillow.processor import processor_class
+
+    return processor_class(name)
 
 
 def _processor_class(name: str) -> type[ProcessorMixin]:

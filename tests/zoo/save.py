@@ -7,11 +7,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from zoo.family import Family, VisionSide
+from zoo.more import MORE
 from zoo.reference import family, image_processor, processor
 from zoo.text import TEXT
 from zoo.vision import VISION
 
 NAMES_VISION = tuple(VISION)
+NAMES_MORE = tuple(MORE)
 NAMES_TEXT = tuple(TEXT)
 SEED = 0
 
@@ -55,7 +57,7 @@ def save(name: str, folder: Path, *, dtype: str = "float32") -> Path:
 
     save_processor(name, folder)
     config = transformers.AutoConfig.from_pretrained(folder)
-    auto = transformers.AutoModelForImageTextToText if name in VISION else None
+    auto = transformers.AutoModelForImageTextToText if name not in TEXT else None
     auto = auto or transformers.AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)

@@ -210,3 +210,41 @@ GPT_OSS = (
     "{% else %}<|end|>{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+
+LLAMA4 = (
+    _PARTS + "{{ bos_token }}{% for message in messages %}"
+    "<|header_start|>{{ message['role'] }}<|header_end|>\n\n"
+    "{{ say(message, '<|image|>') }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n\n{% endif %}"
+)
+
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ say(message, IMAGE) }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LFM2 = _PARTS + "{{ bos_token }}" + _CHATML.replace("IMAGE", "'<image>'")
+MOLMO2 = _PARTS + _CHATML.replace("IMAGE", "'<|image|>'")
+
+COHERE2 = (
+    _PARTS + "{{ bos_token }}{% for message in messages %}<|START_OF_TURN_TOKEN|>"
+    "{% if message['role'] == 'assistant' %}<|CHATBOT_TOKEN|>"
+    "{% else %}<|{{ message['role'].upper() }}_TOKEN|>{% endif %}"
+    "{{ say(message, '<|IMG_PATCH|>') }}<|END_OF_TURN_TOKEN|>{% endfor %}"
+    "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"
+)
+
+GEMMA4 = (
+    _PARTS + "{{ bos_token }}{% for message in messages %}"
+    "<|turn>{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n"
+    "{{ say(message, '<|image|>') }}<turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
+
+KIMI = (
+    _PARTS + "{% for message in messages %}<|im_{{ message['role'] }}|>{{ message['role'] }}"
+    "<|im_middle|>"
+    "{{ say(message, '<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n') }}"
+    "<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"
+)

@@ -6,6 +6,7 @@ a whole conversation is checked once, when the model is loaded.
 """
 
 import hashlib
+import inspect
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from vlmkit_hf.transform import transform_of
 
 log = logging.getLogger(__name__)
 
-_FEATURE_KEYS = ("image_token_id", "image_token_index")
+_FEATURE_KEYS = ("image_token_id", "image_token_index", "image_patch_id")
 _PLACEHOLDER_KEYS = (*_FEATURE_KEYS, "video_token_id", "video_token_index", "audio_token_id")
 
 
@@ -49,6 +50,12 @@ class PreparedImage:
 
 class ImageSide:
     """Prepares images for one model; any number of threads may.
+
+    Attributes:
+        placeholder: what stands for an image in a text.
+        banned_ids: tokens that stand for images, video and sound.
+        needs_image: whether the processor takes no text alone.
+        begins_with: the token that the processor puts before a text, whatever its tokenizer does.
 
     Args:
         processor: the family's processor, see :func:`vlmkit_hf.processor.load_processor`.
@@ -75,6 +82,8 @@ class ImageSide:
             tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="np"
         )
         self._options: dict[str, Any] = {**merged["images_kwargs"], "return_tensors": "np"}
+        self._own_options = {name: merged[name] for name in _asked(processor) if name in merged}
+        self._types_tokens = bool(merged.get("return_mm_token_type_ids"))
         self._feature_id = next(
             (config[key] for key in _FEATURE_KEYS if key in config), processor.image_token_id
         )
@@ -85,6 +94,7 @@ class ImageSide:
         self._fingerprint = _fingerprint(processor, self._options)
         self._lays_out = self._lay_out("x" + self.placeholder, [_grey(28, 28)]) is not None
         self.needs_image = self._refuses_plain_text()
+        self.begins_with = ""
         self._sizing: Sizing | None = find_sizing(processor, self._options)
 
     @property
@@ -156,7 +166,8 @@ class ImageSide:
         expansion, num_features = self._expanded(written, image, encoder, options)
         seen_with = json.dumps(limits, sort_keys=True).encode() if limits else b""
         digest = hashlib.sha256(self._fingerprint + image.digest + seen_with).digest()
-        return PreparedImage(expansion, digest, self._inputs(arrays), num_features, transform)
+        inputs = self._inputs(arrays) | self._types(expansion.token_ids)
+        return PreparedImage(expansion, digest, inputs, num_features, transform)
 
     def outline(
         self,
@@ -217,7 +228,11 @@ class ImageSide:
             raise
         except Exception as error:  # a processor may raise anything
             raise self._unknown() from error
-        if ours != theirs:
+        tokenizer = self._processor.tokenizer
+        first = tokenizer.bos_token or tokenizer.eos_token
+        if first and theirs == [tokenizer.convert_tokens_to_ids(first), *ours]:
+            self.begins_with = first
+        elif ours != theirs:
             raise self._unknown()
         if self._sizing is not None and not self._is_as_it_seems(self._sizing, encoder):
             log.info("images of %r are shown in one size: its limits are not known", self._owner)
@@ -251,7 +266,7 @@ class ImageSide:
     def _process(self, picture: PIL.Image.Image, limits: Limits) -> tuple[Mapping[str, Any], str]:
         layout = self._processor.prepare_inputs_layout(images=[picture], text=[self.placeholder])
         arrays, replacements = self._processor._process_images(  # noqa: SLF001 - no public way
-            layout[0], **{**self._options, **limits}
+            layout[0], **{**self._options, **self._own_options, **limits}
         )
         (written,) = replacements
         return arrays, written
@@ -261,6 +276,14 @@ class ImageSide:
         wanted = set(processor.model_input_names) - set(processor.tokenizer.model_input_names)
         wanted -= set(processor.unused_input_names)
         return {name: _array(arrays[name]) for name in arrays if name in wanted}
+
+    def _types(self, token_ids: Sequence[int]) -> dict[str, Array]:
+        """Return which tokens are told to be the image's, where not only those of features are."""
+        if not self._types_tokens:
+            return {}
+        types = np.isin(token_ids, self._processor.image_token_ids).astype(np.int64)
+        is_plain = np.array_equal(types, np.equal(token_ids, self._feature_id))
+        return {} if is_plain else {"mm_token_type_ids": types}
 
     def _lay_out(self, text: str, pictures: Sequence[PIL.Image.Image]) -> str | None:
         """Return the text as the processor lays it out; None if it leaves it alone."""
@@ -293,6 +316,12 @@ def expand_slots(
     for token_id in encoder.encode(segments):
         ids.extend(next(images).expansion.token_ids if token_id < 0 else (token_id,))
     return ids
+
+
+def _asked(processor: Any) -> list[str]:
+    """Return which of its own arguments a processor reads when it is given images."""
+    taken = inspect.signature(processor._process_images).parameters  # noqa: SLF001 - no public way
+    return [name for name, it in taken.items() if it.kind is not it.VAR_KEYWORD]
 
 
 def _refused(image: Image) -> ImageError:

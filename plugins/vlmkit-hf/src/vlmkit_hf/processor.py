@@ -20,6 +20,8 @@ from vlmkit.kit.checkpoint import Checkpoint
 
 # Not settings of a processor: what it consists of, or how transformers found it.
 _NOT_SETTINGS = frozenset({"processor_class", "auto_map", "chat_template", "audio_tokenizer"})
+# Models that answer no questions: one acts, one is no decoder alone. torchvision is no help.
+_OTHER_MODELS = frozenset({"pi0", "pp_formulanet"})
 _patch_lock = threading.Lock()
 
 
@@ -75,21 +77,66 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
     except Exception as error:  # a processor may raise anything
         raise CheckpointError(
             f"the image processor of {checkpoint.name!r} ({name}) cannot be built here",
-            hint="some families need torchvision: pip install torchvision; see the log",
+            hint=_hint(checkpoint),
         ) from error
 
 
 def _part(part: str, checkpoint: Checkpoint, tokenizer: Any) -> Any:
     if part == "tokenizer":
         return tokenizer
-    if part != "image_processor":
-        return Absent()
+    return _image_processor(checkpoint) if part == "image_processor" else Absent()
+
+
+def _image_processor(checkpoint: Checkpoint) -> Any:
+    """Return transformers' Pillow-based image processor, or ours where it has none.
+
+    Whether torchvision is installed makes no difference to what a model sees.
+    """
     from transformers import AutoImageProcessor
 
-    # Where a family has no Pillow-based form this is the torchvision one, if that is installed.
+    from vlmkit_hf.pillow.processor import processor_class
+
+    for name in _image_processor_names(checkpoint):
+        kind = processor_class(name)
+        if kind is not None:
+            return kind.from_pretrained(checkpoint.path, local_files_only=True)
     return AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
         checkpoint.path, backend="pil", local_files_only=True, trust_remote_code=False
     )
+
+
+def _image_processor_names(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the image processor that a checkpoint names, and what only torchvision has for it."""
+    own = checkpoint.read_json("processor_config.json").get("image_processor")
+    for settings in (checkpoint.read_json("preprocessor_config.json"), own):
+        name = settings.get("image_processor_type") if isinstance(settings, dict) else None
+        if isinstance(name, str):
+            yield name
+    if name := _name_for_torchvision(checkpoint):
+        yield name
+
+
+def _name_for_torchvision(checkpoint: Checkpoint) -> str | None:
+    """Return a family's image processor if transformers has it for torchvision alone."""
+    from transformers.models.auto import image_processing_auto
+
+    known = vars(image_processing_auto)["IMAGE_PROCESSOR_MAPPING_NAMES"]
+    forms = known.get(checkpoint.model_type)
+    if not isinstance(forms, dict) or forms.get("pil"):
+        return None
+    name: str | None = forms.get("torchvision")
+    return name
+
+
+def _hint(checkpoint: Checkpoint) -> str:
+    """Name torchvision where it is what is wanting, and nowhere else."""
+    from vlmkit_hf.pillow.table import FAMILIES
+
+    name = _name_for_torchvision(checkpoint)
+    is_known = name is None or name in FAMILIES or checkpoint.model_type in _OTHER_MODELS
+    if is_known or _exists("torchvision"):
+        return "see the log"
+    return "this family needs torchvision: pip install torchvision"
 
 
 def _processor_class(name: str) -> Any:

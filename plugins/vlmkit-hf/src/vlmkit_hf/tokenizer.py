@@ -134,7 +134,7 @@ class HfTokenizer:
                 hint='give it one: tokenizer.chat_template = "PATH"',
             )
         layout = self._images.layout(len(images)) if self._images else None
-        segments = self._chat.segments(messages, tools, layout, options)
+        segments = self._begun(self._chat.segments(messages, tools, layout, options))
         # A processor completes a text that does not begin as its tokenizer would; a text model's
         # template is taken at its word.
         adds_special = self._images is not None and not self._begins(segments)
@@ -218,8 +218,14 @@ class HfTokenizer:
             raise RequestError("this model needs an image", param="messages")
 
     def _begins(self, segments: Sequence[Segment]) -> bool:
-        first = segments[0] if segments else Segment("", is_client=False)
-        return bool(self._bos) and not first.is_client and first.text.startswith(self._bos)
+        return bool(self._bos) and _starts_with(segments, self._bos)
+
+    def _begun(self, segments: list[Segment]) -> list[Segment]:
+        """Put the token before a text that its processor would put there."""
+        first = self._images.begins_with if self._images else ""
+        if not first or _starts_with(segments, first):
+            return segments
+        return [Segment(first, is_client=False), *segments]
 
     def _cut_at_images(self, segments: Sequence[Segment], num_images: int) -> list[Segment | None]:
         """Put None where the template placed an image."""
@@ -342,6 +348,11 @@ def _load_tokenizer(checkpoint: Checkpoint) -> Any:
             hint="its folder needs tokenizer.json",
         )
     return tokenizer
+
+
+def _starts_with(segments: Sequence[Segment], token: str) -> bool:
+    """Tell whether a text begins with a token that no client wrote."""
+    return bool(segments) and not segments[0].is_client and segments[0].text.startswith(token)
 
 
 def _marks(template: ChatTemplate | None, added: Mapping[str, int]) -> Marks | None:

@@ -5,12 +5,23 @@ not known here get no report rather than a wrong one.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.transform import Transform
+from vlmkit_hf.pillow.view import Cut, Pad, Plan, Resize, num_tiles
+from vlmkit_hf.sizing.sizing import Size
 
-Size = tuple[int, int]
+Sides = tuple[int, int]
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """An image processor that says what it does to a picture of a size."""
+
+    def plan(self, size: Size, options: Mapping[str, Any]) -> Plan:
+        """Return how such a picture is shown."""
+        ...
 
 
 def transform_of(
@@ -24,7 +35,13 @@ def transform_of(
         processor: the image processor.
         options: what it was called with.
     """
-    settings = _Settings(processor, options)
+    if isinstance(processor, Planner):
+        return _planned(image, processor.plan(Size(image.height, image.width), options))
+    return _told(image, arrays, _Settings(processor, options))
+
+
+def _told(image: Image, arrays: Mapping[str, Any], settings: "_Settings") -> Transform | None:
+    """Of transformers' own processors: what their arrays and settings say."""
     for name, report in _BY_ARRAY.items():
         if name in arrays:
             return report(image, arrays, settings)
@@ -43,6 +60,23 @@ def transform_of(
     return None if settings.get("do_pad") else _report(image, (shape[1], shape[2]))
 
 
+def _planned(image: Image, plan: Plan) -> Transform | None:
+    """Ours: what the view says that is cut into tiles, or the first where none is."""
+    view = next((view for view in plan.views if isinstance(view[-1], Cut)), plan.views[0])
+    resize, *others = view
+    pads = [step for step in others if isinstance(step, Pad)]
+    if not isinstance(resize, Resize) or len(pads) < len(others) - isinstance(view[-1], Cut):
+        return None
+    (height, width), ground = resize.size, pads[0] if pads else Pad(resize.size)
+    pad = (
+        ground.top,
+        ground.left,
+        ground.size.height - height - ground.top,
+        ground.size.width - width - ground.left,
+    )
+    return _report(image, (height, width), pad=pad, num_tiles=sum(map(num_tiles, plan.views)))
+
+
 class _Settings:
     """A processor's settings under the options of its call."""
 
@@ -55,7 +89,7 @@ class _Settings:
         return getattr(self._processor, name, None) if value is None else value
 
 
-def _report(image: Image, used: Size, **more: Any) -> Transform:
+def _report(image: Image, used: Sides, **more: Any) -> Transform:
     return Transform(
         source_size=(image.source_size[1], image.source_size[0]),
         turned=image.turned,

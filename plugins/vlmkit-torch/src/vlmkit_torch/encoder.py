@@ -129,11 +129,16 @@ def build(context: BuildContext) -> TorchVisionEncoder:
     return TorchVisionEncoder(loaded, context.files, settings.max_batch_images)
 
 
+# Arrays of numbers that count from the first row of another: they hold for an image alone.
+_COUNTING = frozenset({"image_token_pooling"})
+
+
 def _groups(slots: Sequence[MediaSlot], most: int) -> Iterator[list[MediaSlot]]:
     """Yield runs of neighbours whose arrays can be joined along the first axis."""
     group: list[MediaSlot] = []
     for slot in slots:
-        if group and (len(group) == most or _signature(slot) != _signature(group[0])):
+        is_alone = not _COUNTING.isdisjoint(slot.inputs)
+        if group and (is_alone or len(group) == most or _signature(slot) != _signature(group[0])):
             yield group
             group = []
         group.append(slot)

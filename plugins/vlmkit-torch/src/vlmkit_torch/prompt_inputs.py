@@ -19,6 +19,7 @@ from vlmkit_torch.attention.kind import Visibility
 from vlmkit_torch.features import FeatureForm, compose, to_tensor
 from vlmkit_torch.views import Views
 
+TYPES = "mm_token_type_ids"
 VISUAL_MASKS = ("visual_pos_masks", "vision_mask")
 NOT_PER_TOKEN = frozenset(
     {
@@ -202,8 +203,8 @@ class PromptReader:
         ids = torch.tensor([prompt.token_ids], device=self.device)
         inputs = {"input_ids": ids}
         is_image = torch.eq(ids, -1 if self._image_token is None else self._image_token).long()
-        if self.views.prepare_takes("mm_token_type_ids"):
-            inputs["mm_token_type_ids"] = is_image
+        if self.views.prepare_takes(TYPES):
+            inputs[TYPES] = self._types(prompt, is_image)
         if self.views.prepare_takes("token_type_ids"):
             is_text = torch.full_like(ids, 0 if prompt.media else 1)
             inputs["token_type_ids"] = is_text if self._is_prefix_typed else is_image
@@ -212,6 +213,14 @@ class PromptReader:
                 parts = [self._array(slot, name) for slot in prompt.media]
                 inputs[name] = torch.cat(parts)
         return inputs
+
+    def _types(self, prompt: Prompt, is_image: torch.Tensor) -> torch.Tensor:
+        """Return which tokens are images', as those say whose other tokens are so, too."""
+        types = is_image.clone()
+        for slot in prompt.media:
+            if TYPES in slot.inputs:
+                types[0, slot.start : slot.stop] = self._array(slot, TYPES)
+        return types
 
     def _array(self, slot: MediaSlot, name: str) -> torch.Tensor:
         return to_tensor(slot.inputs[name], self.device)

@@ -1,0 +1,185 @@
+"""How families show a picture that they cut into tiles: from its size to a plan.
+
+They read a processor's settings by the names that its file has; what several families share is in
+:mod:`.grids` and :mod:`.sizes`.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from vlmkit_hf.pillow import grids, pooling, sizes
+from vlmkit_hf.pillow.grids import Grid
+from vlmkit_hf.pillow.sizes import size_of
+from vlmkit_hf.pillow.view import Cut, Pad, Plan, Resize, View
+from vlmkit_hf.sizing.sizing import Size
+
+
+def llama4(size: Size, s: Any) -> Plan:
+    """Kept in shape, padded to a grid of tiles; and the whole in one, if there are several."""
+    tile, is_largest = size_of(s.size), s.resize_to_max_canvas
+    grid = grids.least_scaled(size, tile.height, s.max_patches, is_largest=is_largest)
+    canvas = grid.of(tile)
+    used = sizes.within(size, canvas, None if is_largest else tile.height)
+    tiled: View = (Resize(used), Pad(canvas), Cut(tile))
+    views = (tiled, (Resize(tile),)) if grid.num_tiles > 1 else (tiled,)
+    return Plan(views, {"aspect_ratios": [grid]})
+
+
+def cohere2_vision(size: Size, s: Any) -> Plan:
+    """Stretched to a grid of tiles; and the whole in one, if there are several."""
+    tile = size_of(s.size)
+    if not s.crop_to_patches:
+        return Plan(((Resize(tile),),), {"num_patches": [1]})
+    square = Size(tile.height, tile.height)
+    grid = grids.least_stretched(size, square, grids.up_to(s.max_patches))
+    views: tuple[View, ...] = ((Resize(grid.of(tile)), Cut(tile)),)
+    if grid.num_tiles > 1:
+        views += ((Resize(tile),),)
+    return Plan(views, {"num_patches": [grid.num_tiles + len(views) - 1]})
+
+
+def lfm2_vl(size: Size, s: Any) -> Plan:
+    """In whole blocks; a large picture as a grid of tiles, and as a small one."""
+    block = s.encoder_patch_size * s.downsample_factor
+    used = sizes.in_blocks(size, block, s.min_image_tokens, s.max_image_tokens)
+    area = math.prod(max(s.encoder_patch_size, round(n / block) * block) for n in size)
+    is_large = area > s.max_image_tokens * block**2 * s.max_pixels_tolerance
+    grid = Grid(1, 1)
+    views: tuple[View, ...] = ((Resize(used),),)
+    if is_large and s.do_image_splitting and not s.min_tiles == s.max_tiles == 1:
+        tile = Size(s.tile_size, s.tile_size)
+        grid = grids.nearest_in_shape(size, tile, _lfm2_grids(s.min_tiles, s.max_tiles))
+        tiled: View = (Resize(grid.of(tile)), Cut(tile))
+        has_whole = s.use_thumbnail and grid.num_tiles > 1
+        views = (tiled, (Resize(used),)) if has_whole else (tiled,)
+    if not s.return_row_col_info:
+        return Plan(views)
+    rows, columns = [grid.rows], [grid.columns]
+    return Plan(views, {"image_rows": rows, "image_cols": columns, "image_sizes": [used]})
+
+
+def _lfm2_grids(least: int, most: int) -> list[Grid]:
+    """Return grids by number of tiles; of as many, as a set of pairs has them in transformers."""
+    pairs = [
+        (columns, rows)
+        for num_tiles in range(least, most + 1)
+        for columns in range(1, num_tiles + 1)
+        for rows in range(1, num_tiles + 1)
+        if least <= columns * rows <= most
+    ]
+    return [Grid(rows, columns) for columns, rows in sorted(set(pairs), key=math.prod)]
+
+
+def perception_lm(size: Size, s: Any) -> Plan:
+    """The whole in one tile, then stretched to a grid of tiles."""
+    tile = Size(s.tile_size, s.tile_size)
+    whole: View = (Resize(tile),)
+    if s.vision_input_type != "thumb+tile":
+        return Plan((whole,))
+    grid = Grid(1, 1)
+    if s.max_num_tiles > 1:
+        grid = grids.roomiest(size, s.tile_size, s.max_num_tiles)
+    return Plan((whole, (Resize(grid.of(tile)), Cut(tile))))
+
+
+def molmo2(size: Size, s: Any) -> Plan:
+    """The whole in one crop, then stretched to a grid of crops that overlap."""
+    side = s.size["height"]
+    margin = sum(s.overlap_margins) * s.patch_size
+    step = side - margin
+    rest = Size(size.height - margin, size.width - margin)
+    grid = grids.least_stretched(rest, Size(step, step), grids.up_to(s.max_crops), np.float32)
+    canvas = Size(grid.rows * step + margin, grid.columns * step + margin)
+    crop = Size(side, side)
+    views: tuple[View, ...] = ((Resize(crop),), (Resize(canvas), Cut(crop, Size(step, step))))
+    pooled = pooling.of_crops(grid, side // s.patch_size, s.overlap_margins, s.pooling_size)
+    return Plan(views, {**pooled, "image_num_crops": [grid.num_tiles + 1]})
+
+
+def unlimited_ocr(size: Size, s: Any) -> Plan:
+    """The whole kept in shape on a grey square; a large one as a grid of tiles, too."""
+    side = max(size_of(s.size))
+    square, tile = Size(side, side), Size(s.tile_size, s.tile_size)
+    if not s.crop_to_patches and side <= s.maximum_pad_value:
+        whole: View = (Resize(square),)
+    else:
+        scale = side / max(size)
+        used = Size(*(round(length * scale) for length in size))
+        longest = max(used)
+        top, left = (longest - used.height) // 2, (longest - used.width) // 2
+        ground = Pad(Size(longest, longest), top, left, s.background_color)
+        whole = (Resize(used), ground)
+    grid = Grid(1, 1)
+    views: tuple[View, ...] = (whole,)
+    if s.crop_to_patches and max(size) > s.tile_size:
+        grid = grids.nearest_in_shape(size, tile, grids.up_to(s.max_patches, s.min_patches))
+        views += ((Resize(grid.of(tile)), Cut(tile)),)
+    num_local = grid.num_tiles if len(views) > 1 else 0
+    shape = (grid.columns, grid.rows)
+    return Plan(views, {"num_local_patches": [num_local], "patches_grid": [shape]})
+
+
+def step3p7(size: Size, s: Any) -> Plan:
+    """The whole in one tile; a large or long one cut into squares, each brought to one size."""
+    whole = size_of(s.size)
+    first: View = ()
+    if min(size) < 32 and max(size) / min(size) > 4:
+        size = Size(max(size), max(size))
+        first = (Pad(size),)
+    if max(size) > s.max_image_size:
+        scale = s.max_image_size / max(size)
+        size = Size(*(int(length * scale) for length in size))
+    views: tuple[View, ...] = ((*first, Resize(size), Resize(Size(whole.height, whole.height))),)
+    short, long = sorted(size)
+    window = s.patch_size
+    if long <= whole.height:
+        window = short if long / short > 1.5 else 0
+    elif long / short > 4:
+        window = min(short, s.patch_size)
+    if not window:
+        return Plan(views, {"num_local_patches": [0], "patch_newline_masks": [[]]})
+    used = Size(*(_snapped(length, window) for length in size))
+    grid = Grid(*(max(1, length // window) for length in used))
+    tile = Size(min(window, used.height), min(window, used.width))
+    views += ((*first, Resize(used), Cut(tile), Resize(Size(s.patch_size, s.patch_size))),)
+    ends_row = [
+        column == grid.columns - 1 and row < grid.rows - 1
+        for row in range(grid.rows)
+        for column in range(grid.columns)
+    ]
+    numbers = {"num_local_patches": [grid.num_tiles], "patch_newline_masks": [ends_row]}
+    return Plan(views, numbers)
+
+
+def _snapped(length: int, window: int) -> int:
+    """Return whole windows, one more where over a fifth of one is left."""
+    if length < window:
+        return length
+    return window * (length // window + (length % window > 0.2 * window))
+
+
+def minicpm_ocr(size: Size, s: Any) -> Plan:
+    """The whole in whole tokens; a large one cut into slices, too."""
+    if s.small_image_upsize not in ("always", "never"):
+        raise ValueError("small_image_upsize must be 'always' or 'never': others look for letters")
+    block = s.patch_size * (2 if s.downsample_mode == "4x" else 4)
+    resolution = s.scale_resolution
+    grid = grids.sliced(size, resolution, s.max_slice_nums) if s.slice_mode else None
+    grows = grid is None and s.small_image_upsize == "always"
+    used = sizes.in_slice(size, resolution, block, grows=grows)
+    views: tuple[View, ...] = ((Resize(used),),)
+    shown, num_slices = [used], 0
+    if grid is not None:
+        high, wide = (max(round(n / k) * k, k) / k for n, k in zip(size, grid, strict=True))
+        tile = sizes.in_slice((high, wide), resolution, block, grows=True)
+        views += ((Resize(grid.of(tile)), Cut(tile)),)
+        num_slices = grid.num_tiles
+        shown += [tile] * num_slices
+    numbers = {
+        "target_sizes": [[n // s.patch_size for n in each] for each in shown],
+        "grids": [list(grid or (0, 0))],
+        "num_patches_per_image": [1 + num_slices],
+    }
+    return Plan(views, numbers)

@@ -1,0 +1,133 @@
+"""Image processors of families for which transformers has none without torchvision: by definition.
+
+What transformers' own give is compared in ``test_torchvision``.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import zoo
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.pillow import pixels
+from vlmkit_hf.pillow.processor import processor_class
+from vlmkit_hf.pillow.view import Cut, Pad, Resize, num_tiles, show
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.sizing.sizing import Size
+from vlmkit_hf.tokenizer import HfTokenizer
+
+BILINEAR, BICUBIC = PIL.Image.Resampling.BILINEAR, PIL.Image.Resampling.BICUBIC
+
+
+def processor(name: str, **settings: Any) -> Any:
+    kind = processor_class(name)
+    assert kind is not None
+    return kind(**settings)
+
+
+def test_a_name_is_known_with_and_without_what_old_files_put_behind_it() -> None:
+    names = ("Llama4ImageProcessor", "Llama4ImageProcessorFast", "CLIPImageProcessor", "")
+    known = [processor_class(name) is not None for name in names]
+
+    assert known == [True, True, False, False]
+
+
+def test_a_tile_is_pillows_picture_normalised_in_float32() -> None:
+    picture = zoo.picture(1, 60, 60)
+    made = processor("Cohere2VisionImageProcessor", size={"height": 28, "width": 28}, max_patches=1)
+    values = made(picture, return_tensors="np")["pixel_values"]
+    levels = np.asarray(picture.resize((28, 60), BICUBIC).resize((28, 28), BICUBIC), np.float32)
+    mean, deviation = (np.float32(n) * 255 for n in (made.image_mean, made.image_std))
+
+    np.testing.assert_array_equal(values[0], ((levels - mean) / deviation).transpose(2, 0, 1))
+
+
+@pytest.mark.torch
+def test_llama4_rounds_every_step_to_bfloat16() -> None:
+    torch = pytest.importorskip("torch")
+    picture = zoo.picture(1, 28, 28)
+    made = processor("Llama4ImageProcessor", size={"height": 28, "width": 28}, max_patches=1)
+    values = made(picture, return_tensors="np")["pixel_values"]
+    levels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).to(torch.bfloat16)
+    half = torch.tensor(0.5, dtype=torch.bfloat16)
+    expected = (levels * made.rescale_factor).sub(half).div(half)
+
+    assert torch.equal(torch.from_numpy(values[0]), expected.float())
+
+
+@pytest.mark.torch
+def test_what_is_resized_without_a_filter_is_as_torch_resizes_it() -> None:
+    torch = pytest.importorskip("torch")
+    picture = np.array(zoo.picture(1, 60, 44))
+    wanted = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+    for size in (Size(28, 28), Size(100, 33)):
+        made = pixels.unfiltered(picture, size, BILINEAR)
+        expected = torch.nn.functional.interpolate(wanted, size=tuple(size), mode="bilinear")
+        apart = np.abs(made - expected[0].permute(1, 2, 0).round().numpy())
+        assert apart.max() <= 1
+        assert (apart > 0).mean() < 0.001
+
+
+def test_a_view_is_resized_padded_and_cut_row_by_row() -> None:
+    picture = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    view = (Pad(Size(4, 8), fill=9), Cut(Size(4, 4), Size(4, 2)))
+    tiles = show(picture, view, lambda it, _: it)
+
+    assert num_tiles(view) == len(tiles) == 3
+    np.testing.assert_array_equal(tiles[1], picture[:, 2:6])
+    assert (tiles[2][:, 2:] == 9).all()
+    assert num_tiles((Resize(Size(8, 8)),)) == 1
+
+
+@pytest.fixture(scope="module", params=zoo.NAMES_MORE)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = zoo.save_processor(request.param, tmp_path_factory.mktemp(request.param))
+    return HfTokenizer(Checkpoint(request.param, folder), HfTokenizerSettings())
+
+
+def test_a_prompt_has_the_tokens_of_the_familys_processor(tokenizer: HfTokenizer) -> None:
+    pictures = [zoo.picture(1, 84, 40), zoo.picture(2, 50, 100)]
+    name = tokenizer._images._owner  # type: ignore[union-attr]
+    made = tokenizer.prompt([Message.of("user", "What?", [Image.open(p) for p in pictures])])
+    parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "What?"}]
+    wanted = zoo.reference(name, [{"role": "user", "content": parts}], pictures)
+
+    assert list(made.token_ids) == np.asarray(wanted["input_ids"])[0].tolist()
+
+
+def test_a_picture_that_is_only_outlined_has_the_same_tokens(tokenizer: HfTokenizer) -> None:
+    images = tokenizer._images
+    assert images is not None
+    for picture in (zoo.picture(1, 84, 40), zoo.picture(2, 50, 100)):
+        image = Image.open(picture)
+        whole = images.prepare(image, tokenizer._encoder)
+        light = images.outline(image, tokenizer._encoder, {})
+        assert light.expansion == whole.expansion
+
+
+@pytest.mark.parametrize(
+    ("name", "used", "pad", "count"),
+    [
+        ("llama4", (28, 58), None, 4),
+        ("cohere2_vision", (56, 112), (0, 0, 0, 0), 3),
+        ("gemma4_unified", None, (0, 0, 0, 0), 1),
+    ],
+)
+def test_the_report_says_what_was_done_to_the_picture(
+    tmp_path: Path, name: str, used: tuple[int, int] | None, pad: Any, count: int
+) -> None:
+    checkpoint = Checkpoint(name, zoo.save_processor(name, tmp_path))
+    made = HfTokenizer(checkpoint, HfTokenizerSettings())
+    picture = Image.open(zoo.picture(1, 84, 40))
+    (slot,) = made.prompt([Message.of("user", "What?", [picture])]).media
+    told = slot.transform
+    assert told is not None
+    assert used is None or told.used_size == used
+    assert pad is None or told.pad == pad
+    assert told.num_tiles == count
+    assert told.scale == (told.used_size[0] / 40, told.used_size[1] / 84)

@@ -1,0 +1,90 @@
+"""Our image processors give what transformers' own give, which need torchvision.
+
+``nox -s torchvision`` runs it; elsewhere it is skipped.
+"""
+
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import transformers
+
+from vlmkit_hf.pillow.processor import processor_class
+from vlmkit_hf.pillow.table import FAMILIES
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+MOST_LEVELS = 2.1  # of 255; bfloat16 and rounding twice in different ways make two of one
+MOST_DIFFERENT = 0.03  # of all numbers; torch rounds filters to 16 bits, Pillow to 22
+SIZES = ((64, 48), (40, 88), (301, 203), (1100, 300), (90, 700))
+NOT_ALWAYS = {"patch_newline_masks"}  # theirs is absent where there are no patches
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torchvision() -> None:
+    try:
+        import torchvision  # noqa: F401
+    except ModuleNotFoundError:
+        pytest.skip("torchvision is not installed")
+    except RuntimeError:  # built for another torch; what it has compiled, pictures do not need
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def photo(width: int, height: int) -> PIL.Image.Image:
+    """Return waves and noise: what every filter treats otherwise."""
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([np.sin(x / (3 + 17 * c) + y / (5 + 11 * c)) for c in range(3)], -1)
+    noise = np.random.default_rng(width).normal(0, 20, (height, width, 3))
+    return PIL.Image.fromarray(np.clip(waves * 90 + 128 + noise, 0, 255).astype(np.uint8))
+
+
+def both(name: str) -> tuple[Any, Any]:
+    ours = processor_class(name)
+    assert ours is not None
+    return ours(), getattr(transformers, name)()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_settings_that_a_checkpoint_leaves_out_are_those_of_transformers(name: str) -> None:
+    ours, theirs = both(name)
+    known = set(theirs._valid_kwargs_names) - {"do_convert_rgb", "min_pixels", "max_pixels"}
+
+    assert {key: getattr(ours, key, None) for key in known} == {
+        key: getattr(theirs, key, None) for key in known
+    }
+    assert ours.model_input_names == theirs.model_input_names
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_picture_has_the_arrays_that_transformers_gives(name: str, size: tuple[int, int]) -> None:
+    ours, theirs = both(name)
+    picture = photo(*size)
+    compare(theirs(picture, return_tensors="pt"), ours(picture, return_tensors="np"), theirs)
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n != "PerceptionLMImageProcessor"])
+def test_two_pictures_are_joined_as_transformers_joins_them(name: str) -> None:
+    ours, theirs = both(name)
+    pictures = [photo(301, 203), photo(301, 204)]
+    compare(theirs(pictures, return_tensors="pt"), ours(pictures, return_tensors="np"), theirs)
+
+
+def compare(wanted: Any, made: Any, processor: Any) -> None:
+    assert set(wanted) - NOT_ALWAYS == set(made) - NOT_ALWAYS
+    for key in wanted:
+        value = wanted[key]
+        expected = value.float().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        found = np.asarray(made[key])
+        assert found.shape == expected.shape, key
+        if not key.startswith("pixel_values"):
+            np.testing.assert_array_equal(found, expected, key)
+            continue
+        level = min(processor.image_std) * 255 if processor.do_normalize else 255
+        apart = np.abs(found - expected) * level
+        assert apart.max() <= MOST_LEVELS, key
+        assert (apart > 0.02).mean() < MOST_DIFFERENT, key
