@@ -64,7 +64,9 @@ def save(name: str, folder: Path, *, dtype: str = "float32") -> Path:
         model = auto.from_config(config, dtype=torch.float32)
         _make_images_matter(model)
     kept = json.loads((folder / "generation_config.json").read_text())
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    if dtype != "float32":
+        model.to(getattr(torch, dtype))
+    model.save_pretrained(folder)
     _write(folder / "generation_config.json", kept)
     return folder
 

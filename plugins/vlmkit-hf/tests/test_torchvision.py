@@ -14,24 +14,13 @@ from vlmkit_hf.pillow.processor import processor_class
 from vlmkit_hf.pillow.table import FAMILIES
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torchvision")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 MOST_LEVELS = 2.1  # of 255; bfloat16 and rounding twice in different ways make two of one
 MOST_DIFFERENT = 0.03  # of all numbers; torch rounds filters to 16 bits, Pillow to 22
 SIZES = ((64, 48), (40, 88), (301, 203), (1100, 300), (90, 700))
 NOT_ALWAYS = {"patch_newline_masks"}  # theirs is absent where there are no patches
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torchvision() -> None:
-    try:
-        import torchvision  # noqa: F401
-    except ModuleNotFoundError:
-        pytest.skip("torchvision is not installed")
-    except RuntimeError:  # built for another torch; what it has compiled, pictures do not need
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def photo(width: int, height: int) -> PIL.Image.Image:
