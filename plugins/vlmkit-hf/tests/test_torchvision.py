@@ -18,7 +18,7 @@ pytest.importorskip("torchvision")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 MOST_LEVELS = 2.1  # of 255; bfloat16 and rounding twice in different ways make two of one
-MOST_DIFFERENT = 0.03  # of all numbers; torch rounds filters to 16 bits, Pillow to 22
+MOST_DIFFERENT = 0.04  # of all numbers; torch rounds filters to 16 bits, Pillow to 22
 SIZES = ((64, 48), (40, 88), (301, 203), (1100, 300), (90, 700))
 NOT_ALWAYS = {"patch_newline_masks"}  # theirs is absent where there are no patches
 

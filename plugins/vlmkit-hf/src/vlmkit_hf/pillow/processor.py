@@ -55,7 +55,10 @@ class PillowProcessor(PilBackend):
         if self.family.counts_patches in made[0]:
             _count_on(made, self.family.counts_patches)
         joined = {
-            name: _joined([arrays[name] for arrays in made if name in arrays])
+            name: _joined(
+                [arrays[name] for arrays in made if name in arrays],
+                self.family.axis if name == "pixel_values" else 0,
+            )
             for name in dict.fromkeys(name for arrays in made for name in arrays)
         }
         kept = [name for name, value in joined.items() if name in self.family.lists]
@@ -112,12 +115,12 @@ def _count_on(made: Sequence[dict[str, Any]], name: str) -> None:
         before += arrays["pixel_values"].shape[0] * arrays["pixel_values"].shape[1]
 
 
-def _joined(parts: Sequence[Any]) -> Any:
-    """Join what several pictures have, along the first axis."""
+def _joined(parts: Sequence[Any], axis: int) -> Any:
+    """Join what several pictures have."""
     if isinstance(parts[0], list):
         return [row for part in parts for row in part]
-    if len({part.shape[1:] for part in parts}) > 1:  # each picture's tiles together
+    if axis == 0 and len({part.shape[1:] for part in parts}) > 1:  # each picture's tiles together
         ragged = np.empty(len(parts), object)
         ragged[:] = [part[0] for part in parts]
         return ragged
-    return np.concatenate(parts)
+    return np.concatenate(parts, axis)

@@ -34,6 +34,7 @@ class Family:
         resize: the way in which pictures are resized.
         is_coarse: levels are scaled in bfloat16.
         lists: arrays that stay lists, since their rows may differ in length.
+        axis: along which the pixels of several pictures are joined.
         counts_patches: the array whose numbers are of patches, in all pictures together.
         other_names: settings that published checkpoints call otherwise.
         mistaken: settings of published checkpoints that transformers passes over.
@@ -46,6 +47,7 @@ class Family:
     resize: Callable[[Pixels, Size, int], Pixels] = pixels.bytewise
     is_coarse: bool = False
     lists: tuple[str, ...] = ()
+    axis: int = 0
     counts_patches: str = ""
     other_names: Mapping[str, str] = field(default_factory=dict)
     mistaken: Mapping[str, Any] = field(default_factory=dict)
@@ -270,6 +272,7 @@ FAMILIES: Mapping[str, Family] = {
             "small_image_upsize": "always",
         },
         ("pixel_values", "target_sizes"),
+        axis=-1,
         lists=("grids", "num_patches_per_image"),
     ),
 }
