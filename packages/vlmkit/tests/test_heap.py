@@ -1,9 +1,11 @@
-"""Memory that was freed goes back to the system; an idle loop sees to it."""
+"""Memory that was freed goes back to the system; what stays is not looked at for garbage."""
 
 import ctypes
+import gc
 import os
 import sys
 import time
+import weakref
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -79,3 +81,43 @@ def test_a_loop_gives_back_once_for_every_time_that_it_has_nothing_to_do(monkeyp
         time.sleep(0.2)
 
     assert len(calls) == 4
+
+
+class Cycle:
+    """Garbage that nobody but the collector finds, once it is dropped."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_is_settled_is_freed_when_that_is_asked_for_and_stays_settled_otherwise():
+    before, cycle = Cycle(), Cycle()
+    was_garbage, is_garbage = weakref.ref(before), weakref.ref(cycle)
+    del before
+    try:
+        heap.settle()
+        assert was_garbage() is None
+        del cycle
+        gc.collect()
+        assert is_garbage() is not None, "the collector looks at what is settled"
+        heap.collect()
+        assert is_garbage() is None
+        num_settled = gc.get_freeze_count()
+        assert num_settled > 10_000
+        kept = [Cycle() for _ in range(10_000)]
+        heap.settle_more()
+        assert gc.get_freeze_count() > num_settled
+        assert kept
+    finally:
+        heap.unsettle()
+    assert gc.get_freeze_count() == 0
+
+
+def test_collecting_settles_nothing_that_was_not():
+    cycle = Cycle()
+    is_garbage = weakref.ref(cycle)
+    del cycle
+    heap.collect()
+    assert is_garbage() is None
+    heap.settle_more()
+    assert gc.get_freeze_count() == 0

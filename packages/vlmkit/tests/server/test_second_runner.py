@@ -1,5 +1,6 @@
 """The server in front of a runner that is no pipeline: it cannot tell."""
 
+import gc
 import socket
 
 import openai
@@ -108,14 +109,18 @@ def num_open_at(runner):
 
 def test_a_loader_may_give_a_model_whose_failure_ends_the_server():
     model = vlmkit.load("mock")
+    settled = []
 
     def crash(_names):
+        settled.append(gc.get_freeze_count())
         with pytest.raises(EngineError):
             model.generate(CRASH)
 
     with pytest.raises(EngineError, match="engine of model 'one' failed"):
         serve({"one": lambda: model}, ServerSettings(port=0), on_loaded=crash)
     assert not model.runner.is_ready
+    assert settled[0] > 10_000, "the collector looks at what was loaded, while answers run"
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_server_takes_a_model_for_its_runner():

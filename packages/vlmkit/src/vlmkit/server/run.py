@@ -11,12 +11,14 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence as Seq
+from functools import partial
 from types import FrameType, MappingProxyType
 
 import uvicorn
 
 from vlmkit.errors import ConfigError
+from vlmkit.kit import heap
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.fleet.fleet import OnLoaded
@@ -59,8 +61,7 @@ def serve(
     """
     settings = settings or ServerSettings()
     service = Service(models, settings, Toolbox(tool_sources))
-    if on_loaded is not None:
-        service.fleet.on_loaded = on_loaded
+    service.fleet.on_loaded = partial(_settle, on_loaded)
     try:
         with contextlib.closing(_listener(settings)) as listener:
             server = Server(service)
@@ -68,8 +69,16 @@ def serve(
             server.run(sockets=[listener])
     finally:
         service.fleet.close()
+        heap.unsettle()
     if service.fleet.error is not None:
         raise service.fleet.error
+
+
+def _settle(on_loaded: OnLoaded | None, names: Seq[str]) -> None:
+    """Note that what was loaded stays, and tell whoever wants to know its names."""
+    heap.settle()
+    if on_loaded is not None:
+        on_loaded(names)
 
 
 class Server(uvicorn.Server):

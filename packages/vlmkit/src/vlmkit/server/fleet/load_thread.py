@@ -1,7 +1,6 @@
 """The thread in which models are loaded and closed, one after the other, beside the event loop."""
 
 import asyncio
-import gc
 import logging
 import queue
 import threading
@@ -63,6 +62,7 @@ class LoadThread:
         def work() -> Runner:
             runner = runner_of(load())
             self.add(runner)
+            heap.settle_more()
             return runner
 
         return self.run(work)
@@ -112,7 +112,7 @@ def _close(runner: Runner) -> BaseException | None:
 
 def _give_back() -> None:
     """Free what only cycles hold, and let the system have it."""
-    gc.collect()
+    heap.collect()
     heap.trim()
 
 
