@@ -30,6 +30,7 @@ from vlmkit.seams.observer import StepFacts
 from vlmkit.seams.proposer import Proposer
 from vlmkit.seams.sampler import Sampler
 from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.step import Step, WorkItem
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Loop:
         observers: Observers | None = None,
     ) -> None:
         self._engine = engine
+        self._block_tokens = engine.limits.prefix_block_tokens
         self._observers = observers
         self._executor = Executor(engine, sampler)
         self._encodings = Encodings(encoder, features, self.wake)
@@ -220,7 +222,9 @@ class Loop:
         has_news = self._encodings.start(step.encodes)
         for sequence in step.preempted:
             self._encodings.forget(sequence)
-        items = tuple(item for item in step.items if not waits(item))
+        items = step.items
+        if self._encodings.is_busy:
+            items = tuple(item for item in items if not waits(item))
         if items or has_news or step.preempted:
             self._has_passed = False
         elif step.items and not self._has_passed:
@@ -235,7 +239,7 @@ class Loop:
             return []
         for item in items:
             if item.start < item.sequence.num_prompt_tokens:
-                self._jobs[item.sequence].channel.clock.start()
+                _note_start(self._jobs[item.sequence])
         results = self._executor.compute(items)
         done = [result for result in results if isinstance(result, Outcome)]
         if len(done) == len(results):
@@ -253,29 +257,38 @@ class Loop:
         self._scheduler.commit(Step(step.encodes, standing, step.preempted), duration_s)
         self.stats.num_steps += 1
         self.stats.num_tokens_computed += sum(outcome.item.num_tokens for outcome in done)
-        for outcome in done:
-            if (job := self._jobs.get(outcome.item.sequence)) is None:  # a sibling's text broke
+        for outcome, item in zip(done, standing, strict=True):
+            sequence = item.sequence
+            if (job := self._jobs.get(sequence)) is None:  # a sibling's text broke
                 continue
-            if outcome.item.start < job.sequence.num_prompt_tokens:
-                _note_cached(job)
-            self._keep(outcome)
-            if job.sequence.features:
-                _drop_used_features(outcome.item)
+            num_own = item.stop
+            if outcome.item.drafts:
+                num_own = min(num_own, len(sequence))  # drafts that stand are yet to be appended
+                self._note_drafts(outcome, item)
+            self._share(sequence, item.start, num_own)
+            if sequence.features:
+                _drop_used_features(item)
             self._jobs.take(job, outcome)
-            if outcome.samples and job.sequence in self._jobs:
-                self._drafting.propose(job.sequence)
+            if outcome.samples and sequence in self._jobs:
+                if num_own < item.stop:
+                    self._share(sequence, num_own, item.stop)
+                self._drafting.propose(sequence)
 
-    def _keep(self, outcome: Outcome) -> None:
-        """Let the engine share what is the sequence's own, and forget drafts that are wrong."""
-        item, stop = outcome.item, outcome.standing.stop
-        if stop < item.stop:
-            self._engine.truncate(item.sequence, stop)
-        self._engine.commit(item.sequence, min(stop, len(item.sequence)))
-        if item.drafts:
-            num_accepted = len(outcome.samples) - 1
-            self._drafting.note(item.sequence, len(item.drafts), num_accepted)
-            self.stats.num_tokens_drafted += len(item.drafts)
-            self.stats.num_drafts_accepted += num_accepted
+    def _share(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Let the engine share tokens, if those from ``start`` on end a block of them."""
+        block_tokens = self._block_tokens
+        if block_tokens and stop // block_tokens > start // block_tokens:
+            self._engine.commit(sequence, stop)
+
+    def _note_drafts(self, outcome: Outcome, standing: WorkItem) -> None:
+        """Forget drafts that are wrong, and tell how many were right."""
+        item = outcome.item
+        if standing.stop < item.stop:
+            self._engine.truncate(item.sequence, standing.stop)
+        num_accepted = len(outcome.samples) - 1
+        self._drafting.note(item.sequence, len(item.drafts), num_accepted)
+        self.stats.num_tokens_drafted += len(item.drafts)
+        self.stats.num_drafts_accepted += num_accepted
 
 
 def _tell(watcher: Callable[[BaseException], None], failure: BaseException | None) -> None:
@@ -286,8 +299,9 @@ def _tell(watcher: Callable[[BaseException], None], failure: BaseException | Non
         log.exception("a watcher of the engine loop failed")
 
 
-def _note_cached(job: Job) -> None:
-    """Let a request know how much of its prompt was there."""
+def _note_start(job: Job) -> None:
+    """Let a request know that its prompt is being read, and how much of it was there."""
+    job.channel.clock.start()
     if job.index == 0 and job.sequence.num_cached_tokens is not None:
         cached = min(job.sequence.num_cached_tokens, job.sequence.num_prompt_tokens)
         job.channel.cached_tokens = cached

@@ -79,7 +79,8 @@ class Cache(Protocol):
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
         """Take the first ``num_tokens`` of an admitted sequence as computed and its own.
 
-        They may be shared from now on; what was computed and is not committed is nobody else's.
+        They may be shared from now on; what was computed and is not committed is nobody else's. Is
+        called when another ``prefix_block_tokens`` of them are whole; never, where that is 0.
         """
         ...
 

@@ -1,0 +1,76 @@
+"""The loop tells an engine what may be shared when a block of it is whole, not at each token."""
+
+import pytest
+from mock_model import hesitant, script
+
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit_mock.engine import MockEngine
+
+BLOCK_TOKENS = 16
+REQUEST = Request(
+    messages=[Message.of("user", script(text="on and on and on"))],
+    params=SamplingParams(max_tokens=60, ignore_eos=True),
+)
+
+
+class Told(MockEngine):
+    """Knows what the loop committed."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.told = []
+
+    def commit(self, sequence, num_tokens):
+        self.told.append(num_tokens)
+        super().commit(sequence, num_tokens)
+
+
+class Oracle:
+    """Guesses some of what follows, and then something else."""
+
+    def __init__(self, known, num_right):
+        self.known = known
+        self.num_right = num_right
+
+    def propose(self, sequence, num_tokens):
+        done = len(sequence.output_ids)
+        return [*self.known[done : done + self.num_right], 0][:num_tokens]
+
+    def note(self, sequence, num_drafted, num_accepted):
+        pass
+
+    def forget(self, sequence):
+        pass
+
+
+def told(proposer=None, **options):
+    """Return what an engine was told, the length of the prompt, and the answer's tokens."""
+    with hesitant(proposer, Told, **options) as model:
+        done = model.submit(REQUEST).result()
+        return model.runner._engine.told, len(done.prompt_token_ids), done.choices[0].token_ids
+
+
+def test_an_answer_is_shared_whenever_a_block_of_it_is_whole():
+    found, num_prompt, output_ids = told()
+    num_computed = num_prompt + len(output_ids) - 1
+    ends = [n for n in range(num_prompt + 1, num_computed + 1) if n % BLOCK_TOKENS == 0]
+    assert [n for n in found if n > num_prompt] == ends
+    assert len(ends) > 2
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3, 5, 7])
+def test_no_block_is_forgotten_for_drafts_that_end_it(num_right):
+    _, num_prompt, output_ids = told()
+    found, _, with_drafts = told(Oracle(output_ids, num_right))
+    last = found[-1] // BLOCK_TOKENS
+    assert with_drafts == output_ids
+    assert [n // BLOCK_TOKENS for n in found if n > num_prompt] == list(
+        range(num_prompt // BLOCK_TOKENS + 1, last + 1)
+    )
+    assert last >= (num_prompt + len(output_ids) - 2 - num_right) // BLOCK_TOKENS
+
+
+def test_an_engine_that_shares_nothing_is_told_nothing():
+    assert told(shares_prefixes=False)[0] == []
