@@ -96,7 +96,7 @@ def test_a_step_is_read_once(num_told: int) -> None:
     rows = make_rows([TOLD], num_told) + make_rows([GREEDY], 8 - num_told)
     logits = make_logits(8)
     params = [row.sequence.params for row in rows]
-    given = [3, *[None] * 7]
+    given = {0: 3}
     expected = samples(logits.numpy(), ArraySampler().prepare(rows)(logits.numpy()), params, given)
     with pretended_cuda() as device:
         logits = logits.to(CUDA)

@@ -51,12 +51,12 @@ def test_a_given_token_has_its_rank_among_all_whatever_stands_beside_it():
     tokens = np.array([3, 299, 0, 7, 150, 20])
     order = np.argsort(-logits, axis=-1, kind="stable")
     expected = [list(row).index(token) + 1 for row, token in zip(order, tokens, strict=True)]
-    together = samples(logits, tokens, [asking(2)] * 6, tokens.tolist())
+    together = samples(logits, tokens, [asking(2)] * 6, dict(enumerate(tokens.tolist())))
     assert [sample.rank for sample in together] == expected
-    alone = [samples(logits[[n]], tokens[[n]], [asking()], [tokens[n]])[0] for n in range(6)]
+    alone = [samples(logits[[n]], tokens[[n]], [asking()], {0: tokens[n]})[0] for n in range(6)]
     assert [sample.rank for sample in alone] == expected
     params = [asking(1), asking(), SILENT, SILENT, asking(), asking()]
-    beside = samples(logits, tokens, params, [3, None, 0, None, 150, 20])
+    beside = samples(logits, tokens, params, {0: 3, 2: 0, 4: 150, 5: 20})
     told = [None if n in (1, 2, 3) else rank for n, rank in enumerate(expected)]
     assert [sample.rank for sample in beside] == told
 

@@ -34,17 +34,14 @@ class Answer:
         thought: what comes first, marks included.
         said: what is said and called, once; never empty.
         num_tokens: how many tokens come before the end, going round ``said``.
+        num_before_calls: how many tokens come before the first call; 0 if nothing is called.
     """
 
     script: Script
     thought: tuple[int, ...]
     said: Seq[int]
     num_tokens: int
-
-    @property
-    def num_before_calls(self) -> int:
-        """How many tokens come before the first call; 0 if nothing is called."""
-        return self.said.index(v.CALL) + len(self.thought) if v.CALL in self.said else 0
+    num_before_calls: int = 0
 
     def token(self, index: int) -> int:
         """Return token ``index`` of the answer: the end of it from ``num_tokens`` on."""
@@ -80,7 +77,8 @@ def answer_to(prompt: Prompt, default: Script, replies: Seq[Reply] = ()) -> Answ
     encoded = [*text.encode(errors="replace"), *_called(script)]
     thought = _thought(script)
     num_tokens = len(thought) + len(encoded) if script.tokens is None else script.tokens
-    return Answer(script, thought, encoded or [ord(" ")], num_tokens)
+    num_before_calls = len(thought) + encoded.index(v.CALL) if script.calls else 0
+    return Answer(script, thought, encoded or [ord(" ")], num_tokens, num_before_calls)
 
 
 def _thought(script: Script) -> tuple[int, ...]:

@@ -115,11 +115,13 @@ class MockEngine:
         """Make room for the first ``num_tokens``; False if full."""
         self._check_call()
         state = self._state(sequence)
+        if num_tokens <= state.num_reserved_tokens:
+            return True
         if num_tokens > self._limits.max_sequence_tokens:
             return False
         if not self._pool.reserve(sequence, num_tokens):
             return False
-        state.num_reserved_tokens = max(state.num_reserved_tokens, num_tokens)
+        state.num_reserved_tokens = num_tokens
         return True
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
@@ -212,19 +214,20 @@ class MockEngine:
 
     def _rows_problem(self, item: WorkItem, num_reserved: int) -> str | None:
         """Say what is wrong with the rows and drafts of an item, and with its room."""
-        num_drafts, num_own = len(item.drafts), item.stop - len(item.drafts)
-        if num_own > len(item.sequence):
-            return f"it has no token {item.stop - 1}"
+        stop, num_drafts = item.stop, len(item.drafts)
+        num_own, num_tokens = stop - num_drafts, len(item.sequence)
+        if num_own > num_tokens:
+            return f"it has no token {stop - 1}"
         is_hidden = item.output == "hidden"
         most_rows = item.num_tokens if is_hidden else self._limits.max_item_rows
         if not 0 <= item.num_rows <= min(item.num_tokens, most_rows):
             return f"{item.num_rows} rows of {item.num_tokens} tokens are not to be had"
         if num_drafts > self._limits.max_draft_tokens:
             return f"{num_drafts} drafts are over {self._limits.max_draft_tokens}"
-        if num_drafts and num_own != len(item.sequence):
+        if num_drafts and num_own != num_tokens:
             return "drafts do not follow the newest token"
-        if item.stop > num_reserved:
-            return f"token {item.stop - 1} runs, but room is for {num_reserved}"
+        if stop > num_reserved:
+            return f"token {stop - 1} runs, but room is for {num_reserved}"
         return None
 
     def _act(self, wanted: Seq[WorkItem]) -> None:

@@ -85,6 +85,8 @@ class BlockPool:
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         """Make room for the first ``num_tokens``; False, and nothing changed, if full."""
         blocks = self._tables[sequence].blocks
+        if num_tokens <= len(blocks) * self.block_tokens:  # as for nearly every token
+            return True
         num_new = self._num_blocks_for(num_tokens) - len(blocks)
         if num_new > len(self._free):
             return False

@@ -45,10 +45,12 @@ class Beginnings:
         if not block_tokens or len(sequence) <= LEAST_SHARED_TOKENS:
             return False
         for leader in islice(self._readers.get(_start_of(sequence), ()), MOST_COMPARED):
+            num_left = len(leader) - leader.num_computed_tokens
+            if num_left < LEAST_SHARED_TOKENS or leader.priority > sequence.priority:
+                continue
             num_shared = _num_shared(sequence, leader, block_tokens)
             num_coming = num_shared - leader.num_computed_tokens
-            is_first = leader.priority <= sequence.priority
-            if is_first and num_coming >= LEAST_SHARED_TOKENS and _computes(leader, num_shared):
+            if num_coming >= LEAST_SHARED_TOKENS and _computes(leader, num_shared):
                 self._followers.setdefault(leader, {})[sequence] = num_shared
                 self._leaders[sequence] = leader
                 return True

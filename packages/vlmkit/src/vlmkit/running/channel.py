@@ -7,7 +7,6 @@ sequence whose reader is behind is held by the loop until the reader has caught 
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
@@ -66,6 +65,9 @@ class Channel:
         encoded: those places for which something was; the loop adds to them.
         prompt_s: how long making the prompt took.
         observers: who is told how the request fares; None where nobody listens.
+
+    Attributes:
+        is_behind: whether the reader has too much unread.
     """
 
     def __init__(
@@ -91,12 +93,12 @@ class Channel:
         self._news = threading.Condition(self._lock)
         self._num_waiting = 0  # threads
         self._future: asyncio.Future[None] | None = None
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: list[Chunk] = []
         self._num_open = num_choices
         self._reasons: list[FinishReason] = []
         self._observers = observers
         self._is_accepted = False
-        self._is_behind = False
+        self.is_behind = False
         self._error: VlmkitError | None = None
 
     # The loop's side: called in the loop's thread.
@@ -121,7 +123,7 @@ class Channel:
                     self.clock.end()
             if self._observers is not None:
                 self._tell(self._observers, chunk)
-            self._is_behind = len(self._chunks) > self._max_unread
+            self.is_behind = len(self._chunks) > self._max_unread
             self._wake(wakeups)
 
     def fail(self, error: VlmkitError, wakeups: Wakeups) -> None:
@@ -132,11 +134,6 @@ class Channel:
                 self._observers.tell("failed", self.facts, error)
             self._error = self._error or error
             self._wake(wakeups)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the reader has too much unread."""
-        return self._is_behind
 
     def _tell(self, observers: Observers, chunk: Chunk) -> None:
         if chunk.samples and self.completion_tokens == len(chunk.samples):
@@ -182,9 +179,8 @@ class Channel:
             VlmkitError: the request failed, and its chunks were taken before.
         """
         with self._lock:
-            chunks = list(self._chunks)
-            self._chunks.clear()
-            was_behind, self._is_behind = self._is_behind, False
+            chunks, self._chunks = self._chunks, []
+            was_behind, self.is_behind = self.is_behind, False
         if was_behind:
             resume()
         if chunks:
@@ -202,9 +198,14 @@ class Channel:
             finally:
                 self._num_waiting -= 1
 
-    async def wait_async(self) -> None:
-        """Wait until :meth:`take` has something to say; one reader at a time."""
-        await self._changed(self._has_news)
+    def news(self) -> "asyncio.Future[None] | None":
+        """Return what is done when :meth:`take` has something to say; None if it has already.
+
+        Raises:
+            EngineError: another reader waits for that.
+        """
+        with self._lock:
+            return None if self._has_news() else self._next_change()
 
     async def accepted(self) -> None:
         """Wait until the scheduler took the request.
@@ -212,19 +213,21 @@ class Channel:
         Raises:
             VlmkitError: it was refused.
         """
-        await self._changed(lambda: self._is_accepted or self.is_done)
+        while (change := self._acceptance()) is not None:
+            await change
         if self._error is not None and not self._chunks:
             raise self._error
 
     def _has_news(self) -> bool:
         return bool(self._chunks) or self.is_done
 
-    async def _changed(self, is_ready: Callable[[], bool]) -> None:
-        while True:
-            with self._lock:
-                if is_ready():
-                    return
-                if self._future is not None and not self._future.done():
-                    raise EngineError("a stream can be read by one reader at a time")
-                self._future = future = asyncio.get_running_loop().create_future()
-            await future
+    def _acceptance(self) -> "asyncio.Future[None] | None":
+        with self._lock:
+            return None if self._is_accepted or self.is_done else self._next_change()
+
+    def _next_change(self) -> "asyncio.Future[None]":
+        """Return what is done when the loop has done something; to be called under the lock."""
+        if self._future is not None and not self._future.done():
+            raise EngineError("a stream can be read by one reader at a time")
+        self._future = asyncio.get_running_loop().create_future()
+        return self._future

@@ -88,9 +88,8 @@ class Executor:
     def _compute_batch(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
         """Run the engine and the sampler on some items; errors are those of constraints."""
         asked = [item for item in items if item.output == "logits"]
-        rows = [Row(item.sequence, item.drafts[:n]) for item in asked for n in range(item.num_rows)]
-        given = [token_id for item in asked for token_id in _given(item)]
-        free = [row for row, token_id in zip(rows, given, strict=True) if token_id is None]
+        rows, given = _rows(asked)
+        free = [row for place, row in enumerate(rows) if place not in given] if given else rows
         pick = self._sampler.prepare(free) if free else None
         output = self._engine.forward(items)
         _check_rows(output.logits, len(rows))
@@ -139,13 +138,20 @@ def _check_rows(array: Array | None, num_wanted: int) -> None:
         raise EngineError(f"the engine returned {num_rows} rows for {num_wanted}")
 
 
-def _given(item: WorkItem) -> Seq[int | None]:
-    """Return the token that is given for each row of an item; None where one is to be chosen."""
-    sequence = item.sequence
-    if not sequence.given:
-        return [None] * item.num_rows
-    first = item.stop - item.num_rows + 1 - sequence.num_prompt_tokens
-    return sequence.given[first : first + item.num_rows]
+def _rows(items: Seq[WorkItem]) -> tuple[list[Row], dict[int, int]]:
+    """Return the rows of logits of some items, and by their places the tokens that are given."""
+    rows: list[Row] = []
+    given: dict[int, int] = {}
+    for item in items:
+        sequence, num_rows = item.sequence, item.num_rows
+        if sequence.given:
+            first = item.stop - num_rows + 1 - sequence.num_prompt_tokens
+            given.update(enumerate(sequence.given[first : first + num_rows], len(rows)))
+        if item.drafts:
+            rows += [Row(sequence, item.drafts[:num]) for num in range(num_rows)]
+        elif num_rows:
+            rows += [Row(sequence)] * num_rows
+    return rows, given
 
 
 def _standing(

@@ -5,7 +5,8 @@ device at once. Knows nothing of how tokens are chosen.
 """
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
+from types import MappingProxyType
 from typing import Any
 
 import array_api_compat
@@ -33,24 +34,25 @@ def readable(logits: Array) -> Any:
     return np.from_dlpack(floats) if place in (HOST, METAL) else floats
 
 
-def picked(logits: Any, pick: Pick | None, given: Seq[int | None]) -> Any:
+def picked(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> Any:
     """Return token ids ``[rows]``: the given ones, and what is picked for all other rows.
 
     Args:
         logits: ``[rows, vocab]``, readable.
         pick: of the rows without a given token; None if there are none.
-        given: ``[rows]``.
+        given: by row.
 
     Raises:
         EngineError: the sampler returned another number of tokens.
     """
-    if pick is not None and all(token_id is None for token_id in given):
+    if pick is not None and not given:
         return pick(logits)
     xp: Any = array_api_compat.array_namespace(logits)
     device = array_api_compat.device(logits)
-    token_ids = xp.asarray([i or 0 for i in given], dtype=xp.int64, device=device)
+    rows = range(logits.shape[0])
+    token_ids = xp.asarray([given.get(row, 0) for row in rows], dtype=xp.int64, device=device)
     if pick is not None:
-        free = [place for place, token_id in enumerate(given) if token_id is None]
+        free = [row for row in rows if row not in given]
         places = xp.asarray(free, device=device)
         found = _checked(logits, pick(logits[places, :]), len(free))
         token_ids[places] = xp.astype(found, xp.int64)
@@ -58,7 +60,10 @@ def picked(logits: Any, pick: Pick | None, given: Seq[int | None]) -> Any:
 
 
 def samples(
-    logits: Any, token_ids: Any, params: Seq[SamplingParams], given: Seq[int | None] = ()
+    logits: Any,
+    token_ids: Any,
+    params: Seq[SamplingParams],
+    given: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Sample]:
     """Return what was picked, with what each request wants to know of it.
 
@@ -66,7 +71,7 @@ def samples(
         logits: ``[rows, vocab]``, readable.
         token_ids: ``[rows]`` integers, on the same device.
         params: ``[rows]``.
-        given: ``[rows]``, as in :func:`picked`, if any is; such a token has a rank, too.
+        given: by row, as in :func:`picked`; such a token has a rank, too.
 
     Raises:
         EngineError: there are not that many token ids, or one has no logit, or none that is finite.
@@ -80,13 +85,13 @@ def samples(
     wanted = [place for place, own in enumerate(params) if own.logprobs]
     if wanted:
         parts += _reports(xp, logits, wanted, any(own.top_logprobs for own in params))
-    ranked = [place for place in wanted if given and given[place] is not None]
+    ranked = [place for place in wanted if place in given]
     if ranked:
         parts.append(_ranks(xp, logits, inside, ranked))
     picked, values, *reports = _read(xp, parts)
     ranks = dict(zip(ranked, map(int, reports.pop()), strict=True)) if ranked else {}
     _check(picked, values, vocab_size)
-    made = [Sample(int(token_id)) for token_id in picked]
+    made = list(map(Sample, map(int, picked)))
     for place, log_sum, *top in zip(wanted, *reports, strict=True):
         pairs = zip(*(numbers[: params[place].top_logprobs] for numbers in top), strict=True)
         likeliest = tuple(Logprob(int(token_id), value - log_sum) for token_id, value in pairs)

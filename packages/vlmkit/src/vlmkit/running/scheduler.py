@@ -113,13 +113,15 @@ class ContinuousScheduler:
         """Note that a step was computed, and learn from the time that it took."""
         if not step.items:
             return
-        chunks = [item for item in step.items if item.sequence.is_prefilling]
+        chunks = []
+        for item in step.items:
+            if item.sequence.is_prefilling:
+                chunks.append(item)
+            item.sequence.num_computed_tokens = item.stop
         self._pace.note(sum(item.num_tokens for item in chunks), duration_s)
         is_chunk_alone = len(chunks) == len(step.items)
         self._waited_s = self._waited_s + duration_s if is_chunk_alone else 0.0
         self._is_prefill_turn = True
-        for item in step.items:
-            item.sequence.num_computed_tokens = item.stop
         for item in chunks:
             if item.stop == len(item.sequence):
                 self._beginnings.stop(item.sequence)
@@ -161,13 +163,17 @@ class ContinuousScheduler:
         for sequence in list(self._running):
             if sequence.is_held or sequence.is_prefilling or draft.num_tokens_left < 1:
                 continue
-            if sequence in draft.preempted or not self._make_room(sequence, draft, cache):
+            stop = len(sequence)
+            if sequence in draft.preempted or not self._make_room(sequence, stop, draft, cache):
                 continue
-            draft.items.append(WorkItem(sequence, len(sequence) - 1, 1, num_rows=1))
+            draft.items.append(WorkItem(sequence, stop - 1, 1, num_rows=1))
             draft.num_tokens_left -= 1
         # Where chunks run one after the other, drafts pay for an answer that is alone.
         if cache.limits.mixes_prefill_and_decode or len(draft.items) == 1:
-            draft.items = [self._with_drafts(item, draft, cache) for item in draft.items]
+            draft.items = [
+                self._with_drafts(item, draft, cache) if item.sequence.drafts else item
+                for item in draft.items
+            ]
 
     def _with_drafts(self, item: WorkItem, draft: _Draft, cache: Cache) -> WorkItem:
         """Lengthen an item by its sequence's drafts, where budget and room are left over."""
@@ -180,6 +186,8 @@ class ContinuousScheduler:
         return WorkItem(sequence, item.start, num_tokens, num_tokens, drafts)
 
     def _plan_prefills(self, draft: _Draft, cache: Cache) -> None:
+        if len(draft.items) == len(self._running):  # all answer
+            return
         for sequence in list(self._running):
             if sequence.is_prefilling and not sequence.is_held:
                 self._add_chunk(sequence, draft, cache.limits)
@@ -261,9 +269,9 @@ class ContinuousScheduler:
             is_first = False
         return stop
 
-    def _make_room(self, sequence: Sequence, draft: _Draft, cache: Cache) -> bool:
-        """Reserve one more token, sending others away if need be; False if it went itself."""
-        while not cache.reserve(sequence, len(sequence)):
+    def _make_room(self, sequence: Sequence, stop: int, draft: _Draft, cache: Cache) -> bool:
+        """Reserve room up to ``stop``, sending others away if need be; False if it went itself."""
+        while not cache.reserve(sequence, stop):
             victim = self._victim() or sequence
             self._preempt(victim, draft, cache)
             if victim is sequence:

@@ -95,7 +95,8 @@ class Stream:
             VlmkitError: the request failed.
         """
         while (chunks := self._channel.take(self._resume)) is None:
-            await self._channel.wait_async()
+            if (news := self._channel.news()) is not None:
+                await news
         return chunks
 
     async def accepted(self) -> None:

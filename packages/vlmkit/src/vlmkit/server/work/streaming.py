@@ -142,5 +142,6 @@ class EventStream:
 
 def _check_whole(chunks: list[Chunk]) -> None:
     """Raise Unavailable if an answer was cut off: OpenAI's API has no word for that."""
-    if any(chunk.finish_reason == "abort" for chunk in chunks):
-        raise Unavailable("the answer was cut off", code="aborted")
+    for chunk in chunks:
+        if chunk.finish_reason == "abort":
+            raise Unavailable("the answer was cut off", code="aborted")
