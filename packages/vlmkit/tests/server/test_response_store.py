@@ -160,11 +160,6 @@ def test_a_query_that_makes_no_sense_is_refused(server, query, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_what_is_stored_is_not_streamed_again(server):
-    answer = server.get(f"{PATH}/{whole(server).id}", params={"stream": "true"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
-
-
 def in_background(server, **script):
     return whole(server, scripted(**script), background=True)
 
@@ -248,9 +243,9 @@ def test_a_server_that_ends_cuts_off_what_goes_on_in_the_background():
     assert runner.stats().num_running == 0
 
 
-@pytest.mark.parametrize("fields", [{"stream": True}, {"store": False}])
-def test_what_the_background_has_no_place_for_is_refused(server, fields):
-    assert refused(server, background=True, **fields)["param"] == "background"
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_stored_has_no_place_in_the_background(server, stream):
+    assert refused(server, background=True, store=False, stream=stream)["param"] == "background"
     assert eventually(server.is_idle)
 
 
@@ -322,6 +317,7 @@ ACTION = st.one_of(
     st.tuples(st.just("delete"), st.integers(0, 9)),
     st.tuples(st.just("find"), st.integers(0, 9)),
     st.tuples(st.just("abandon"), st.integers(0, 9)),
+    st.tuples(st.just("grow"), st.integers(0, 9), st.integers(0, 2000)),
 )
 
 
@@ -343,6 +339,8 @@ def test_the_store_is_bounded_and_counts_what_it_holds(actions, most, most_bytes
                 store.finish(names[-1], b"whole body", (item(f"o{number}", size),))
         elif kind == "abandon":
             store.abandon(name)
+        elif kind == "grow":
+            store.grow(name, *how)
         else:
             with contextlib.suppress(RequestError):
                 getattr(store, kind)(name, OWNER)
@@ -363,7 +361,9 @@ def check(store, most, most_bytes):
             turns[turn] = True
             turn = turn.before
     bodies = sum(len(response.body) for response in store._responses.values())
-    assert store._num_bytes == bodies + sum(turn.num_bytes for turn in turns)
+    events = sum(store._num_event_bytes.values())
+    assert store._num_bytes == bodies + events + sum(turn.num_bytes for turn in turns)
+    assert store._num_event_bytes.keys() <= store._responses.keys()
     assert store._num_bytes <= most_bytes
     assert store._answered.keys() == {each.id for turn in turns for each in turn.answered}
 

@@ -3,11 +3,9 @@
 A body is translated into one of the chat API; what comes of that is told in items and events.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from litestar import Request
@@ -26,7 +24,6 @@ from vlmkit.server.chat.convert import Converter
 from vlmkit.server.chat.rounds import Rounds, begun, check_alone
 from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
-from vlmkit.server.http.errors import Unavailable, fault_of
 from vlmkit.server.responses.answer import (
     ResponseBodies,
     ResponseHead,
@@ -34,7 +31,10 @@ from vlmkit.server.responses.answer import (
     output_of_rounds,
     response_head,
 )
+from vlmkit.server.responses.background import answered
+from vlmkit.server.responses.event_log import EventLog
 from vlmkit.server.responses.events import ResponseEvents
+from vlmkit.server.responses.followed import Followed
 from vlmkit.server.responses.items import KeptItem, OutputItem, kept_input, kept_output, new_id
 from vlmkit.server.responses.served_events import ServedEvents
 from vlmkit.server.responses.store import ResponseStore, Turn
@@ -220,23 +220,19 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
                 output = output_of(completion, logprobs, runner.token_bytes)
             return answer.end(output, completion)
 
-        if body.background:
-            lease = self.hand_on()
-            try:
-                self._detached.start(self._go_on(stream, whole, answer, lease))
-            except VlmkitError:  # the server is full
-                await lease.aclose()
-                answer.abandon()
-                raise
+        hides = bool(body.stream_options and body.stream_options.include_obfuscation)
+        events = (ServedEvents if body.server_tools else ResponseEvents)(
+            answer.bodies,
+            logprobs=logprobs,
+            num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
+            keep=answer.keep,
+        )
+        if answer.log is not None:
+            await self._detach(stream, events, answer, answer.log)
+            if body.stream:
+                return Followed(answer.log, -1, self.service, self.headers, hides_sizes=hides)
             return ASGIResponse(body=answer.bodies.begun(), headers=self.headers)
         if body.stream:
-            events = (ServedEvents if body.server_tools else ResponseEvents)(
-                answer.bodies,
-                logprobs=logprobs,
-                num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
-                keep=answer.keep,
-            )
-            hides = bool(body.stream_options and body.stream_options.include_obfuscation)
             told = Obfuscated(events) if hides else events
             app: ASGIApp = EventStream(stream, told, self.service, self.headers)
         else:
@@ -249,8 +245,6 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
         Raises:
             RequestError: it must be, and cannot.
         """
-        if body.background and body.stream:
-            raise RequestError("background and stream exclude each other", param="background")
         if body.background and body.store is False:
             raise RequestError("background needs store, to be looked for later", param="background")
         if self.store.is_off and (body.store or body.background):
@@ -270,14 +264,17 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
     ) -> "_Answer":
         """Store the begin of an answer, if there is room for what was said."""
         bodies = made(head)
+        log = EventLog(self.store.max_event_bytes) if head.background else None
 
         def stop() -> bytes:
+            if log is not None:
+                log.is_cancelled = True
             stream.abort()
             return bodies.cancelled()
 
         stopping = stop if head.background else None
-        if self.store.begin(head.id, bodies.begun(), turn, stopping):
-            return _Answer(bodies, self.store)
+        if self.store.begin(head.id, bodies.begun(), turn, stopping, log):
+            return _Answer(bodies, self.store, log)
         if head.background:
             stream.abort()
             raise RequestError(
@@ -285,23 +282,35 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
             )
         return _Answer(made(replace(head, store=False)), None)
 
-    async def _go_on(
+    async def _detach(
         self,
         stream: AnswerStream | Rounds,
-        whole: Callable[[Completion], bytes],
+        events: ResponseEvents,
         answer: "_Answer",
-        lease: AsyncExitStack,
+        log: EventLog,
     ) -> None:
-        """Wait for an answer that nobody waits for."""
+        """Let an answer go on without this call.
+
+        Raises:
+            VlmkitError: the server is full.
+        """
+        lease = self.hand_on()
+        work = answered(
+            stream,
+            events,
+            log,
+            grown=partial(self.store.grow, answer.bodies.id),
+            keep=lambda body: answer.keep(body, ()),
+            service=self.service,
+            scope=self._request.scope,
+            lease=lease,
+        )
         try:
-            async with lease:
-                completion = await self.service.attend(stream.aresult(), _never)
-                if completion.choices[0].finish_reason == "abort":
-                    raise Unavailable("the answer was cut off", code="aborted")
-                await asyncio.to_thread(whole, completion)
-        except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
-            fault = fault_of(error, self._request.scope)
-            answer.keep(answer.bodies.failed(fault.message, ()), ())
+            self._detached.start(work)
+        except VlmkitError:
+            await lease.aclose()
+            answer.abandon()
+            raise
 
 
 class _Answer:
@@ -310,10 +319,14 @@ class _Answer:
     Args:
         bodies: encodes it.
         store: where it is stored, if it is.
+        log: of one in the background.
     """
 
-    def __init__(self, bodies: ResponseBodies, store: ResponseStore | None) -> None:
+    def __init__(
+        self, bodies: ResponseBodies, store: ResponseStore | None, log: EventLog | None = None
+    ) -> None:
         self.bodies = bodies
+        self.log = log
         self._store = store
 
     def end(self, output: Sequence[OutputItem], completion: Completion) -> bytes:
@@ -354,9 +367,3 @@ def _ending(app: ASGIApp, end: Callable[[], None]) -> ASGIApp:
             end()
 
     return respond
-
-
-async def _never() -> NoReturn:
-    """Wait for a client that is not there."""
-    await asyncio.Event().wait()
-    raise AssertionError

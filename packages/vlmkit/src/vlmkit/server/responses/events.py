@@ -43,6 +43,9 @@ class ResponseEvents:
         logprobs: puts samples into shape; None where the client asked for none.
         num_reasoning_tokens: tells how many tokens of the answer were reasoning so far.
         keep: is told the last body and its items.
+
+    Attributes:
+        body: the response as a whole, once it is over.
     """
 
     ping = b": ping\n\n"
@@ -59,6 +62,7 @@ class ResponseEvents:
         self._logprobs = logprobs
         self._num_reasoning_tokens = num_reasoning_tokens
         self._keep = keep
+        self.body = b""
         self._num_events = 0
         self._output: list[OutputItem] = []
         self._open: int | None = None
@@ -91,15 +95,21 @@ class ResponseEvents:
         status = response_status(self._finish_reason)
         begun = b"" if self._output else self._begin(_TEXT, TextDelta(""))
         ended = begun + self._end_all(status)
-        body = self._bodies.ended(self._finish_reason, self._output, usage, self._places)
-        self._keep(body, self._output)
-        return ended + self._whole(f"response.{status}", body)
+        self.body = self._bodies.ended(self._finish_reason, self._output, usage, self._places)
+        self._keep(self.body, self._output)
+        return ended + self._whole(f"response.{status}", self.body)
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the events that end an answer which failed."""
         ended = self._end_all("incomplete")
-        body = self._bodies.failed(fault_of(error, scope).message, self._output)
-        return ended + self._whole("response.failed", body)
+        self.body = self._bodies.failed(fault_of(error, scope).message, self._output)
+        return ended + self._whole("response.failed", self.body)
+
+    def cancelled(self) -> bytes:
+        """Return the events that end an answer which its client had stopped."""
+        ended = self._end_all("incomplete")
+        self.body = self._bodies.cancelled()
+        return ended + self._whole("response.incomplete", self.body)
 
     def _delta(self, delta: Delta) -> bytes:
         """Return the event of more of an item, which may have to begin."""

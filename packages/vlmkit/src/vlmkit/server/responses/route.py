@@ -10,7 +10,8 @@ from litestar import Controller, Request, Response, post, route
 from litestar.di import NamedDependency
 from litestar.enums import HttpMethod, MediaType
 from litestar.params import FromPath
-from litestar.types import ASGIApp
+from litestar.response.base import ASGIResponse
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
 from vlmkit.server.chat.convert import Converter
@@ -19,7 +20,9 @@ from vlmkit.server.http.operation import Operation
 from vlmkit.server.http.owner import owner_of
 from vlmkit.server.responses.answer import ResponseBody
 from vlmkit.server.responses.calls import CountCall, CreateCall
+from vlmkit.server.responses.followed import Followed
 from vlmkit.server.responses.pages import ItemsPage, ItemsQuery, listed
+from vlmkit.server.responses.retrieval import RetrieveQuery, retrieve_query
 from vlmkit.server.responses.store import ResponseStore
 from vlmkit.server.responses.wire import InputTokens, InputTokensRequest, ResponsesRequest
 from vlmkit.server.work.detached import Detached
@@ -74,26 +77,36 @@ class ResponsesController(Controller):
         "/{response_id:str}",
         http_method=(*READ, HttpMethod.DELETE),
         status_code=200,
-        operation=Operation(ResponseBody, deleted=DeletedResponse),
+        operation=Operation(
+            ResponseBody, events="response event", deleted=DeletedResponse, query=RetrieveQuery
+        ),
     )
     async def stored(
         self,
         request: Request[Any, Any, Any],
         responses: NamedDependency[ResponseStore],
+        service: NamedDependency[Service],
         response_id: FromPath[str],
-    ) -> Response[bytes]:
+    ) -> ASGIApp:
         """Return a response, or forget it; one that is answered in the background then ends."""
         owner = owner_of(request)
         if request.method == HttpMethod.DELETE:
             responses.delete(response_id, owner)
-            return _json(msgspec.json.encode(DeletedResponse(response_id)))
-        if request.query_params.get("stream", "false").lower() != "false":
+            return ASGIResponse(body=msgspec.json.encode(DeletedResponse(response_id)))
+        found = responses.find(response_id, owner)
+        wanted = retrieve_query(dict(request.query_params.multi_items()))
+        is_head = request.method == HttpMethod.HEAD
+        if not wanted.stream or is_head:
+            return ASGIResponse(body=found.body, is_head_response=is_head)
+        if found.log is None:
             raise RequestError(
-                "stream is not supported: what is stored is not streamed again",
+                "only a response that was made in the background can be streamed again",
                 param="stream",
-                code="unsupported_parameter",
+                code="unsupported_value",
             )
-        return _json(responses.find(response_id, owner).body)
+        number = -1 if wanted.starting_after is None else wanted.starting_after
+        hides = bool(wanted.include_obfuscation)
+        return _admitted(Followed(found.log, number, service, {}, hides_sizes=hides), service)
 
     @route(
         "/{response_id:str}/input_items",
@@ -121,6 +134,16 @@ class ResponsesController(Controller):
     ) -> Response[bytes]:
         """Stop an answer in the background; one that is over stays as it is."""
         return _json(responses.cancel(response_id, owner_of(request)))
+
+
+def _admitted(app: ASGIApp, service: Service) -> ASGIApp:
+    """Return a response that has a place in the server, since it may last."""
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        with service.admitted():
+            await app(scope, receive, send)
+
+    return respond
 
 
 def _json(body: bytes) -> Response[bytes]:

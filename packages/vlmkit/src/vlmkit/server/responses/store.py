@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from vlmkit.errors import RequestError
 from vlmkit.server.http.errors import NotStored
+from vlmkit.server.responses.event_log import EventLog
 from vlmkit.server.responses.items import KeptItem
 from vlmkit.settings.server import ResponsesSettings
 
 ITEM_BYTES = 256  # what an item takes besides its text
+EVENT_SHARE = 8  # of all that is stored, one part may be events of one answer
 
 
 class Turn:
@@ -58,6 +60,7 @@ class StoredResponse(NamedTuple):
         is_in_background: whether it is answered without its client.
         stop: until it is over, stops an answer in the background and returns the body that it has
             then.
+        log: the events of an answer in the background.
     """
 
     body: bytes
@@ -65,6 +68,7 @@ class StoredResponse(NamedTuple):
     is_over: bool
     is_in_background: bool
     stop: Callable[[], bytes] | None = None
+    log: EventLog | None = None
 
 
 class ResponseStore:
@@ -79,7 +83,13 @@ class ResponseStore:
         self._lock = threading.Lock()
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._answered: dict[str, tuple[Turn, KeptItem]] = {}
+        self._num_event_bytes: dict[str, int] = {}  # of answers in the background
         self._num_bytes = 0
+
+    @property
+    def max_event_bytes(self) -> int:
+        """The bytes of events that one answer in the background may keep."""
+        return self._settings.max_stored_bytes // EVENT_SHARE
 
     @property
     def is_off(self) -> bool:
@@ -92,6 +102,7 @@ class ResponseStore:
         body: bytes,
         turn: Turn,
         stop: Callable[[], bytes] | None = None,
+        log: EventLog | None = None,
     ) -> bool:
         """Keep a response that is being answered; tell whether there is room for it.
 
@@ -100,9 +111,10 @@ class ResponseStore:
             body: what GET answers until it is over.
             turn: what was said.
             stop: stops an answer in the background; is called when nobody can read it any more.
+            log: its events.
         """
         begun = StoredResponse(
-            body, turn, is_over=False, is_in_background=stop is not None, stop=stop
+            body, turn, is_over=False, is_in_background=stop is not None, stop=stop, log=log
         )
         if self._is_too_large(begun):
             return False
@@ -129,6 +141,14 @@ class ResponseStore:
             if self._is_too_large(over):  # it alone is forgotten, and not all others before it
                 self._forget(response_id)
             self._trim()
+
+    def grow(self, response_id: str, num_event_bytes: int) -> None:
+        """Count the events of an answer in the background, unless it was forgotten."""
+        with self._lock:
+            if response_id in self._responses:
+                self._num_bytes += num_event_bytes - self._num_event_bytes.get(response_id, 0)
+                self._num_event_bytes[response_id] = num_event_bytes
+                self._trim()
 
     def abandon(self, response_id: str) -> None:
         """Forget a response that nobody waits for any more; harmless when it is over."""
@@ -230,7 +250,7 @@ class ResponseStore:
 
     def _remove(self, response_id: str) -> StoredResponse:
         response = self._responses.pop(response_id)
-        self._num_bytes -= len(response.body)
+        self._num_bytes -= len(response.body) + self._num_event_bytes.pop(response_id, 0)
         turn: Turn | None = response.turn
         while turn is not None:
             turn.num_uses -= 1

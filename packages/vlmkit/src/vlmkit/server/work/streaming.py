@@ -1,4 +1,4 @@
-"""The ASGI response that streams one answer.
+"""ASGI responses that come in pieces: one answer, as it comes.
 
 An error after the first byte cannot change the status any more: it becomes the last event. Each
 way out, the client's going included, aborts the request.
@@ -6,6 +6,7 @@ way out, the client's going included, aborts the request.
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -64,7 +65,91 @@ class Events(Protocol):
         ...
 
 
-class EventStream:
+class ByteStream(ABC):
+    """Sends pieces of a body while they come, and something harmless in long silences.
+
+    Args:
+        service: knows when the server gives up.
+        headers: what to say besides, of plain letters.
+
+    Attributes:
+        ping: an event that says nothing.
+    """
+
+    ping: bytes
+
+    def __init__(self, service: Service, headers: Mapping[str, str]) -> None:
+        self._service = service
+        own = ((name.encode(), value.encode()) for name, value in headers.items())
+        self._headers = [*_HEADERS, *own]
+        self._num_writes = 0
+
+    @abstractmethod
+    async def tell(self, send: Send) -> None:
+        """Send everything but the last piece."""
+
+    @abstractmethod
+    def closing(self) -> bytes:
+        """Return the last piece of what is whole."""
+
+    @abstractmethod
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the last piece of what failed."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Stop; is called on each way out."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream the answer, to its end or the client's."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            last = await self._last_event(scope, receive, send)
+        except ClientGone:
+            return
+        finally:
+            self.abort()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _last_event(self, scope: Scope, receive: Receive, send: Send) -> bytes:
+        """Send everything but the last event, and return that."""
+        try:
+            await self._service.attend(self._write(send), receive)
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001 - the client must learn that this is no end
+            return self.failed(error, scope)
+        return self.closing()
+
+    async def _write(self, send: Send) -> None:
+        pinging = asyncio.ensure_future(self._ping(send))
+        try:
+            await self.tell(send)
+        finally:
+            pinging.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await pinging
+
+    async def _ping(self, send: Send) -> None:
+        """Say something harmless whenever nothing was said for a while."""
+        while True:
+            seen = self._num_writes
+            await asyncio.sleep(self._service.settings.keepalive_s)
+            if self._num_writes == seen:
+                await self.send(send, self.ping)
+
+    async def send(self, send: Send, body: bytes) -> None:
+        """Send a piece."""
+        event: HTTPResponseBodyEvent = {
+            "type": "http.response.body",
+            "body": body,
+            "more_body": True,
+        }
+        self._num_writes += 1
+        await send(event)
+
+
+class EventStream(ByteStream):
     """Sends a stream's chunks as events while they come.
 
     Args:
@@ -81,66 +166,33 @@ class EventStream:
         service: Service,
         headers: Mapping[str, str],
     ) -> None:
+        super().__init__(service, headers)
         self._stream = stream
         self._events = events
-        self._service = service
-        own = ((name.encode(), value.encode()) for name, value in headers.items())
-        self._headers = [*_HEADERS, *own]
-        self._num_writes = 0
+        self.ping = events.ping
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream the answer, to its end or the client's."""
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            last = await self._last_event(scope, receive, send)
-        except ClientGone:
-            return
-        finally:
-            self._stream.abort()
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+    async def tell(self, send: Send) -> None:
+        """Send what comes."""
+        await self.send(send, self._events.opening())
+        while chunks := await self._stream.next_chunks():
+            if body := self._events.chunks(chunks):
+                await self.send(send, body)
+            check_whole(chunks)
 
-    async def _last_event(self, scope: Scope, receive: Receive, send: Send) -> bytes:
-        """Send everything but the last event, and return that."""
-        try:
-            await self._service.attend(self._write(send), receive)
-        except ClientGone:
-            raise
-        except Exception as error:  # noqa: BLE001 - the client must learn that this is no end
-            return self._events.failed(error, scope)
+    def closing(self) -> bytes:
+        """Return the events after the last chunk."""
         return self._events.closing(self._stream.usage)
 
-    async def _write(self, send: Send) -> None:
-        pinging = asyncio.ensure_future(self._ping(send))
-        try:
-            await self._send(send, self._events.opening())
-            while chunks := await self._stream.next_chunks():
-                if body := self._events.chunks(chunks):
-                    await self._send(send, body)
-                _check_whole(chunks)
-        finally:
-            pinging.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await pinging
+    def failed(self, error: Exception, scope: Scope) -> bytes:
+        """Return the event that ends an answer which failed."""
+        return self._events.failed(error, scope)
 
-    async def _ping(self, send: Send) -> None:
-        """Say something harmless whenever nothing was said for a while."""
-        while True:
-            seen = self._num_writes
-            await asyncio.sleep(self._service.settings.keepalive_s)
-            if self._num_writes == seen:
-                await self._send(send, self._events.ping)
-
-    async def _send(self, send: Send, body: bytes) -> None:
-        event: HTTPResponseBodyEvent = {
-            "type": "http.response.body",
-            "body": body,
-            "more_body": True,
-        }
-        self._num_writes += 1
-        await send(event)
+    def abort(self) -> None:
+        """Stop the answer."""
+        self._stream.abort()
 
 
-def _check_whole(chunks: list[Chunk]) -> None:
+def check_whole(chunks: list[Chunk]) -> None:
     """Raise Unavailable if an answer was cut off: OpenAI's API has no word for that."""
     for chunk in chunks:
         if chunk.finish_reason == "abort":
