@@ -19,6 +19,7 @@ MINIMAL = {
     "/v1/messages/count_tokens": chat(),
     "/v1/messages/render": chat(max_tokens=1),
     "/v1/responses": {"model": "mock", "input": "x"},
+    "/v1/responses/render": {"model": "mock", "input": "x"},
     "/v1/responses/input_tokens": {"model": "mock", "input": "x"},
     "/tokenize": {"model": "mock", "prompt": "x"},
     "/detokenize": {"model": "mock", "tokens": []},

@@ -158,6 +158,22 @@ def test_what_cannot_be_rendered_is_refused_as_its_answer_would_be(server, body,
     assert server.post(body, path).json()["error"]["param"] == param
 
 
+def test_a_response_is_rendered_with_all_that_it_builds_upon(server):
+    responses = "/v1/responses"
+    made = server.post({"model": "mock", "input": "four"}, responses).json()
+    then = {"model": "mock", "input": "why?", "previous_response_id": made["id"]}
+    prompt = server.post(then, f"{responses}/render").json()
+    answer = server.post(then, responses).json()
+    assert prompt["num_tokens"] == answer["usage"]["input_tokens"]
+    said = [("user", "four"), ("assistant", "four"), ("user", "why?")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    same = server.post(chat(messages=messages), f"{CHAT}/render").json()
+    assert prompt["token_ids"] == same["token_ids"]
+    for field, value in (("server_tools", ["x"]), ("input", [])):
+        sent = {"model": "mock", "input": "x"} | {field: value}
+        assert refusal(server, sent, responses)["param"] == field
+
+
 def test_anthropics_clients_get_their_errors(server):
     body = chat(max_tokens=5, temperature=9)
     answer = server.post(body, "/v1/messages/render")

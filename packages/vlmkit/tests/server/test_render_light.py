@@ -92,6 +92,14 @@ def test_a_size_stands_for_a_picture_that_nobody_sent(server):
     assert rendered(server, body, "/v1/messages/render")["images"][0]["width"] == 8
 
 
+def test_a_response_is_light_as_a_chat_is(server):
+    parts = [{"type": "input_image", "image_url": "size:8x6"}]
+    body = {"model": "mock", "light": True, "input": [{"role": "user", "content": parts}]}
+    made = rendered(server, body, "/v1/responses/render")
+    assert made["token_ids"] == rendered(server, asked(picture(8, 6)))["token_ids"]
+    assert made["images"][0]["width"] == 8
+
+
 def test_texts_are_light_anyway(server):
     body = {"model": "mock", "prompt": "ab"}
     path = "/v1/completions/render"

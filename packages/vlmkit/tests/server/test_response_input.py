@@ -203,7 +203,7 @@ def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
             {"type": "function", "name": "g"}]}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "oldest"}, "truncation"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),

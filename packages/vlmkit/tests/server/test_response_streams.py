@@ -152,7 +152,7 @@ def test_who_follows_has_a_place_in_the_server():
 
 
 def test_events_that_were_let_go_are_not_told_and_the_others_are():
-    with running(responses=ResponsesSettings(max_stored_bytes=80_000)) as server:
+    with running(responses=ResponsesSettings(max_stored_bytes=160_000)) as server:
         first = made(server, scripted(text="x" * 300))
         response_id = first[0].response.id
         refusal = again(server, response_id)

@@ -25,7 +25,12 @@ from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.messages.wire import COUNT, MESSAGES
 from vlmkit.server.prompts.wire_generate import GENERATE
-from vlmkit.server.prompts.wire_render import RENDER_CHAT, RENDER_COMPLETIONS, RENDER_MESSAGES
+from vlmkit.server.prompts.wire_render import (
+    RENDER_CHAT,
+    RENDER_COMPLETIONS,
+    RENDER_MESSAGES,
+    RENDER_RESPONSES,
+)
 from vlmkit.server.prompts.wire_tokens import DETOKENIZE, TOKENIZE
 from vlmkit.server.responses.wire import INPUT_TOKENS, RESPONSES
 from vlmkit.server.work.service import Service
@@ -45,6 +50,7 @@ _BODIES: dict[str, BodyReader[Any]] = {
     "/v1/messages/render": RENDER_MESSAGES,
     "/v1/responses": RESPONSES,
     "/v1/responses/input_tokens": INPUT_TOKENS,
+    "/v1/responses/render": RENDER_RESPONSES,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

@@ -31,11 +31,16 @@ from vlmkit.server.prompts.wire_render import (
     RENDER_CHAT,
     RENDER_COMPLETIONS,
     RENDER_MESSAGES,
+    RENDER_RESPONSES,
     RenderChatRequest,
     RenderCompletionRequest,
     Rendered,
     RenderMessagesRequest,
+    RenderResponsesRequest,
 )
+from vlmkit.server.responses.conversation import ConversationCall
+from vlmkit.server.responses.store import ResponseStore
+from vlmkit.server.responses.truncation import check_fits
 from vlmkit.server.together import together
 from vlmkit.server.work.service import Service
 
@@ -87,6 +92,21 @@ class RenderController(Controller):
         """Return the prompt of a conversation of Anthropic's API."""
         return _RenderMessagesCall(request, service, RENDER_MESSAGES, converter)
 
+    @post(
+        "/responses/render",
+        status_code=200,
+        operation=Operation(Rendered, RenderResponsesRequest),
+    )
+    async def responses(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+        responses: NamedDependency[ResponseStore],
+    ) -> ASGIApp:
+        """Return the prompt of a conversation of the Responses API."""
+        return _RenderResponseCall(request, service, RENDER_RESPONSES, converter, responses)
+
 
 class _ConversationCall(MessagesCall[B]):
     """Renders one conversation."""
@@ -95,11 +115,7 @@ class _ConversationCall(MessagesCall[B]):
         self, chat: ChatRequest, kind: str, *, light: bool | None, effort: str = EFFORT
     ) -> ASGIApp:
         """Let the runner read the prompt; nothing is computed."""
-        if chat.server_tools:
-            raise RequestError(
-                "server_tools cannot be rendered: they are answered in rounds",
-                param="server_tools",
-            )
+        check_no_rounds(chat)
         runner = await self.runner(chat.model)
         request_id = answer_head(kind, chat.model, runner).id
         request, _ = await self.asked(
@@ -135,6 +151,26 @@ class _RenderMessagesCall(_ConversationCall[RenderMessagesRequest]):
             raise
 
 
+class _RenderResponseCall(ConversationCall[RenderResponsesRequest]):
+    """Renders what the Responses API would answer."""
+
+    async def start(self, body: RenderResponsesRequest) -> ASGIApp:
+        """Render the items, and all that they build upon."""
+        runner = await self.runner(body.model)
+
+        async def made(asked: Asked, chat: ChatRequest) -> Rendered:
+            check_no_rounds(chat)
+            found = await runner.atokenize(asked)
+            if body.truncation == "auto":
+                check_fits(asked, found, runner)
+            return rendered(chat, asked, found, runner.facts)
+
+        request_id = answer_head("resp", body.model, runner).id
+        light = bool(body.light)
+        done = await self.ask(body, runner, request_id, made, answers=False, light=light)
+        return await _answer(done.result, self.headers)
+
+
 class _RenderTextsCall(Call[RenderCompletionRequest]):
     """Renders plain texts."""
 
@@ -166,6 +202,18 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
         named = zip(plain_names(texts, "prompt"), texts, strict=True)
         made = await together(one, named, runner.facts.bounds.num_workers)
         return await _answer(made, self.headers)
+
+
+def check_no_rounds(chat: ChatRequest) -> None:
+    """Refuse tools of the server.
+
+    Raises:
+        RequestError: there are some.
+    """
+    if chat.server_tools:
+        raise RequestError(
+            "server_tools cannot be rendered: they are answered in rounds", param="server_tools"
+        )
 
 
 async def _answer(made: Rendered | list[Rendered], headers: dict[str, str]) -> ASGIApp:

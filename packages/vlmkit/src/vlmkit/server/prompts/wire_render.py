@@ -14,6 +14,7 @@ from vlmkit.server.chat.wire import CHAT, ChatRequest
 from vlmkit.server.completions.wire import COMPLETIONS, CompletionRequest
 from vlmkit.server.fields.wire_sampling import StreamOptions
 from vlmkit.server.messages.wire import MESSAGES, MessagesRequest
+from vlmkit.server.responses.wire import RESPONSES, ResponsesRequest
 
 Place = Annotated[int, Meta(ge=0, lt=2**31)]
 
@@ -32,6 +33,12 @@ class RenderCompletionRequest(CompletionRequest, kw_only=True):
 
 class RenderMessagesRequest(MessagesRequest, kw_only=True):
     """The body of ``POST /v1/messages/render``."""
+
+    light: bool | None = None
+
+
+class RenderResponsesRequest(ResponsesRequest, kw_only=True):
+    """The body of ``POST /v1/responses/render``."""
 
     light: bool | None = None
 
@@ -86,3 +93,4 @@ class Rendered(msgspec.Struct):
 RENDER_CHAT = CHAT.of(RenderChatRequest)
 RENDER_COMPLETIONS = COMPLETIONS.of(RenderCompletionRequest)
 RENDER_MESSAGES = MESSAGES.of(RenderMessagesRequest)
+RENDER_RESPONSES = RESPONSES.of(RenderResponsesRequest)

@@ -106,7 +106,8 @@ class ResponseHead(msgspec.Struct, kw_only=True):
     background: bool
     object: Literal["response"] = "response"
     service_tier: Literal["default"] = "default"
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
+    truncated_items: int | msgspec.UnsetType = msgspec.UNSET  # ours: of the conversation's oldest
 
 
 class Incomplete(msgspec.Struct):
@@ -129,7 +130,12 @@ class ResponseBody(ResponseHead, kw_only=True):
 
 
 def response_head(
-    body: own.ResponsesRequest, params: SamplingParams, response_id: str, *, is_kept: bool
+    body: own.ResponsesRequest,
+    params: SamplingParams,
+    response_id: str,
+    *,
+    is_kept: bool,
+    num_truncated: int = 0,
 ) -> ResponseHead:
     """Return what every body of a response says.
 
@@ -138,6 +144,7 @@ def response_head(
         params: how the answer is chosen.
         response_id: what the response is called.
         is_kept: whether it is stored.
+        num_truncated: how many items were left out.
     """
     effort = body.reasoning.effort if body.reasoning else None
     return ResponseHead(
@@ -162,6 +169,8 @@ def response_head(
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
         user=body.user,
+        truncation=body.truncation or "disabled",
+        truncated_items=num_truncated or msgspec.UNSET,
     )
 
 

@@ -3,9 +3,9 @@
 A body is translated into one of the chat API; what comes of that is told in items and events.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 from litestar import Request
@@ -16,14 +16,12 @@ from msgspec.structs import replace
 from vlmkit.ask.completion import Completion
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request as Asked
-from vlmkit.errors import PromptTooLong, RequestError, VlmkitError
-from vlmkit.seams.runner import AnswerStream, Runner
+from vlmkit.errors import RequestError, VlmkitError
+from vlmkit.seams.runner import AnswerStream
 from vlmkit.server.chat.answer import logprobs_of
-from vlmkit.server.chat.call import MessagesCall
 from vlmkit.server.chat.convert import Converter
 from vlmkit.server.chat.rounds import Rounds, begun, check_alone
 from vlmkit.server.chat.wire import ChatRequest
-from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.responses.answer import (
     ResponseBodies,
     ResponseHead,
@@ -32,13 +30,14 @@ from vlmkit.server.responses.answer import (
     response_head,
 )
 from vlmkit.server.responses.background import answered
+from vlmkit.server.responses.conversation import ConversationCall
 from vlmkit.server.responses.event_log import EventLog
 from vlmkit.server.responses.events import ResponseEvents
 from vlmkit.server.responses.followed import Followed
-from vlmkit.server.responses.items import KeptItem, OutputItem, kept_input, kept_output, new_id
+from vlmkit.server.responses.items import OutputItem, kept_input, kept_output, new_id
 from vlmkit.server.responses.served_events import ServedEvents
 from vlmkit.server.responses.store import ResponseStore, Turn
-from vlmkit.server.responses.turns import EARLIER, Body, as_chat, resolve
+from vlmkit.server.responses.truncation import check_fits
 from vlmkit.server.responses.wire import (
     INPUT_TOKENS,
     RESPONSES,
@@ -52,103 +51,8 @@ from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
 from vlmkit.server.work.whole import WholeAnswer
 
-EFFORT = "reasoning.effort"
-DETAIL = "input.content.detail"
 
-B = TypeVar("B", bound=msgspec.Struct)
-T = TypeVar("T")
-
-
-class _Done(NamedTuple, Generic[T]):
-    """What came of a body.
-
-    Attributes:
-        result: what the runner returned.
-        request: what it was asked.
-        before: the turn that is answered upon, if there is one.
-        images_s: how long fetching and checking the images took.
-    """
-
-    result: T
-    request: Asked
-    before: Turn | None
-    images_s: float
-
-
-class _ConversationCall(MessagesCall[B]):
-    """A call whose body may build upon what is stored.
-
-    Args:
-        request: what was sent.
-        service: the models, and whether work is taken.
-        reader: reads the body.
-        converter: makes what a runner takes of messages.
-        store: responses that may be referred to.
-    """
-
-    def __init__(
-        self,
-        request: Request[Any, Any, Any],
-        service: Service,
-        reader: BodyReader[B],
-        converter: Converter,
-        store: ResponseStore,
-    ) -> None:
-        super().__init__(request, service, reader, converter)
-        self.store = store
-
-    async def ask(
-        self,
-        body: Body,
-        runner: Runner,
-        request_id: str,
-        work: Callable[[Asked, ChatRequest], Awaitable[T]],
-        *,
-        answers: bool = True,
-    ) -> _Done[T]:
-        """Let a runner work on a body and all that it builds upon.
-
-        Args:
-            body: what was sent.
-            runner: who works.
-            request_id: what the request is called.
-            work: what it does.
-            answers: whether that is an answer, which may call tools.
-
-        Raises:
-            RequestError: names the field that is wrong.
-        """
-        before = None
-        if body.previous_response_id is not None:
-            before = self.store.turn(body.previous_response_id, self.owner)
-        most = self.service.settings.max_body_bytes
-        num_bytes = before.num_whole_bytes if before else 0
-
-        def find(item_id: str) -> KeptItem:
-            nonlocal num_bytes
-            item = self.store.item(item_id, self.owner)
-            num_bytes += len(item.content)
-            _check_size(num_bytes, most, runner)
-            return item
-
-        _check_size(num_bytes, most, runner)
-        resolve(body, find)
-        with self.service.reserved(num_bytes):
-            said = as_chat(body, before.items() if before else ())
-            try:
-                asked, images_s = await self.asked(
-                    said.chat, runner.facts, request_id, effort=EFFORT, detail=DETAIL
-                )
-                if answers:
-                    self.note_tools(said.chat, runner.facts)
-                result = await work(asked, said.chat)
-            except RequestError as error:
-                error.param = said.field_of(error)
-                raise
-        return _Done(result, asked, before, images_s)
-
-
-class CountCall(_ConversationCall[InputTokensRequest]):
+class CountCall(ConversationCall[InputTokensRequest]):
     """Counts one conversation."""
 
     def __init__(
@@ -165,14 +69,17 @@ class CountCall(_ConversationCall[InputTokensRequest]):
         runner = await self.runner(body.model)
 
         async def counted(asked: Asked, _: ChatRequest) -> PromptTokens:
-            return await runner.atokenize(asked)
+            found = await runner.atokenize(asked)
+            if body.truncation == "auto":
+                check_fits(asked, found, runner)
+            return found
 
         found = (await self.ask(body, runner, "", counted, answers=False)).result
         content = msgspec.json.encode(InputTokens(len(found.token_ids)))
         return ASGIResponse(body=content, headers=self.headers)
 
 
-class CreateCall(_ConversationCall[ResponsesRequest]):
+class CreateCall(ConversationCall[ResponsesRequest]):
     """Answers one conversation."""
 
     def __init__(
@@ -202,7 +109,10 @@ class CreateCall(_ConversationCall[ResponsesRequest]):
         done = await self.ask(body, runner, response_id, submitted)
         stream, params = done.result, done.request.params or runner.facts.defaults
         logprobs = logprobs_of(runner, params) if params.logprobs else None
-        head = response_head(body, params, response_id, is_kept=is_kept)
+        num_truncated = done.num_truncated
+        head = response_head(
+            body, params, response_id, is_kept=is_kept, num_truncated=num_truncated
+        )
         bodies = partial(
             ResponseBodies,
             has_transforms=bool(body.return_image_transforms),
@@ -345,16 +255,6 @@ class _Answer:
         """Forget it, unless it is over."""
         if self._store is not None:
             self._store.abandon(self.bodies.id)
-
-
-def _check_size(num_bytes: int, most: int, runner: Runner) -> None:
-    """Refuse to build upon more than could be sent."""
-    if num_bytes > most:
-        raise PromptTooLong(
-            runner.facts.limits.max_sequence_tokens,
-            f"what is stored of the conversation is over {most} bytes",
-            param=EARLIER,
-        )
 
 
 def _ending(app: ASGIApp, end: Callable[[], None]) -> ASGIApp:

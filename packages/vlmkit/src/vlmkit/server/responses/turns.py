@@ -3,6 +3,7 @@
 What can be said, and how much of it, is checked where that of all chats is.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -52,10 +53,12 @@ class Conversed(NamedTuple):
     Attributes:
         chat: the body.
         places: what errors are to call its fields that have another name in what was sent.
+        num_items: of how many items each message is made.
     """
 
     chat: wire.ChatRequest
     places: dict[str, str]
+    num_items: Counter[int]
 
     def field_of(self, error: RequestError) -> str | None:
         """Return which field of what was sent an error is about."""
@@ -104,6 +107,7 @@ def as_chat(body: Body, earlier: Sequence[KeptItem]) -> Conversed:
         conversation.add(EARLIER, _item.decode(kept.content))
     if isinstance(body.input, str):
         conversation.messages.append(wire.UserMessage(content=body.input))
+        conversation.num_items[len(conversation.messages) - 1] += 1
     else:
         if len(earlier) + len(body.input or ()) > own.MAX_ITEMS:
             raise RequestError(f"the conversation has over {own.MAX_ITEMS} items", param="input")
@@ -115,7 +119,7 @@ def as_chat(body: Body, earlier: Sequence[KeptItem]) -> Conversed:
     places = dict(_PLACES)
     fields = _fields(body, places)
     chat = wire.ChatRequest(messages=conversation.messages, **fields)
-    return Conversed(chat, places | conversation.places)
+    return Conversed(chat, places | conversation.places, conversation.num_items)
 
 
 def _fields(body: Body, places: dict[str, str]) -> dict[str, Any]:
@@ -185,6 +189,7 @@ class _Conversation:
     def __init__(self) -> None:
         self.messages: list[wire.ChatMessage] = []
         self.places: dict[str, str] = {}
+        self.num_items: Counter[int] = Counter()  # by message
         self._thoughts: list[tuple[wire.AssistantMessage, list[str]]] = []
 
     def end(self) -> None:
@@ -206,6 +211,7 @@ class _Conversation:
             self._think(item)
         else:
             self._say(f"{place}.content", item)
+        self.num_items[len(self.messages) - 1] += 1
 
     def _say(self, place: str, item: own.Item) -> None:
         parts = self._parts(place, item.content or "", may_show=item.role == "user")

@@ -187,7 +187,7 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: NumTokens | None = None
     include: Annotated[list[Includable], Meta(max_length=16)] | None = None
     top_logprobs: NumTop | None = None
@@ -246,7 +246,7 @@ class InputTokensRequest(_Wire):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     max_image_tokens: MaxImageTokens = None  # ours, and the next
     mm_processor_kwargs: ImageLimits = None
 

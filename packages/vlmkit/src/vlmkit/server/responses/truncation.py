@@ -1,0 +1,126 @@
+"""``truncation: "auto"``: what of a conversation is left out, oldest first, so that the rest fits.
+
+Left out are whole turns before the newest user's: what a user said, and what was answered to it.
+Only then, behind that turn, answers that call, with the results, but for the newest of them. So no
+call stands without its result, and a conversation begins as before. Instructions stay.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from vlmkit.ask.message import Message, images_of
+from vlmkit.ask.prompt_tokens import PromptTokens
+from vlmkit.ask.request import Request
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.errors import ImageError, PromptTooLong, RequestError
+from vlmkit.seams.runner import Runner
+from vlmkit.seams.tokenizer import Option
+
+LIGHT: Option = "light"
+
+
+class Truncated(NamedTuple):
+    """What is left of a request.
+
+    Attributes:
+        request: asks with the rest of the conversation.
+        left_out: the numbers of the messages that are not in it.
+    """
+
+    request: Request
+    left_out: frozenset[int] = frozenset()
+
+    def blame(self, error: RequestError, whole: Request) -> None:
+        """Let an error about an image name it by its number in the whole conversation."""
+        if self.left_out and isinstance(error, ImageError) and error.index is not None:
+            owners = [n for n, message in enumerate(whole.messages) for _ in images_of([message])]
+            kept = [image for image, n in enumerate(owners) if n not in self.left_out]
+            error.index = kept[error.index]
+
+
+async def truncated(request: Request, runner: Runner) -> Truncated | None:
+    """Return a request of which as little is left out as lets its prompt fit, and the answer.
+
+    Its tokens are counted a few times: once for each halving of what may be left out.
+
+    Args:
+        request: does not fit as it is.
+        runner: counts.
+
+    Returns:
+        None where not even the newest turn fits.
+    """
+    parts = droppable(request.messages)
+    fewest, most = 1, len(parts)
+    if not (parts and await _fits(_without(request, parts).request, runner)):
+        return None
+    while fewest < most:
+        middle = (fewest + most) // 2
+        if await _fits(_without(request, parts[:middle]).request, runner):
+            most = middle
+        else:
+            fewest = middle + 1
+    return _without(request, parts[:most])
+
+
+def check_fits(request: Request, found: PromptTokens, runner: Runner) -> None:
+    """Refuse a prompt that leaves no room for the answer which is asked for.
+
+    Raises:
+        PromptTooLong: it is one.
+    """
+    params, most = request.params or runner.facts.defaults, runner.facts.limits.max_sequence_tokens
+    num_tokens = len(found.token_ids)
+    if num_tokens + (params.max_tokens or 1) > most:
+        raise PromptTooLong(most, f"your messages resulted in {num_tokens} tokens")
+
+
+def droppable(messages: Sequence[Message]) -> list[frozenset[int]]:
+    """Return the parts of a conversation that may be left out, oldest first, as message numbers."""
+    users = [number for number, message in enumerate(messages) if message.role == "user"]
+    newest = users[-1] if users else -1
+    before: list[list[int]] = []
+    behind: list[list[int]] = []
+    for number, message in enumerate(messages):
+        if message.role == "system" or number == newest:
+            continue
+        parts, begins = (
+            (before, message.role == "user")
+            if number < newest
+            else (behind, message.role != "tool")
+        )
+        if begins or not parts:
+            parts.append([])
+        parts[-1].append(number)
+    found = [frozenset(part) for part in (*before, *behind[:-1])]
+    pairs = _pairs(messages)
+    return [part for part in found if all((call in part) == (own in part) for call, own in pairs)]
+
+
+def _pairs(messages: Sequence[Message]) -> list[tuple[int, int]]:
+    """Return the numbers of messages that call, each with that of a result."""
+    callers: dict[str, int] = {}
+    pairs = []
+    for number, message in enumerate(messages):
+        calls = (part.id for part in message.parts if isinstance(part, ToolCallPart))
+        callers |= dict.fromkeys(calls, number)
+        if message.call_id in callers:
+            pairs.append((callers[message.call_id], number))
+    return pairs
+
+
+def _without(request: Request, parts: Sequence[frozenset[int]]) -> Truncated:
+    left_out = frozenset[int]().union(*parts)
+    kept = [each for number, each in enumerate(request.messages) if number not in left_out]
+    return Truncated(replace(request, messages=kept), left_out)
+
+
+async def _fits(request: Request, runner: Runner) -> bool:
+    """Tell whether a prompt fits, where that can be without a look at a pixel."""
+    options = replace(request.options, light=LIGHT in runner.facts.options)
+    try:
+        check_fits(request, await runner.atokenize(replace(request, options=options)), runner)
+    except PromptTooLong:
+        return False
+    return True
