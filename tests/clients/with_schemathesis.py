@@ -1,7 +1,8 @@
 """Schemathesis finds nothing: the server does what its OpenAPI document says, whatever is sent.
 
-It is tried on the mock, with every route open but those that unload it. The seed is fixed, and so
-is the number of examples.
+It is tried on the mock, with every route open; what unloads it has it loaded again by the next who
+asks. The seed is fixed, and so is the number of examples. Responses are made, looked for, stopped
+and deleted, as the links of the document say.
 Two things no schema says: which models there are, so what is valid asks for the mock, and which
 fields go together, so what a schema allows may still be refused with a 400.
 """
@@ -41,7 +42,8 @@ def before_call(context, case, kwargs):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
-    with serving(folder, models=["mock"], allow_generate=True) as server:
+    fleet = {"manage": True, "load": "use"}
+    with serving(folder, models=["mock"], allow_generate=True, fleet=fleet) as server:
         yield server
 
 

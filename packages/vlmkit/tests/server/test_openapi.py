@@ -77,6 +77,19 @@ def test_operations_have_names_of_their_own_and_say_what_they_do(document):
         assert {"200", "421", "500"} <= set(each["responses"])
 
 
+def test_links_of_a_response_lead_to_all_that_can_be_done_with_one(document):
+    told = operations(document)
+    by_id = {each["operationId"]: (key, each) for key, each in told.items()}
+    links = told["/v1/responses", "POST"]["responses"]["200"]["links"].values()
+    found = set()
+    for link in links:
+        key, operation = by_id[link["operationId"]]
+        needed = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
+        assert link["parameters"] == dict.fromkeys(needed, "$response.body#/id")
+        found.add(key)
+    assert found == {key for key in told if "{response_id}" in key[0] and key[1] != "HEAD"}
+
+
 def test_bounds_and_tags_are_told_as_they_are_held(document):
     schemas = document["components"]["schemas"]
     assert schemas["ChatRequest"]["required"] == ["model", "messages"]

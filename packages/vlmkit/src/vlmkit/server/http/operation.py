@@ -21,6 +21,7 @@ class Operation(NamedTuple):
         query: of the parameters of the URL, if there are any.
         form: of a form that is sent with POST, where the route is read, too.
         posted: of the answer to that.
+        links: methods and paths of what can be done with the ``id`` of an answer.
     """
 
     answer: Any
@@ -33,6 +34,7 @@ class Operation(NamedTuple):
     query: type[msgspec.Struct] | None = None
     form: type[msgspec.Struct] | None = None
     posted: type[msgspec.Struct] | None = None
+    links: tuple[tuple[str, str], ...] = ()
 
     @property
     def types(self) -> list[Any]:

@@ -81,7 +81,7 @@ def openapi_document(app: Litestar) -> bytes:
         for method in sorted(handler.http_methods):
             own = told.of(method)
             paths.setdefault(path, {})[method.lower()] = {
-                "operationId": f"{method.lower()} {path}".translate(_AS_NAME),
+                "operationId": _operation_id(method, path),
                 "summary": (handler.fn.__doc__ or "").partition("\n")[0],
                 "parameters": _parameters(path, own),
                 **_sent(own, names),
@@ -97,6 +97,26 @@ def openapi_document(app: Litestar) -> bytes:
     )
 
 
+def _operation_id(method: str, path: str) -> str:
+    return f"{method.lower()} {path}".translate(_AS_NAME)
+
+
+def _links(told: Operation) -> _Json:
+    """Return what can be done with the id of an answer, each by the one parameter of its path."""
+    return {
+        _operation_id(method, path): {
+            "operationId": _operation_id(method, path),
+            "parameters": {_names(path)[0]: "$response.body#/id"},
+        }
+        for method, path in told.links
+    }
+
+
+def _names(path: str) -> list[str]:
+    """Return the parameters of a path."""
+    return [part[1:-1] for part in path.split("/") if part.startswith("{")]
+
+
 def _handlers(app: Litestar) -> Iterable[tuple[str, HTTPRouteHandler, Operation]]:
     """Yield the path of each handler, as documents write it, and what it says of itself."""
     for each in app.routes:
@@ -108,8 +128,8 @@ def _handlers(app: Litestar) -> Iterable[tuple[str, HTTPRouteHandler, Operation]
 
 def _parameters(path: str, told: Operation) -> Seq[_Json]:
     """Return what a request may say outside of its body."""
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    found = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
+    path_schema = {"in": "path", "required": True, "schema": _TEXT}
+    found = [{"name": name} | path_schema for name in _names(path)]
     if told.query:
         asked = msgspec.json.schema(told.query, ref_template="")
         ((_, shape),) = asked["$defs"].items()
@@ -163,6 +183,8 @@ def _responses(
     found: dict[int, _Json] = {
         200: {"description": "The answer.", "headers": headers, "content": content}
     }
+    if told.links:
+        found[200]["links"] = _links(told)
     errors = _ALWAYS | (_REFUSALS | _UNREADY if has_body else {})
     if "{" in path:
         errors = errors | _NOT_FOUND
@@ -170,6 +192,8 @@ def _responses(
         errors = errors | {400: _NOT_FOUND[400]}
     if told.unready:
         errors = errors | _UNREADY
+    if told.events and method == "GET":  # what lasts has a place in the server
+        errors = errors | {429: _REFUSALS[429]} | _UNREADY
     for status, description in errors.items():
         kind = told.unready if told.unready and status == 503 else told.error
         kind = ErrorBody if status == 421 else kind

@@ -28,6 +28,13 @@ from vlmkit.server.responses.wire import InputTokens, InputTokensRequest, Respon
 from vlmkit.server.work.detached import Detached
 from vlmkit.server.work.service import Service
 
+LINKS = (
+    ("GET", "/v1/responses/{response_id}"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("DELETE", "/v1/responses/{response_id}"),
+)
+
 
 class DeletedResponse(msgspec.Struct):
     """What a client learns that had a response deleted."""
@@ -44,7 +51,9 @@ class ResponsesController(Controller):
 
     @post(
         status_code=200,
-        operation=Operation(ResponseBody, ResponsesRequest, "response event", has_timing=True),
+        operation=Operation(
+            ResponseBody, ResponsesRequest, "response event", has_timing=True, links=LINKS
+        ),
     )
     async def create(
         self,
