@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import openai
 import pytest
@@ -153,13 +154,16 @@ def test_who_follows_has_a_place_in_the_server():
 
 def test_events_that_were_let_go_are_not_told_and_the_others_are():
     with running(responses=ResponsesSettings(max_stored_bytes=160_000)) as server:
-        first = made(server, scripted(text="x" * 300))
-        response_id = first[0].response.id
-        refusal = again(server, response_id)
+        client = server.client().responses
+        begun = client.create(**body(scripted(text="x" * 300)), background=True)
+        assert eventually(lambda: client.retrieve(begun.id).status == "completed")
+        refusal = again(server, begun.id)
         assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "starting_after")
-        rest = told(again(server, response_id, starting_after=len(first) - 3).text)
-        assert [event["sequence_number"] for event in rest] == [len(first) - 2, len(first) - 1]
-        assert server.client().responses.retrieve(response_id).output_text == "x" * 300
+        first = int(re.search(r"number (\d+)", refusal.json()["error"]["message"])[1])
+        assert first > 100
+        rest = told(again(server, begun.id, starting_after=first - 1).text)
+        assert [event["sequence_number"] for event in rest] == list(range(first, first + len(rest)))
+        assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "x" * 300
 
 
 # The log by itself.
