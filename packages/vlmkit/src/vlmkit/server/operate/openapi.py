@@ -185,16 +185,7 @@ def _responses(
     }
     if told.links:
         found[200]["links"] = _links(told)
-    errors = _ALWAYS | (_REFUSALS | _UNREADY if has_body else {})
-    if "{" in path:
-        errors = errors | _NOT_FOUND
-    if told.query:
-        errors = errors | {400: _NOT_FOUND[400]}
-    if told.unready:
-        errors = errors | _UNREADY
-    if told.events and method == "GET":  # what lasts has a place in the server
-        errors = errors | {429: _REFUSALS[429]} | _UNREADY
-    for status, description in errors.items():
+    for status, description in _errors(told, method, path).items():
         kind = told.unready if told.unready and status == 503 else told.error
         kind = ErrorBody if status == 421 else kind
         retry = _RETRY if has_body and status in _HAS_RETRY_AFTER else {}
@@ -207,3 +198,17 @@ def _responses(
         for each in found.values():
             del each["content"]
     return {str(status): found[status] for status in sorted(found)}
+
+
+def _errors(told: Operation, method: str, path: str) -> dict[int, str]:
+    """Return what each status means that is no success."""
+    errors = _ALWAYS | (_REFUSALS | _UNREADY if told.body or told.form else {})
+    if "{" in path:
+        errors = errors | _NOT_FOUND
+    if told.query:
+        errors = errors | {400: _NOT_FOUND[400]}
+    if told.unready:
+        errors = errors | _UNREADY
+    if told.events and method == "GET":  # what lasts has a place in the server
+        errors = errors | {429: _REFUSALS[429]} | _UNREADY
+    return errors
