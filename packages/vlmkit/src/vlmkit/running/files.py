@@ -96,7 +96,8 @@ class FileOpener:
             raise MediaError(
                 "a file has a format that no media loader recognises",
                 param="messages",
-                hint=f"media loaders here: {', '.join(self._loaders) or 'none'}",
+                hint=f"media loaders here: {', '.join(self._loaders) or 'none'}; plugins bring "
+                "others, such as vlmkit-pdf for PDF files",
             )
         loader = self._loaders[name]
         try:
