@@ -58,7 +58,7 @@ def test_each_image_has_its_place_its_digest_its_sizes_and_its_tokens(server):
     assert [len(bytes.fromhex(digest)) for digest in (first, second)] == [32, 32]
     assert found["images"][1] == {
         "num_tokens": 4, "width": 40, "height": 30, "used_width": 40, "used_height": 30,
-        "detail": "auto", "max_image_tokens": None, "mm_processor_kwargs": None,
+        "detail": "auto", "max_image_tokens": None, "mm_processor_kwargs": None, "page": None,
     }  # fmt: skip
 
 

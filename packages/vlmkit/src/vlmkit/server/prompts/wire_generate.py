@@ -103,6 +103,7 @@ class ShownImage(msgspec.Struct, kw_only=True):
     height: int | None = None
     used_width: int | None = None
     used_height: int | None = None
+    page: int | None = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
