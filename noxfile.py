@@ -24,7 +24,8 @@ CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
-ALL = [CORE, MOCK, HF, TORCH, ONNX_EXPORT, DEMO, GUIDANCE, MCP, PDF]
+HF_CONVERT, TORCH_QUANTIZED = f"{HF}[convert]", f"{TORCH}[quantized]"
+ALL = [CORE, MOCK, HF_CONVERT, TORCH_QUANTIZED, ONNX_EXPORT, DEMO, GUIDANCE, MCP, PDF]
 PATHS = [path.partition("[")[0] for path in ALL]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
@@ -73,7 +74,7 @@ PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
 def install(session: nox.Session, *distributions: str, groups: tuple[str, ...] = ()) -> None:
     """Install distributions in editable mode, with the pinned torch if any of them needs it."""
     editable = [argument for path in distributions for argument in ("-e", path)]
-    pins = TORCH_PIN if TORCH in distributions else []
+    pins = TORCH_PIN if any(path.startswith(TORCH) for path in distributions) else []
     requirements = nox.project.dependency_groups(PROJECT, *groups) if groups else ()
     session.install("-q", *editable, *requirements, *pins)
 

@@ -17,6 +17,7 @@ FILES = {
     "modules.json": b"[]",
     "1_Pooling/config.json": b'{"pooling_mode_cls_token": true}',
     "chat_template.jinja": b"{{ messages }}",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "model-00001-of-00002.safetensors": b"one",
     "model-00002-of-00002.safetensors": b"two",
     "model.safetensors.index.json": b'{"weight_map": {}}',
@@ -73,6 +74,15 @@ def test_only_data_files_of_the_model_are_fetched(hub: Any, tmp_path: Path) -> N
     assert answer["files"] == sorted(FILES)
     assert hub.downloaded() == set(FILES)
     assert answer["cached"] == ["org/name"]
+
+
+def test_an_adapter_is_fetched_without_its_weights_and_refused_by_who_loads_it(
+    hub: Any, tmp_path: Path
+) -> None:
+    adapter = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
+    hub.add("org/adapter", main=adapter)
+
+    assert fetch(hub, tmp_path, "org/adapter")["files"] == ["adapter_config.json"]
 
 
 def test_a_revision_is_fetched_and_pinned(hub: Any, tmp_path: Path) -> None:

@@ -37,8 +37,16 @@ from vlmkit_onnx.prompts.families import family_of  # noqa: E402
 FURTHER = {
     "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
     "olmo2": {},
-    "cohere2": {"sliding_window": 12},
+    "cohere2": {"sliding_window": 12, "sliding_window_pattern": 2},
     "smollm3": {"no_rope_layers": [1, 0]},
+}
+FALCON_H1 = {
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "head_dim": 16,
 }
 SIZES = {
     "vocab_size": 128,
@@ -313,6 +321,9 @@ def test_a_model_that_lacks_a_weight_is_refused(
 @pytest.mark.parametrize(
     ("model_type", "values", "reason"),
     [
+        ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}, "does not take what an exported"),
+        ("falcon_h1", FALCON_H1, "model type 'falcon_h1' has recurrent layers"),
+        ("modernbert-decoder", {}, "is built in a way that the exporter does not know"),
         ("mamba", {"state_size": 4}, "recurrent layers"),
         ("qwen3_next", {"num_experts": 4}, "layers of type 'linear_attention'"),
         (

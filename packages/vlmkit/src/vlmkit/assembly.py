@@ -29,10 +29,12 @@ from vlmkit.config.structs import SECTIONS
 from vlmkit.errors import (
     CheckpointError,
     PluginError,
+    PluginUnavailable,
     RequestError,
 )
-from vlmkit.kit import heap
+from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.model_folder import model_file, model_folder
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import MODEL, TOOL_SOURCE
 from vlmkit.plugins.loader import Plugins
@@ -205,7 +207,7 @@ def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Ch
     """
     found = find(reference, plugins)
     if isinstance(found, Path):
-        return _folder(found)
+        return model_folder(found)
     return plugins.of(MODEL).build(
         found.name, {}, BuildContext(reference, revision=revision, registries=plugins.by_kind)
     )
@@ -239,6 +241,8 @@ def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
     folder = expanded(reference)
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        raise model_file(folder)
     if _is_path(reference):
         raise CheckpointError(f"model folder {reference!r} does not exist", hint="check the path")
     able = [p for p in plugins.models if p.objection(reference) is None]
@@ -271,6 +275,12 @@ def choose(
             continue
         try:
             provider = chosen(section, config, plugins, checkpoint, entry)
+        except PluginUnavailable as error:
+            if flaw := weight_files.objection(checkpoint):  # the better reason of the two
+                raise CheckpointError(
+                    f"model {checkpoint.name!r} cannot be loaded: {flaw}", hint=flaw.hint
+                ) from error
+            raise with_broken_plugins(error, plugins) from error
         except PluginError as error:
             raise with_broken_plugins(error, plugins) from error
         registry_of(plugins, section).check_settings(provider, component.settings)
@@ -357,16 +367,6 @@ def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:
     if "vision_config" in checkpoint.config:
         return True
     return None in plugins.media_encoders.objections(checkpoint).values()
-
-
-def _folder(folder: Path) -> Checkpoint:
-    checkpoint = Checkpoint(folder.resolve().name, folder)
-    if not checkpoint.has("*config.json"):
-        raise CheckpointError(
-            f"folder {str(folder)!r} holds no model: it has no config.json",
-            hint="name the folder that holds the model's config.json",
-        )
-    return checkpoint
 
 
 def _is_path(reference: str) -> bool:

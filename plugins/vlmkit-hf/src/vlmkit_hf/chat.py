@@ -30,13 +30,22 @@ class Chat:
         template: its chat template.
         placeholder: what stands for an image in its text; None for a model without eyes.
         owner: the model's name, for errors.
+        is_for_tools: whether tools are always offered with it.
 
     Raises:
         CheckpointError: the template cannot write a plain message.
     """
 
-    def __init__(self, template: ChatTemplate, placeholder: str | None, owner: str) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        placeholder: str | None,
+        owner: str,
+        *,
+        is_for_tools: bool = False,
+    ) -> None:
         self._template = template
+        self._tried_with = [TOOL] if is_for_tools else None
         self._placeholder = placeholder or ""
         # What a model thought before an earlier answer is part of the structure, if the template
         # asks about it: it may drop the thought.
@@ -120,10 +129,11 @@ class Chat:
         """Tell whether the template understands contents of a form."""
         probe = 'one\n"two"'  # would look different inside JSON or the repr of a list
         try:
-            segments = self._written([Message.of("user", probe)], form)
+            segments = self._written([Message.of("user", probe)], form, self._tried_with)
         except RequestError:
             return False
-        return [segment.text for segment in segments if segment.is_client] == [probe]
+        said = [segment.text for segment in segments if segment.is_client]
+        return said == [probe] if self._tried_with is None else probe in said
 
     @cached_property
     def _form_of_calls(self) -> Form | None:
@@ -148,7 +158,7 @@ class Chat:
             Message("tool", Message.of("tool", "That.").parts, call.id),
         ]
         try:
-            segments = self._written(turns, form)
+            segments = self._written(turns, form, self._tried_with)
         except RequestError:
             return False
         if form.takes_text:  # and not once more as JSON

@@ -14,9 +14,9 @@ from vlmkit.kit.checkpoint import Checkpoint
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-# What lies in folders is other people's layout, but for "1_Pooling", which says how a model embeds;
-# "consolidated" is the same weights once more.
-_NOT_OURS = ("*[!g]/*", "*[!n]g/*", "*/*.safetensors", "consolidated*", "adapter_*")
+# What lies in folders is other people's layout, but for "1_Pooling", which says how a model embeds,
+# and "additional_chat_templates"; "consolidated" is the same weights once more.
+_NOT_OURS = ("*[!gs]/*", "*[!n]g/*", "*[!e]s/*", "*/*.safetensors", "consolidated*", "adapter_m*")
 _SAFETENSORS = (*_SMALL_FILES, "*.safetensors")
 _ONNX = (*_SMALL_FILES, "*.onnx", "*.onnx_data*", "*.onnx.data")
 
@@ -40,12 +40,15 @@ def fetch(reference: str, revision: str | None = None) -> Checkpoint:
             cannot be reached, or has weights as pickles only.
     """
     folder = _snapshot(reference, revision, _SAFETENSORS, _NOT_OURS)
+    if (folder / "adapter_config.json").is_file():
+        return Checkpoint(reference, folder, revision)  # who loads it says what it is
     if not any(folder.glob("*.safetensors")):
         folder = _snapshot(reference, revision, _ONNX, ())
         if not any(folder.rglob("*.onnx")):
             raise CheckpointError(
                 f"model {reference!r} has no weights in safetensors or ONNX form on the hub",
-                hint="pickled weights can run code when they are read, so vlmkit never does",
+                hint="pickled weights can run code when they are read, so vlmkit never does; nor "
+                "does it read GGUF",
             )
     return Checkpoint(reference, folder, revision)
 

@@ -9,17 +9,10 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit_hf import tokenizer_files
 from vlmkit_hf.settings import HfTokenizerSettings
 
 VLMKIT_API = (1, 0)
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
-
-def _has_no_tokenizer(checkpoint: Checkpoint) -> str | None:
-    if any(checkpoint.has(file) for file in _TOKENIZER_FILES):
-        return None
-    return "the model's folder has no tokenizer.json"
 
 
 def _build_tokenizer(context: BuildContext) -> Tokenizer:
@@ -54,7 +47,7 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
     registry.add(
         "hf",
         _build_tokenizer,
-        cannot_serve=_has_no_tokenizer,
+        cannot_serve=tokenizer_files.objection,
         settings=HfTokenizerSettings,
         description="tokenizer, chat template and image processor of a transformers checkpoint",
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.processor_files import processor_settings, refuse_without_images
 
 # Not settings of a processor: what it consists of, or how transformers found it.
 _NOT_SETTINGS = frozenset({"processor_class", "auto_map", "chat_template", "audio_tokenizer"})
@@ -59,12 +60,13 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
         CheckpointError: transformers has no such processor, or it cannot be built here.
     """
     name = processor_class_name(checkpoint)
+    refuse_without_images(checkpoint)
     try:
         own = _processor_class(str(name))
         kind = _without_other_senses(own)
         parts = {part: _part(part, checkpoint, tokenizer) for part in kind.get_attributes()}
-        settings = checkpoint.read_json("processor_config.json")
         accepted = kind.__init__.__code__.co_varnames
+        settings = processor_settings(checkpoint, accepted)
         values = {
             key: value
             for key, value in settings.items()

@@ -46,7 +46,10 @@ class ChatTemplate:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise CheckpointError(f"the chat template of {owner!r} is not valid Jinja") from error
+            raise CheckpointError(
+                f"the chat template of {owner!r} is not valid Jinja",
+                hint='give the model another one: tokenizer.chat_template = "PATH"',
+            ) from error
         self._tokens = dict(tokens)
         self._variables = jinja2.meta.find_undeclared_variables(tree)
         literals = [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]

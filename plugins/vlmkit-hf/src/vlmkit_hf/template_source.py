@@ -1,12 +1,20 @@
-"""Where a checkpoint's chat template is, of the several places that it may be in."""
+"""Where a checkpoint's chat templates are, of the several places that they may be in."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmkit.errors import ConfigError
+from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.settings import HfTokenizerSettings
+
+log = logging.getLogger(__name__)
+
+GIVE_ONE = 'give it one: tokenizer.chat_template = "PATH"'
+DEFAULT = "default"
+WITH_TOOLS = "tool_use"
+"""The name of a template for conversations in which tools are offered."""
 
 # PaliGemma publishes no template: images come first, then what is asked about them.
 _PALIGEMMA = (
@@ -19,27 +27,73 @@ _PALIGEMMA = (
 )
 
 
-def template_source(
+def template_sources(
     checkpoint: Checkpoint, tokenizer: Any, settings: HfTokenizerSettings
-) -> str | None:
+) -> Mapping[str, str]:
     """Return the operator's template, the processor's, or the tokenizer's, in this order.
 
+    Templates come by name: none, or one is the default. A model without one still goes on with
+    texts, so that is told and not refused.
+
     Raises:
+        CheckpointError: none of several is the default, or one cannot be read.
         ConfigError: the operator's cannot be read.
     """
     if settings.chat_template is not None:
-        return _operators_template(Path(settings.chat_template))
-    processors = checkpoint.path / "chat_template.jinja"
-    if processors.is_file():
-        return processors.read_text(encoding="utf-8")
+        return {DEFAULT: _operators_template(Path(settings.chat_template))}
+    found = templates_in_files(checkpoint) or _of_settings(checkpoint, tokenizer)
+    if not found:
+        log.warning(
+            "model %r has no chat template: it goes on with texts and takes no messages; %s",
+            *(checkpoint.name, GIVE_ONE),
+        )
+    elif DEFAULT not in found:
+        raise CheckpointError(
+            f"none of the chat templates of model {checkpoint.name!r} is its default: "
+            f"{', '.join(map(repr, sorted(found)))}",
+            hint="write the one that is meant to a file, and name it: "
+            'tokenizer.chat_template = "PATH"',
+        )
+    return found
+
+
+def templates_in_files(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the templates that are files of their own, by name.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    files = {path.stem: path for path in checkpoint.path.glob("additional_chat_templates/*.jinja")}
+    own = checkpoint.path / "chat_template.jinja"
+    if own.is_file():
+        files[DEFAULT] = own
+    found = {}
+    for name, path in files.items():
+        try:
+            found[name] = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(
+                f"{path.name!r} of model {checkpoint.name!r} cannot be read as text",
+                hint=f"fetch it again, or {GIVE_ONE}",
+            ) from error
+    return found
+
+
+def _of_settings(checkpoint: Checkpoint, tokenizer: Any) -> dict[str, str]:
+    """Return the templates that are written among settings."""
     found = checkpoint.read_json("chat_template.json").get("chat_template")
     found = found or checkpoint.read_json("processor_config.json").get("chat_template")
     found = found or tokenizer.chat_template
-    if isinstance(found, Mapping):
-        found = found.get("default")
     if found is None and checkpoint.model_type == "paligemma":
-        return _PALIGEMMA
-    return found if isinstance(found, str) else None
+        found = _PALIGEMMA
+    if found is None:
+        return {}
+    named = dict(found) if isinstance(found, Mapping) else {DEFAULT: found}
+    if not all(isinstance(text, str) for text in named.values()):
+        raise CheckpointError(
+            f"the chat template of model {checkpoint.name!r} is no text", hint=GIVE_ONE
+        )
+    return named
 
 
 def _operators_template(path: Path) -> str:

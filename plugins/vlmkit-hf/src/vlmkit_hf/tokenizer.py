@@ -1,6 +1,6 @@
 """The text side of a Hugging Face checkpoint: conversations to prompts, tokens to text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -8,7 +8,7 @@ from typing import Any, get_args
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import ImagePart, Message, image_parts_of, refuse_other_media
 from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.errors import CheckpointError, ImageError, RequestError
+from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.call_reader import CallReader
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.place_formats import BY_FAMILY
@@ -21,26 +21,18 @@ from vlmkit.seams.tokenizer import PLAIN, Option
 from vlmkit_hf.calls import with_tokens
 from vlmkit_hf.chat import Chat
 from vlmkit_hf.detokenizer import HfTokenStream, TokenBytes
+from vlmkit_hf.end_tokens import end_tokens
 from vlmkit_hf.image_side import ImageSide, PreparedImage
+from vlmkit_hf.load_tokenizer import load_tokenizer
 from vlmkit_hf.processor import load_processor, takes_images
 from vlmkit_hf.reasoning import Marks
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.template import ChatTemplate
-from vlmkit_hf.template_source import template_source
+from vlmkit_hf.template_source import DEFAULT, GIVE_ONE, WITH_TOOLS, template_sources
 from vlmkit_hf.text_encoder import TextEncoder
+from vlmkit_hf.vocabulary_size import refuse_unknown_tokens
 
-# Tokens with which the families end a turn; those that a vocabulary has end an answer, too.
-END_OF_TURN = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<end_of_turn>",
-    "<|end_of_turn|>",
-    "<end_of_utterance>",
-    "<|return|>",
-    "<|call|>",
-)
 _OPTIONS: frozenset[Option] = frozenset(get_args(Option))
 _OPTIONS_OF_SIZES: frozenset[Option] = frozenset({"image_detail", "mm_processor_kwargs"})
 _IMAGE_OPTIONS: frozenset[Option] = _OPTIONS_OF_SIZES | {"max_image_tokens", "return_places"}
@@ -60,29 +52,37 @@ class HfTokenizer:
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: HfTokenizerSettings) -> None:
-        tokenizer = _load_tokenizer(checkpoint)
+        tokenizer = load_tokenizer(checkpoint)
         self._images: ImageSide | None = None
         if takes_images(checkpoint):
             self._images = ImageSide(load_processor(checkpoint, tokenizer), checkpoint)
         self._backend = tokenizer.backend_tokenizer
-        source = template_source(checkpoint, tokenizer, settings)
-        tokens = tokenizer.special_tokens_map
-        template = ChatTemplate(source, tokens, checkpoint.name) if source else None
+        self._bos, self._eos = tokenizer.bos_token, tokenizer.eos_token
+        templates = {
+            name: ChatTemplate(source, tokenizer.special_tokens_map, checkpoint.name)
+            for name, source in template_sources(checkpoint, tokenizer, settings).items()
+            if name in (DEFAULT, WITH_TOOLS)
+        }
+        template = templates.get(DEFAULT)
         placeholder = self._images.placeholder if self._images else None
-        self._chat = Chat(template, placeholder, checkpoint.name) if template else None
+        self._chats = {
+            name: Chat(made, placeholder, checkpoint.name, is_for_tools=name == WITH_TOOLS)
+            for name, made in templates.items()
+        }
         self._knows_effort = template is not None and template.effort.is_known
         self._added: Mapping[str, int] = tokenizer.get_added_vocab()
         self._marks = _marks(template, self._added)
         self._encoder = TextEncoder(
-            self._backend, self._control_tokens(template), slot_like=placeholder
+            self._backend, self._control_tokens(templates.values()), slot_like=placeholder
         )
         if self._images is not None:
             self._images.check(self._encoder)
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        refuse_unknown_tokens(checkpoint, vocabulary, self._silent_tokens(templates.values()))
         self._place_format = BY_FAMILY.get(checkpoint.model_type)
         self._token_bytes = TokenBytes(self._backend)
-        self._bos = tokenizer.bos_token
-        self._vocab_size: int = 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
-        self._eos_ids = _eos_ids(checkpoint, tokenizer, self._added)
+        self._vocab_size: int = 1 + max(vocabulary.values())
+        self._eos_ids = end_tokens(checkpoint, tokenizer, self._added)
 
     @property
     def vocab_size(self) -> int:
@@ -127,14 +127,11 @@ class HfTokenizer:
         shown = list(image_parts_of(messages))
         images = [part.image for part in shown]
         self._check_images(images)
-        if self._chat is None:
-            raise RequestError(
-                "this model has no chat template",
-                param="messages",
-                hint='give it one: tokenizer.chat_template = "PATH"',
-            )
+        chat = self._chat(tools)
+        if chat is None:
+            raise RequestError("this model has no chat template", param="messages", hint=GIVE_ONE)
         layout = self._images.layout(len(images)) if self._images else None
-        segments = self._begun(self._chat.segments(messages, tools, layout, options))
+        segments = self._begun(chat.segments(messages, tools, layout, options))
         # A processor completes a text that does not begin as its tokenizer would; a text model's
         # template is taken at its word.
         adds_special = self._images is not None and not self._begins(segments)
@@ -182,15 +179,22 @@ class HfTokenizer:
         start, end = self._marks.as_tokens(self._added)
         return ReasoningReader(stream, start, end, is_open=prompt.opens_reasoning, said=said)
 
+    def _chat(self, tools: Sequence[Mapping[str, Any]] | None) -> Chat | None:
+        """Return how a conversation is written: some models have a template for tools alone."""
+        if tools and WITH_TOOLS in self._chats:
+            return self._chats[WITH_TOOLS]
+        return self._chats.get(DEFAULT)
+
     def _calling(self, tools: Sequence[Mapping[str, Any]] | None) -> Calling | None:
         """Return how an answer may call tools; None where that is not known."""
-        form = self._chat.call_format if self._chat and tools else None
+        chat = self._chat(tools)
+        form = chat.call_format if chat and tools else None
         if form is None or not tools:
             return None
         marks = self._marks.as_tokens(self._added) if self._marks else None
         return Calling(with_tokens(form, self._added), tuple(tools), marks)
 
-    def _control_tokens(self, template: ChatTemplate | None) -> set[str]:
+    def _control_tokens(self, templates: Collection[ChatTemplate]) -> set[str]:
         """Return the added tokens that only a template or a processor may write.
 
         Those are all special ones, those that the processor writes, those that the chat template
@@ -202,12 +206,27 @@ class HfTokenizer:
         chosen = {token.content for token in added if token.special}
         if self._images is not None:
             chosen |= self._images.control_tokens
-        if template is not None:
-            words = (t.content for t in added if not t.content.isspace())
+        words = [t.content for t in added if not t.content.isspace()]
+        for template in templates:
             chosen |= {word for word in words if template.mentions(word)}
         if self._marks is not None:
             chosen |= self._added.keys() & {self._marks.start, self._marks.end}
         return chosen
+
+    def _silent_tokens(self, templates: Collection[ChatTemplate]) -> set[str]:
+        """Return the special tokens that no template writes, and the placeholders."""
+        added = self._backend.get_added_tokens_decoder()
+        banned = self._images.banned_ids if self._images else frozenset()
+        return {
+            token.content
+            for number, token in added.items()
+            if number in banned
+            or (
+                token.special
+                and token.content not in (self._bos, self._eos)
+                and not any(template.mentions(token.content) for template in templates)
+            )
+        }
 
     def _check_images(self, images: Sequence[Image]) -> None:
         if images and self._images is None:
@@ -330,26 +349,6 @@ def _filled(
     return Prompt(tuple(filled), tuple(slots), opens_reasoning)
 
 
-def _load_tokenizer(checkpoint: Checkpoint) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            checkpoint.path, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # transformers may raise anything
-        raise CheckpointError(
-            f"model {checkpoint.name!r} has no tokenizer that transformers can load",
-            hint="its folder needs tokenizer.json and tokenizer_config.json",
-        ) from error
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise CheckpointError(
-            f"the tokenizer of {checkpoint.name!r} has no fast form",
-            hint="its folder needs tokenizer.json",
-        )
-    return tokenizer
-
-
 def _starts_with(segments: Sequence[Segment], token: str) -> bool:
     """Tell whether a text begins with a token that no client wrote."""
     return bool(segments) and not segments[0].is_client and segments[0].text.startswith(token)
@@ -359,15 +358,3 @@ def _marks(template: ChatTemplate | None, added: Mapping[str, int]) -> Marks | N
     """Return the marks that the template knows, or else the vocabulary."""
     known = Marks.of(template.mentions) if template else None
     return known or Marks.of(added.__contains__)
-
-
-def _eos_ids(checkpoint: Checkpoint, tokenizer: Any, added: Mapping[str, int]) -> frozenset[int]:
-    """Return what generation_config.json says, else what the tokenizer says; and turn ends."""
-    stated = checkpoint.read_json("generation_config.json").get("eos_token_id")
-    if stated is None:
-        text = checkpoint.config.get("text_config") or {}
-        stated = checkpoint.config.get("eos_token_id", text.get("eos_token_id"))
-    ids = set(stated) if isinstance(stated, list) else {stated}
-    ids.add(tokenizer.eos_token_id)
-    ids |= {added[token] for token in END_OF_TURN if token in added}
-    return frozenset(int(i) for i in ids if i is not None)

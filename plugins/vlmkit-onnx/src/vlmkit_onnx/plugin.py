@@ -1,10 +1,13 @@
 """The hooks of vlmkit-onnx. Imports nothing heavy: the build functions do."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_args
 
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_onnx.folder import refusal
+from vlmkit_onnx.folder import export_cache, refusal
+from vlmkit_onnx.folder.manifest import Precision
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
 VLMKIT_API = (1, 0)
@@ -40,6 +43,29 @@ def _build_export(_: BuildContext) -> Any:
     return export
 
 
+def _engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    return refusal.engine_cannot_serve(checkpoint) or _cannot_be_exported(
+        checkpoint, get_args(Precision)
+    )
+
+
+def _encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    return refusal.encoder_cannot_serve(checkpoint) or _cannot_be_exported(
+        checkpoint, (export_cache.TOWER,)
+    )
+
+
+def _cannot_be_exported(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) -> str | None:
+    """Say why a model whose graphs are yet to be made would be refused by the exporter."""
+    if refusal.kind_of(checkpoint) != "safetensors":
+        return None
+    if any(export_cache.finished(checkpoint, part) for part in parts):
+        return None
+    from vlmkit_onnx.export.refusal import objection
+
+    return objection(checkpoint)
+
+
 @hookimpl
 def vlmkit_register_engines(registry: Registry[Any]) -> None:
     """Offer ``engine.use = "onnx"``."""
@@ -47,7 +73,7 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         "onnx",
         _build_engine,
         why_not=refusal.why_not,
-        cannot_serve=refusal.engine_cannot_serve,
+        cannot_serve=_engine_cannot_serve,
         settings=EngineSettings,
         priority=refusal.priority,
         description="ONNX graphs of three layouts, batched over cache slots; fast on CPUs",
@@ -62,7 +88,7 @@ def vlmkit_register_media_encoders(registry: Registry[Any]) -> None:
         "onnx",
         _build_encoder,
         why_not=refusal.why_not,
-        cannot_serve=refusal.encoder_cannot_serve,
+        cannot_serve=_encoder_cannot_serve,
         settings=EncoderSettings,
         priority=refusal.priority,
         description="the image tower and projector as one ONNX graph",

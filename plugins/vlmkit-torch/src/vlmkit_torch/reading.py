@@ -4,6 +4,7 @@ The model stays on the CPU, its weights mapped. Where and how it is run is not d
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,9 +25,14 @@ from transformers.utils import logging as transformers_logging
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_torch import faults
+from vlmkit_torch import faults, quantized
+from vlmkit_torch.refusal import ANOTHER
 
 logger = logging.getLogger(__name__)
+
+# Names of what other weights are to be multiplied by, or added to: without it those are wrong.
+SCALES = re.compile(r"(weight_scale|scale_inv|scale_2|\.scales|absmax|\.SCB|zero_points?|qzeros)$")
+ADDITIONS = re.compile(r"\.lora_[AB]\b")
 
 
 def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
@@ -41,8 +47,11 @@ def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
         )
     except Exception as error:
         raise CheckpointError(
-            f"config.json of model {checkpoint.name!r} is not one that transformers can read"
+            f"config.json of model {checkpoint.name!r} is not one that transformers can read",
+            hint="compare it with that of the model's authors; the log shows what is wrong",
         ) from error
+    if stated := getattr(config, "quantization_config", None):
+        config.quantization_config = quantized.expand(stated)
     return config
 
 
@@ -72,18 +81,14 @@ def read_model(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
             )
     except Exception as error:
         if failure := faults.told_at_load(error, torch.device("cpu")):
             raise failure from error
-        method = (checkpoint.config.get("quantization_config") or {}).get("quant_method")
-        hint = (
-            f"it is quantized with {method!r}, which needs packages of its own; the model that it "
-            "was made from does not"
-        )
         raise CheckpointError(
             f"the weights of model {checkpoint.name!r} could not be loaded",
-            hint=hint if method else "",
+            hint="`vlmkit --debug ...` shows why; please report the model",
         ) from error
     _refuse_gaps(checkpoint, report)
     model.eval().requires_grad_(requires_grad=False)
@@ -97,14 +102,17 @@ def auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
         CheckpointError: it is not supported.
     """
     if config.is_encoder_decoder:
-        raise CheckpointError(f"model {checkpoint.name!r} is an encoder-decoder, not supported")
+        raise CheckpointError(
+            f"model {checkpoint.name!r} is an encoder-decoder, not supported", hint=ANOTHER
+        )
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForImageTextToText
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return AutoModelForCausalLM
     raise CheckpointError(
         f"model {checkpoint.name!r} of type {config.model_type!r} generates no text that "
-        "transformers knows of"
+        "transformers knows of",
+        hint=ANOTHER,
     )
 
 
@@ -123,9 +131,26 @@ def _without_bar() -> Iterator[None]:
 def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
     """Weights that were not in the files would be random: an answer of such a model is noise."""
     for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
-        if names := sorted(str(key) for key in report.get(kind) or ()):
+        if names := sorted(map(_name_of, report.get(kind) or ())):
             raise CheckpointError(
-                f"model {checkpoint.name!r} {what} {len(names)} weights, such as {names[0]!r}"
+                f"model {checkpoint.name!r} {what} {len(names)} weights, such as {names[0]!r}",
+                hint="its config.json and its weights are not of the same model, or some were lost",
             )
-    if unused := report.get("unexpected_keys"):
-        logger.warning("model %r has %d weights that are not used", checkpoint.name, len(unused))
+    unused = sorted(map(str, report.get("unexpected_keys") or ()))
+    if scales := [name for name in unused if SCALES.search(name) or ADDITIONS.search(name)]:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} has {len(scales)} weights that belong to others and are "
+            f"not used, such as {scales[0]!r}",
+            hint="it is quantized or adapted in a way that config.json does not say; load the "
+            "model that it was made from",
+        )
+    if unused:
+        logger.warning(
+            "model %r has %d weights that are not used, such as %r",
+            *(checkpoint.name, len(unused), unused[0]),
+        )
+
+
+def _name_of(key: Any) -> str:
+    """Return a weight's name, which may come with the shapes that differ."""
+    return str(key[0] if isinstance(key, tuple) else key)

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import Objection
+from vlmkit_torch import quantized
 
 NEEDS = {"torch": (2, 6), "transformers": (5, 20), "safetensors": (0, 8)}
 ATTENTION_TYPES = frozenset(
@@ -21,8 +24,15 @@ STATE_TYPES = frozenset({"linear_attention", "conv", "mamba", "hybrid"})
 OTHER_TYPES = frozenset({"mlp", "moe", "dense", "sparse"})
 LAYER_TYPES = ATTENTION_TYPES | STATE_TYPES | OTHER_TYPES
 
+ANOTHER = "take a model of another family"
+
 # Families that no key of theirs gives away.
 FAMILIES = {"jamba": "layers of Mamba 1, which cannot read a prompt in chunks,"}
+
+# What a model of a class with such a name was trained for, which is not to go on with a text.
+OTHER_TASKS = re.compile(
+    r".*For(Sequence|Token|Image|Audio|Video)Classification|.*ForQuestionAnswering|.*ForMaskedLM"
+)
 
 # Keys of config.json that only families with such a mechanism have.
 MECHANISMS = {
@@ -55,16 +65,16 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
     if reason := _files_reason(checkpoint):
         return reason
     if config.get("is_encoder_decoder"):
-        return "encoder-decoder models are not supported"
+        return Objection("encoder-decoder models are not supported", hint=ANOTHER)
     if reason := FAMILIES.get(checkpoint.model_type):
-        return f"{reason} are not supported"
+        return Objection(f"{reason} are not supported", hint=ANOTHER)
     for part in _parts(config):
         for key, mechanism in MECHANISMS.items():
             if part.get(key):
-                return f"{mechanism} is not supported"
+                return Objection(f"{mechanism} is not supported", hint=ANOTHER)
         for layer_type in part.get("layer_types") or ():
             if layer_type not in LAYER_TYPES:
-                return f"layer type {layer_type!r} is not supported"
+                return Objection(f"layer type {layer_type!r} is not supported", hint=ANOTHER)
     return None
 
 
@@ -78,16 +88,47 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 
 def _files_reason(checkpoint: Checkpoint) -> str | None:
+    return (
+        weight_files.objection(checkpoint)
+        or _family_reason(checkpoint)
+        or _task_reason(checkpoint)
+        or quantized.objection(checkpoint)
+    )
+
+
+def _family_reason(checkpoint: Checkpoint) -> str | None:
+    """Say why the family is not known."""
     model_type = checkpoint.model_type
+    if not checkpoint.has("config.json"):
+        return Objection("config.json is missing", hint="fetch it, too")
     if not model_type:
-        return "config.json is absent or names no 'model_type'"
-    if not _is_known(model_type):
-        if "auto_map" in checkpoint.config:
-            return "the model is defined by code in the checkpoint, which is never run"
-        return f"model type {model_type!r} is not one that the installed transformers defines"
-    if not checkpoint.has("*.safetensors"):
-        return "there are no *.safetensors weights"
-    return None
+        return Objection(
+            "config.json names no 'model_type'",
+            hint="fetch the model in the form of transformers, whose config.json has one",
+        )
+    if _is_known(model_type):
+        return None
+    if "auto_map" in checkpoint.config:
+        return Objection(
+            f"model type {model_type!r} is defined by code in the checkpoint, which is never run",
+            hint="there may be a conversion of it to a family that transformers defines",
+        )
+    return Objection(
+        f"model type {model_type!r} is not one that the installed transformers defines",
+        hint="a later vlmkit may know it, or the name is wrong",
+    )
+
+
+def _task_reason(checkpoint: Checkpoint) -> str | None:
+    """Say what else than text comes of the model."""
+    names = checkpoint.config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    if not isinstance(first, str) or OTHER_TASKS.fullmatch(first) is None:
+        return None
+    return Objection(
+        f"it is a {first!r}, which generates no text",
+        hint="load the model that it was made from",
+    )
 
 
 def _is_known(model_type: str) -> bool:

@@ -75,6 +75,7 @@ def verdicts(
     from vlmkit.assembly import chosen, encoder_of_engine, is_needless
     from vlmkit.config import COMPONENTS
     from vlmkit.config.providers import is_left_out, registry_of
+    from vlmkit.kit.objection import told
     from vlmkit.plugins.registry import BuildContext
 
     context = BuildContext(checkpoint.name, checkpoint, registries=plugins.by_kind)
@@ -91,7 +92,7 @@ def verdicts(
         except VlmkitError:
             taken = None
         for provider in sorted(registry, key=lambda provider: provider.name != taken):
-            objection = provider.objection(checkpoint)
+            objection = told(provider.objection(checkpoint))
             how, reason = "", objection or f"able, but {passed_over}"
             if provider.name == taken:
                 how, reason = _examined(registry, taken, component.settings, context)

@@ -97,6 +97,7 @@ def check(
 def providers(found: "Plugins") -> Iterator[dict[str, Any]]:
     """Yield what is known of each provider; ``reason`` says why it cannot run here."""
     from vlmkit import __version__
+    from vlmkit.kit.objection import told
 
     versions = {plugin.source: plugin.version for plugin in found.found}
     versions["vlmkit"] = __version__
@@ -107,7 +108,7 @@ def providers(found: "Plugins") -> Iterator[dict[str, Any]]:
                 "name": provider.name,
                 "plugin": provider.plugin,
                 "version": versions[provider.plugin],
-                "reason": provider.objection(),
+                "reason": told(provider.objection()),
                 "priority": "by model" if callable(provider.priority) else provider.priority,
                 "description": provider.description,
             }

@@ -13,6 +13,7 @@ from typing import Any
 from vlmkit.errors import CheckpointError
 from vlmkit.kit import content
 
+FETCH_AGAIN = "fetch it again"
 MAX_JSON_BYTES = 64 * 2**20  # a tokenizer.json of a 256k vocabulary is about 35 MB
 
 
@@ -42,7 +43,9 @@ class Checkpoint:
         """
         content = self._read(file, {})
         if not isinstance(content, dict):
-            raise CheckpointError(f"{file!r} of model {self.name!r} is not a JSON object")
+            raise CheckpointError(
+                f"{file!r} of model {self.name!r} is not a JSON object", hint=FETCH_AGAIN
+            )
         return content
 
     def read_json_list(self, file: str) -> list[Any]:
@@ -53,7 +56,9 @@ class Checkpoint:
         """
         content = self._read(file, [])
         if not isinstance(content, list):
-            raise CheckpointError(f"{file!r} of model {self.name!r} is not a JSON array")
+            raise CheckpointError(
+                f"{file!r} of model {self.name!r} is not a JSON array", hint=FETCH_AGAIN
+            )
         return content
 
     def _read(self, file: str, absent: Any) -> Any:
@@ -65,7 +70,9 @@ class Checkpoint:
         try:
             return json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{file!r} of model {self.name!r} is not valid JSON") from error
+            raise CheckpointError(
+                f"{file!r} of model {self.name!r} is not valid JSON", hint=FETCH_AGAIN
+            ) from error
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from vlmkit.errors import (
     VlmkitError,
 )
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.members import is_protocol, lacking, misfitting
 from vlmkit.seams.constraint import Vocabulary
@@ -135,7 +136,8 @@ class Provider(Generic[T]):
         why_not: says in one sentence why it cannot run on this machine; None when it can.
             Must not import what it asks about.
         cannot_serve: the same for one model: gets the Checkpoint (for model sources: the
-            reference) and looks at small files only.
+            reference) and looks at small files only. Either may return a
+            :class:`vlmkit.kit.objection.Objection`, which has a hint.
         settings: struct of the provider's own settings; None accepts no settings.
         priority: ``auto`` prefers higher numbers; those of vlmkit itself have 10, so that a plugin
             takes over only if it says more. A function is asked for each model: it gets what
@@ -292,17 +294,28 @@ class Registry(Generic[T]):
         if name != "auto":
             provider = self.get(name)
             if reason := provider.objection(subject):
-                raise PluginUnavailable(f"{self._who(provider)} cannot be used: {reason}")
+                raise PluginUnavailable(
+                    f"{self._who(provider)} cannot be used: {reason}", hint=hint_of(reason)
+                )
             return provider
         reasons = self.objections(subject)
         able = [p for p in self if reasons[p.name] is None]
         if not able:
-            detail = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-            raise PluginUnavailable(
-                f"no installed {self.kind} can serve this model ({detail or 'none is installed'})",
-                hint="install a plugin that can, for example: pip install vlmkit-hf vlmkit-torch",
-            )
+            raise self._unavailable(reasons)
         return max(able, key=lambda provider: provider.priority_for(subject))
+
+    def _unavailable(self, reasons: Mapping[str, str | None]) -> PluginUnavailable:
+        """Return that nobody can serve; those who say the same say it together."""
+        by_reason: dict[str | None, list[str]] = {}
+        for name, reason in reasons.items():
+            by_reason.setdefault(reason, []).append(name)
+        detail = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+        hints = dict.fromkeys(filter(None, map(hint_of, by_reason)))
+        return PluginUnavailable(
+            f"no installed {self.kind} can serve this model ({detail or 'none is installed'})",
+            hint="; or ".join(hints)
+            or "install a plugin that can, for example: pip install vlmkit-hf vlmkit-torch",
+        )
 
     def build(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> T:
         """Choose a provider, check its settings and build the component.

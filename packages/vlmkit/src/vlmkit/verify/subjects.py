@@ -9,6 +9,7 @@ from vlmkit.assembly import choose
 from vlmkit.config import Config, ModelEntry
 from vlmkit.config.providers import registry_of
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import told
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
@@ -62,7 +63,7 @@ class ModelParts:
 
     def objection(self, section: str, name: str) -> str | None:
         """Say why a provider cannot serve it here; None where it can."""
-        return registry_of(self._plugins, section).get(name).objection(self._checkpoint)
+        return told(registry_of(self._plugins, section).get(name).objection(self._checkpoint))
 
     def special_texts(self) -> list[str]:
         """Return how its vocabulary writes special tokens; empty where its files do not say."""

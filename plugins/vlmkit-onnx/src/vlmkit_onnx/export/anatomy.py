@@ -10,6 +10,7 @@ import torch
 
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export.attention import LayerShape, Measure
+from vlmkit_onnx.export.refusal import OTHERWISE
 from vlmkit_onnx.export.views import Parts, attention
 from vlmkit_onnx.prompts.families import Visibility
 from vlmkit_torch.capacity import layer_kinds
@@ -54,6 +55,12 @@ def examine(parts: Parts, visibility: Visibility) -> Anatomy:
         CheckpointError: it works in a way that cannot be exported.
     """
     config = parts.text_config
+    if parts.is_stateful:
+        raise CheckpointError(
+            f"model type {config.model_type!r} keeps a recurrent state; recurrent layers cannot be "
+            "exported",
+            hint=OTHERWISE,
+        )
     axes = 3 if _has_key(getattr(config, "rope_parameters", None), "mrope_section") else 1
     vision = getattr(parts.config, "vision_config", None)
     return Anatomy(
@@ -74,18 +81,21 @@ def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
     try:
         with torch.no_grad(), attention(parts.decoder, measure):
             parts.decoder(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+            parts.logits(embeddings[0])
     except VlmkitError:
         raise
     except Exception as error:
         raise CheckpointError(
             f"the decoder of model type {config.model_type!r} does not take what an exported "
-            "decoder gets"
+            "decoder gets",
+            hint=OTHERWISE,
         ) from error
     absent = [index for index in range(config.num_hidden_layers) if index not in measure.layers]
     if absent:
         raise CheckpointError(
             f"layer {absent[0]} of model type {config.model_type!r} has no attention; recurrent "
-            "layers cannot be exported"
+            "layers cannot be exported",
+            hint=OTHERWISE,
         )
     return tuple(measure.layers[index] for index in range(config.num_hidden_layers))
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export import quantize
 from vlmkit_onnx.export.anatomy import Anatomy, examine
@@ -22,6 +22,7 @@ from vlmkit_onnx.export.check import check
 from vlmkit_onnx.export.decoder import export_decoder
 from vlmkit_onnx.export.embedding import write_table
 from vlmkit_onnx.export.loading import load
+from vlmkit_onnx.export.refusal import OTHERWISE
 from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.export.vision import export_vision
@@ -104,7 +105,9 @@ def export_tower(checkpoint: Checkpoint, folder: Path, on_stage: OnStage) -> Non
     with _beside(folder) as place:
         on_stage("reading weights")
         model = load(checkpoint)
-        _bring_towers_to_float32(model, Parts(model))
+        with _known_families(checkpoint):
+            parts = Parts(model)
+        _bring_towers_to_float32(model, parts)
         if export_vision(model, place, on_stage) is None:
             raise CheckpointError(f"model {checkpoint.name!r} has no vision tower")
         _publish(place, folder)
@@ -128,13 +131,15 @@ def _write(
     on_stage("reading weights")
     visibility = family_of(checkpoint.config).visibility
     model = load(checkpoint)
-    anatomy = examine(Parts(model), visibility)
+    with _known_families(checkpoint):
+        anatomy = examine(Parts(model), visibility)
     table = write_table(Parts(model), place)
     _bring_towers_to_float32(model, Parts(model))
     vision = export_vision(model, place, on_stage) if with_tower else None
     parts = Parts(model)
     del model  # towers are done with
-    sample, chooses = _export_decoder(parts, anatomy, place / DECODER, precision, on_stage)
+    with _known_families(checkpoint):
+        sample, chooses = _export_decoder(parts, anatomy, place / DECODER, precision, on_stage)
     parts.discard()  # the tracers keep their last graph, and the session that checks needs room
     del parts
     gc.collect()
@@ -165,6 +170,25 @@ def _export_decoder(
     sample = make_sample(parts, anatomy, embeddings)
     on_stage("tracing the decoder")
     return sample, export_decoder(parts, anatomy, path)
+
+
+@contextmanager
+def _known_families(checkpoint: Checkpoint) -> Iterator[None]:
+    """Refuse a family whose code is not as that of others is.
+
+    Raises:
+        CheckpointError: it raises something where others compute.
+    """
+    try:
+        yield
+    except (VlmkitError, MemoryError, OSError):
+        raise
+    except Exception as error:  # a family's code may raise anything
+        raise CheckpointError(
+            f"model type {checkpoint.model_type!r} is built in a way that the exporter does not "
+            "know",
+            hint=f"{OTHERWISE}; please report the model type",
+        ) from error
 
 
 def _bring_towers_to_float32(model: Any, parts: Parts) -> None:

@@ -40,6 +40,11 @@ class Parts:
         return logits
 
     @property
+    def is_stateful(self) -> bool:
+        """Whether it keeps more than keys and values."""
+        return bool(self.decoder._is_stateful)  # transformers' only word for it
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the decoder's weights, those of quantized layers aside."""
         found: torch.dtype = next(

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Literal, get_args
 
+from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import Objection, hint_of
 from vlmkit_onnx.folder import export_cache, manifest
 from vlmkit_onnx.folder.community import is_community
 
@@ -67,7 +69,8 @@ def _lacks_graphs(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) ->
     """Say why there are no graphs and none can be made; an export of any of the parts will do."""
     kind = kind_of(checkpoint)
     if kind is None:
-        return "there are no ONNX graphs and no *.safetensors weights"
+        flaw = weight_files.objection(checkpoint)
+        return Objection(f"there are no ONNX graphs, and {flaw}", hint=hint_of(flaw))
     if kind != "safetensors" or not export_cache.missing_packages():
         return None
     if any(export_cache.finished(checkpoint, part) for part in parts):

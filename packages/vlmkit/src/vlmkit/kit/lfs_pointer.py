@@ -1,0 +1,20 @@
+"""Files that a clone without Git LFS has: a few lines that say where the content is."""
+
+from pathlib import Path
+
+FETCH = "`git lfs pull` in the folder fetches the content"
+MAX_BYTES = 1024  # of a pointer, as its specification says
+
+_BEGINNING = b"version https://git-lfs.github.com/spec/"
+
+
+def is_pointer(path: Path) -> bool:
+    """Tell whether a file is a pointer.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if path.stat().st_size >= MAX_BYTES:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING

@@ -1,0 +1,149 @@
+"""Why the files of a model's weights cannot be read; looks at names, sizes and headers alone.
+
+Says nothing of ONNX graphs, which have files of their own, nor of what the weights are.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vlmkit.kit.checkpoint import FETCH_AGAIN, Checkpoint
+from vlmkit.kit.lfs_pointer import FETCH, is_pointer
+from vlmkit.kit.objection import Objection
+from vlmkit.kit.safetensors_header import MAX_HEADER_BYTES
+
+WHOLE = "model.safetensors"
+INDEX = f"{WHOLE}.index.json"
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_OTHERS = {
+    "TensorFlow's": ("*.h5",),
+    "Flax's": ("*.msgpack",),
+    "NumPy's": ("*.npz",),
+}
+
+
+class _Tensor(msgspec.Struct):
+    data_offsets: tuple[int, int] = (0, 0)  # the header's own notes have none
+
+
+def objection(checkpoint: Checkpoint) -> Objection | None:
+    """Say why a model's weights cannot be read from safetensors; None where they seem whole."""
+    folder = checkpoint.path
+    index = checkpoint.read_json(INDEX).get("weight_map")
+    files = _named(index) if index is not None else [WHOLE]
+    has_weights = index is not None or (folder / WHOLE).exists()
+    if checkpoint.has("adapter_config.json"):
+        return _adapter(checkpoint, has_weights=has_weights)
+    if not has_weights:
+        return _absent(folder)
+    if not files:
+        return Objection(f"{INDEX!r} does not say which weight is in which file", hint=FETCH_AGAIN)
+    return next(filter(None, (_flaw(folder, file) for file in files)), None)
+
+
+def _named(index: Any) -> list[str]:
+    """Return the files that an index names; none where it is not as it should be."""
+    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+        return []
+    return sorted(set(index.values()))
+
+
+def _adapter(checkpoint: Checkpoint, *, has_weights: bool) -> Objection:
+    stated = checkpoint.read_json("adapter_config.json")
+    kind, base = stated.get("peft_type"), stated.get("base_model_name_or_path")
+    named = f"an adapter ({kind})" if isinstance(kind, str) else "an adapter"
+    merge = "merge it with PEFT (merge_and_unload), and load what is saved then"
+    if has_weights:
+        return Objection(
+            f"{named} lies beside the weights, and is not part of them",
+            hint=f"{merge}; or take adapter_config.json out, to run the weights alone",
+        )
+    of = f" of {base!r}" if isinstance(base, str) else ""
+    return Objection(f"it is {named}{of}, and not a model", hint=merge)
+
+
+def _absent(folder: Path) -> Objection:
+    """Say what there is in place of weights that can be read."""
+    if pieces := _names(folder, ("model-*-of-*.safetensors",)):
+        return Objection(
+            f"its weights are in pieces such as {pieces[0]!r}, and {INDEX!r} is missing, which "
+            "says what is in each",
+            hint=f"fetch {INDEX}, too",
+        )
+    if own := _names(folder, ("consolidated*.safetensors",)):
+        return Objection(
+            f"{own[0]!r} is in Mistral's own form, and {WHOLE!r} is missing",
+            hint="fetch the same model in the form of transformers",
+        )
+    if other := _names(folder, ("*.safetensors",)):
+        return Objection(
+            f"{WHOLE!r} is missing, which its weights should be named, not {other[0]!r}",
+            hint=f"if {other[0]} holds all of them, name it {WHOLE}",
+        )
+    if quantized := _names(folder, ("*.gguf",)):
+        return Objection(
+            f"its weights are GGUF ({quantized[0]!r}), which is not read",
+            hint="load the safetensors model that it was made from",
+        )
+    if pickles := _names(folder, _PICKLES):
+        return Objection(
+            f"its weights are a pickle ({pickles[0]!r}), which can run code when it is read, so it "
+            "never is",
+            hint="load them with transformers where you trust them, and save_pretrained the model",
+        )
+    for whose, patterns in _OTHERS.items():
+        if found := _names(folder, patterns):
+            return Objection(
+                f"its weights are in {whose} form ({found[0]!r}), which is not read",
+                hint="load the safetensors model that they are of",
+            )
+    return Objection("there are no *.safetensors weights", hint="fetch them, too")
+
+
+def _names(folder: Path, patterns: Iterable[str]) -> Sequence[str]:
+    return sorted(path.name for pattern in patterns for path in folder.glob(pattern))
+
+
+def _flaw(folder: Path, file: str) -> Objection | None:
+    """Say what is wrong with one file of weights."""
+    if Path(file).name != file or "\\" in file:
+        return Objection(
+            f"{INDEX!r} names {file!r}, which is not a file of its folder", hint=FETCH_AGAIN
+        )
+    path = folder / file
+    try:
+        if is_pointer(path):
+            return Objection(
+                f"{file!r} is a pointer of Git LFS and not the file itself", hint=FETCH
+            )
+        stated, found = _stated_bytes(path), path.stat().st_size
+    except FileNotFoundError:
+        return Objection(f"{file!r} is missing", hint=FETCH_AGAIN)
+    except OSError as error:
+        return Objection(f"{file!r} cannot be read: {error.strerror}", hint="see who may read it")
+    except (ValueError, msgspec.MsgspecError):
+        return Objection(f"{file!r} is not a safetensors file", hint=FETCH_AGAIN)
+    if stated != found:
+        return Objection(f"{file!r} has {found} bytes, and should have {stated}", hint=FETCH_AGAIN)
+    return None
+
+
+def _stated_bytes(path: Path) -> int:
+    """Return how long a file is by its own header.
+
+    Raises:
+        ValueError: it is not a safetensors file.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= MAX_HEADER_BYTES:
+            raise ValueError(length)
+        header = file.read(length)
+    if len(header) < length:
+        raise ValueError(len(header))
+    tensors = msgspec.json.decode(header, type=dict[str, _Tensor])
+    return 8 + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)

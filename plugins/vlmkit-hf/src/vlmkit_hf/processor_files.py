@@ -1,0 +1,69 @@
+"""What a folder says of how pictures are shown: which files it has, and what older ones left out.
+
+Knows files and settings; what is made of them is the processor's business.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+
+PROCESSOR, IMAGES = "processor_config.json", "preprocessor_config.json"
+
+# Towers that put a token of their own before those of the patches.
+_TOWERS_WITH_CLASS_TOKEN = frozenset({"clip_vision_model"})
+
+
+def refuse_without_images(checkpoint: Checkpoint) -> None:
+    """Refuse a folder that does not say how pictures are processed, or says it in code.
+
+    Raises:
+        CheckpointError: it is so.
+    """
+    nested = checkpoint.read_json(PROCESSOR).get("image_processor")
+    settings = checkpoint.read_json(IMAGES) or nested
+    if not isinstance(settings, Mapping) or not settings:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} has no {IMAGES!r}, which says how pictures are shown to it",
+            hint="fetch it from where the model is from",
+        )
+    if "AutoImageProcessor" in (settings.get("auto_map") or ()) and not _is_known(settings):
+        raise CheckpointError(
+            f"the image processor of model {checkpoint.name!r} is defined by code in the "
+            "checkpoint, which is never run",
+            hint="there may be a conversion of the model to what transformers defines",
+        )
+
+
+def processor_settings(checkpoint: Checkpoint, accepted: Collection[str]) -> dict[str, Any]:
+    """Return what a folder says of its processor, and what models of the LLaVA kind once left out.
+
+    Their first processors knew neither the size of a patch nor the tower's own token: models made
+    room for an image by themselves.
+
+    Args:
+        checkpoint: the model's files.
+        accepted: the arguments of the processor's class.
+    """
+    settings = dict(checkpoint.read_json(PROCESSOR))
+    if "num_additional_image_tokens" not in accepted:
+        return settings
+    tower = checkpoint.config.get("vision_config") or {}
+    has_class_token = tower.get("model_type", "clip_vision_model") in _TOWERS_WITH_CLASS_TOKEN
+    known = {
+        "patch_size": tower.get("patch_size"),
+        "vision_feature_select_strategy": checkpoint.config.get(
+            "vision_feature_select_strategy", "default"
+        ),
+        "num_additional_image_tokens": int(has_class_token),
+    }
+    left_out = {key for key in known if settings.get(key) is None}
+    return settings | {key: known[key] for key in left_out}
+
+
+def _is_known(settings: Mapping[str, Any]) -> bool:
+    """Tell whether transformers has the class that is named."""
+    import transformers
+
+    return hasattr(transformers, str(settings.get("image_processor_type", "")).removesuffix("Fast"))

@@ -1,0 +1,45 @@
+"""Which checkpoints the exporter turns down, told from small files; imports nothing heavy.
+
+What shows only in a loaded decoder is refused by ``anatomy``, still before anything is exported.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import Objection
+from vlmkit_torch import refusal
+
+OTHERWISE = 'engine.use = "torch" may run it as it is'
+
+ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
+
+# Keys of config.json that only families with such a mechanism have.
+MECHANISMS = refusal.MECHANISMS | {
+    "hidden_size_per_layer_input": "embeddings for each layer",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "mamba_d_state": "recurrent layers",
+    "mamba_d_conv": "recurrent layers",
+}
+
+
+def objection(checkpoint: Checkpoint) -> str | None:
+    """Say why a checkpoint cannot be exported; None where it seems that it can."""
+    if reason := refusal.engine_cannot_serve(checkpoint):
+        return reason
+    config = checkpoint.config
+    text = config.get("text_config")
+    reason = mechanism_of(text if isinstance(text, Mapping) else config)
+    return Objection(f"it cannot be exported: {reason}", hint=OTHERWISE) if reason else None
+
+
+def mechanism_of(text_config: Mapping[str, Any]) -> str | None:
+    """Return what in a decoder's configuration is out of the exporter's reach; None for nothing."""
+    family = text_config.get("model_type")
+    for key, mechanism in MECHANISMS.items():
+        if text_config.get(key):
+            return f"model type {family!r} has {mechanism}"
+    for layer_type in text_config.get("layer_types") or ():
+        if layer_type not in ATTENTION_TYPES | refusal.OTHER_TYPES:
+            return f"model type {family!r} has layers of type {layer_type!r}"
+    return None

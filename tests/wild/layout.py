@@ -1,0 +1,107 @@
+"""What a layout of a folder is: a good checkpoint, what is done to it, and what must come of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Change = Callable[[Path], object]
+"""Changes a folder that holds a whole model."""
+
+NAME = "m"
+"""What the folder is called, as messages have it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a folder is found. It answers, or is refused.
+
+    Attributes:
+        name: in a few words.
+        change: what is done to a good checkpoint.
+        refused: the sentence that refuses it; None where it answers.
+        hint: words of the hint that goes with it.
+        base: the family of the zoo that is changed.
+        is_as_before: whether it answers as the good checkpoint does; else, as transformers does
+            with what has become of it.
+        needs: modules without which it cannot be made.
+    """
+
+    name: str
+    change: Change
+    refused: str | None = None
+    hint: str = ""
+    base: str = "llama"
+    is_as_before: bool = True
+    needs: tuple[str, ...] = ()
+
+
+def unchanged(folder: Path) -> None:
+    """Do nothing."""
+
+
+def read(folder: Path, file: str) -> dict[str, Any]:
+    """Return what a JSON file holds; an absent one holds nothing."""
+    path = folder / file
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def edit(file: str, **values: Any) -> Change:
+    """Return a change that sets values of a JSON file, absent or not; None takes a key out."""
+
+    def change(folder: Path) -> None:
+        content = read(folder, file) | values
+        kept = {key: value for key, value in content.items() if value is not None}
+        (folder / file).write_text(json.dumps(kept))
+
+    return change
+
+
+def put(file: str, content: bytes) -> Change:
+    """Return a change that writes a file."""
+    return lambda folder: (folder / file).write_bytes(content)
+
+
+def drop(*patterns: str) -> Change:
+    """Return a change that removes files."""
+
+    def change(folder: Path) -> None:
+        for pattern in patterns:
+            for path in list(folder.glob(pattern)):
+                path.unlink()
+
+    return change
+
+
+def keep(*patterns: str) -> Change:
+    """Return a change that removes all files but these."""
+
+    def change(folder: Path) -> None:
+        kept = {path for pattern in patterns for path in folder.glob(pattern)}
+        for path in folder.iterdir():
+            if path not in kept:
+                path.unlink()
+
+    return change
+
+
+def rename(file: str, to: str) -> Change:
+    """Return a change that gives a file another name."""
+    return lambda folder: (folder / file).rename(folder / to)
+
+
+def both(*changes: Change) -> Change:
+    """Return one change that makes several in turn."""
+
+    def change(folder: Path) -> None:
+        for part in changes:
+            part(folder)
+
+    return change
+
+
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\n"
+    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
+)

@@ -1,0 +1,115 @@
+"""How quantized checkpoints are found: those that are expanded, and those that need more."""
+
+from pathlib import Path
+from typing import Any
+
+from wild.configs import ENGINE
+from wild.layout import Change, Layout, edit, put
+from wild.weights import Weights, tensors, write
+
+UNQUANTIZED = "load the model that it was made from"
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+BLOCK = 32
+
+
+def by(method: str, **more: Any) -> Change:
+    return edit("config.json", quantization_config={"quant_method": method, **more})
+
+
+def in_fp8(folder: Path, *, is_plain: bool = False) -> None:
+    """Round linear layers to eight bits with a scale for each block, or to the same numbers."""
+    import torch
+
+    weights: Weights = {}
+    for name, value in tensors(folder).items():
+        weights[name] = value
+        if not name.endswith("_proj.weight"):
+            continue
+        blocks = value.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+        scales = blocks.abs().amax((1, 3)) / 448
+        wide = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        rounded = (value / wide).to(torch.float8_e4m3fn)
+        weights[name] = rounded.float() * wide if is_plain else rounded
+        if not is_plain:
+            weights[name.replace(".weight", ".weight_scale_inv")] = scales
+    write(folder, weights)
+    if not is_plain:
+        stated = {"activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+        by("fp8", modules_to_not_convert=["lm_head"], **stated)(folder)
+
+
+def in_mxfp4(folder: Path, *, is_plain: bool = False) -> None:
+    """Put experts of four bits with a scale for each block, or the same numbers."""
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    weights: Weights = {}
+    for name, value in sorted(tensors(folder).items()):
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            weights[name] = value
+            continue
+        num, width, rows = value.shape
+        shape = (num, rows, width // BLOCK, BLOCK // 2)
+        blocks = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+        scales = torch.randint(121, 125, shape[:3], generator=random, dtype=torch.uint8)
+        if is_plain:
+            signed = torch.tensor([*FP4, *(-number for number in FP4)])
+            halves = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
+            numbers = signed[halves.int()] * torch.exp2(scales.float() - 127)[..., None]
+            weights[name] = numbers.flatten(-2).transpose(1, 2).contiguous()
+        else:
+            weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    write(folder, weights)
+    if not is_plain:
+        kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+        by("mxfp4", modules_to_not_convert=[*kept, "model.embed_tokens"])(folder)
+
+
+def needing(method: str, modules: str, packages: str, **stated: Any) -> Layout:
+    return Layout(
+        f"weights by {method}",
+        by(method, **stated),
+        f"{ENGINE}its weights are quantized by '{method}', and to read them {modules} must be "
+        "installed",
+        f"pip install {packages}; or {UNQUANTIZED}",
+        needs=("accelerate",),
+    )
+
+
+def unknown(method: str, change: Change) -> Layout:
+    return Layout(
+        f"weights by {method}",
+        change,
+        f"{ENGINE}its weights are quantized by '{method}', which is not supported",
+        UNQUANTIZED,
+    )
+
+
+HOW = f"{ENGINE}its weights are quantized, and config.json does not say how"
+
+LAYOUTS = [
+    needing("gptq", "optimum and gptqmodel", "optimum gptqmodel", bits=4, group_size=128),
+    needing("awq", "gptqmodel", "gptqmodel", bits=4, group_size=128),
+    needing("bitsandbytes", "bitsandbytes", "bitsandbytes", load_in_4bit=True),
+    needing("compressed-tensors", "compressed_tensors", "compressed-tensors"),
+    unknown("modelopt", by("modelopt")),
+    unknown("exl2", by("exl2", bits=4)),
+    unknown("mlx", edit("config.json", quantization={"group_size": 64, "bits": 4})),
+    Layout("weights by nobody", edit("config.json", quantization_config={}), HOW, UNQUANTIZED),
+    Layout(
+        "weights by a word",
+        edit("config.json", quantization_config="int4"),
+        HOW,
+        UNQUANTIZED,
+    ),
+    unknown("modelopt", put("hf_quant_config.json", b"{}")),
+    Layout(
+        "weights by gptq, as it was first written",
+        put("quantize_config.json", b'{"bits": 4}'),
+        f"{ENGINE}its weights are quantized by 'gptq', and config.json has no "
+        "'quantization_config'",
+        "fetch a later form of it",
+    ),
+]
+EXPANDED = {"fp8": ("llama", in_fp8), "mxfp4": ("gpt_oss", in_mxfp4)}
+"""By method, the family and what quantizes it."""
