@@ -31,6 +31,7 @@ from vlmkit.errors import (
     PluginError,
     PluginUnavailable,
     RequestError,
+    VlmkitError,
 )
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
@@ -275,17 +276,20 @@ def choose(
             continue
         try:
             provider = chosen(section, config, plugins, checkpoint, entry)
-        except PluginUnavailable as error:
-            if flaw := weight_files.objection(checkpoint):  # the better reason of the two
-                raise CheckpointError(
-                    f"model {checkpoint.name!r} cannot be loaded: {flaw}", hint=flaw.hint
-                ) from error
-            raise with_broken_plugins(error, plugins) from error
         except PluginError as error:
-            raise with_broken_plugins(error, plugins) from error
+            raise _reason(error, checkpoint, plugins) from error
         registry_of(plugins, section).check_settings(provider, component.settings)
         choice[section] = (provider.name, component.settings)
     return choice
+
+
+def _reason(error: PluginError, checkpoint: Checkpoint, plugins: Plugins) -> VlmkitError:
+    """Return why a component has no provider: where weights are broken, nothing else matters."""
+    flaw = weight_files.objection(checkpoint)
+    is_said = flaw in registry_of(plugins, "engine").objections(checkpoint).values()
+    if flaw is None or not is_said or not isinstance(error, PluginUnavailable):
+        return with_broken_plugins(error, plugins)
+    return CheckpointError(f"model {checkpoint.name!r} cannot be loaded: {flaw}", hint=flaw.hint)
 
 
 def chosen(

@@ -1,0 +1,92 @@
+"""What is wrong with the files of weights is told from names, sizes and headers alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vlmkit.errors import PluginUnavailable
+from vlmkit.kit import weight_files
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import Objection, hint_of, told
+from vlmkit.plugins.registry import Registry
+
+
+def file_of(num_bytes: int, *, missing: int = 0) -> bytes:
+    """Return a file of one weight, or the beginning of one."""
+    header = json.dumps(
+        {
+            "__metadata__": {"format": "pt"},
+            "a": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]},
+        }
+    ).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(num_bytes - missing)
+
+
+def objection(folder: Path, **files: bytes) -> str | None:
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_bytes(content)
+    return weight_files.objection(Checkpoint("m", folder))
+
+
+def test_whole_files_have_nothing_against_them(tmp_path: Path) -> None:
+    assert objection(tmp_path, model_safetensors=file_of(9)) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\x02", file_of(9)[:30], b"\xff" * 40, b"a web page..."])
+def test_what_is_no_safetensors_file_is_told(content: bytes, tmp_path: Path) -> None:
+    assert objection(tmp_path, model_safetensors=content) == (
+        "'model.safetensors' is not a safetensors file"
+    )
+
+
+@pytest.mark.parametrize("missing", [1, 9, -1])
+def test_a_file_must_be_as_long_as_it_says(missing: int, tmp_path: Path) -> None:
+    whole = len(file_of(9))
+    assert objection(tmp_path, model_safetensors=file_of(9, missing=missing)) == (
+        f"'model.safetensors' has {whole - missing} bytes, and should have {whole}"
+    )
+
+
+def test_headers_may_be_of_any_length_and_no_more_is_read_than_there_is(tmp_path: Path) -> None:
+    content = (99_000_000).to_bytes(8, "little") + b"{}"
+    assert "is not a safetensors file" in str(objection(tmp_path, model_safetensors=content))
+
+
+@pytest.mark.parametrize("file", ["../a.safetensors", "/a.safetensors", "b\\a.safetensors"])
+def test_an_index_names_files_of_its_folder_alone(file: str, tmp_path: Path) -> None:
+    index = json.dumps({"weight_map": {"a": file}}).encode()
+    reason = objection(tmp_path, model_safetensors_index_json=index)
+
+    assert reason is not None
+    assert "which is not a file of its folder" in reason
+
+
+def test_hints_of_objections_are_told_once_and_with_those_who_say_the_same() -> None:
+    registry: Registry[object] = Registry("engine")
+    same = Objection("too large", hint="take another")
+    for name in ("one", "two"):
+        registry.add(name, lambda _: object(), cannot_serve=lambda _: same)
+    registry.add("three", lambda _: object(), cannot_serve=lambda _: "no graph")
+    with pytest.raises(PluginUnavailable) as caught:
+        registry.choose("auto", None)
+
+    assert str(caught.value) == (
+        "no installed engine can serve this model (one, two: too large; three: no graph)"
+    )
+    assert caught.value.hint == "take another"
+    with pytest.raises(PluginUnavailable) as caught:
+        registry.choose("two", None)
+    assert caught.value.hint == "take another"
+
+
+def test_an_objection_is_the_text_of_its_reason() -> None:
+    reason = Objection("it is late", hint="come earlier")
+
+    assert (reason, hint_of(reason), told(reason)) == (
+        "it is late",
+        "come earlier",
+        "it is late; come earlier",
+    )
+    assert (hint_of("it is late"), told("it is late"), told(None)) == ("", "it is late", None)
+    assert type(told(reason)) is str
