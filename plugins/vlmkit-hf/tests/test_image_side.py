@@ -198,7 +198,7 @@ def test_a_broken_processor_config_is_a_broken_checkpoint(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "preprocessor_config.json").unlink()
 
-    with pytest.raises(CheckpointError, match=r"the image processor of 'm' .* cannot be built"):
+    with pytest.raises(CheckpointError, match=r"'m' has no 'preprocessor_config\.json'"):
         HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
 
 

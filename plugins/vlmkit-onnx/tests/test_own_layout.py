@@ -135,7 +135,7 @@ def test_a_folder_with_graphs_is_preferred_and_one_without_is_left_to_others(
     assert refusal.priority(Checkpoint("m", folder)) > 10
     assert refusal.priority(Checkpoint("m", empty)) < 10
     assert refusal.engine_cannot_serve(Checkpoint("m", empty)) == (
-        "there are no ONNX graphs and no *.safetensors weights"
+        "there are no ONNX graphs, and there are no *.safetensors weights"
     )
 
 

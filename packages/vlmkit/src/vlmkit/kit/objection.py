@@ -3,6 +3,7 @@
 It is a text: whoever knows nothing of hints reads the reason.
 """
 
+from collections.abc import Mapping
 from typing import Self
 
 
@@ -31,3 +32,13 @@ def hint_of(reason: str | None) -> str:
 def told(reason: str | None) -> str | None:
     """Return a reason and its hint as one plain text."""
     return "; ".join(filter(None, (reason, hint_of(reason)))) or None
+
+
+def together(reasons: Mapping[str, str | None]) -> Objection:
+    """Return the reasons of several as one, by their names; who says the same is named together."""
+    names: dict[str | None, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    said = "; ".join(f"{', '.join(names[reason])}: {reason}" for reason in names)
+    hints = dict.fromkeys(filter(None, map(hint_of, names)))
+    return Objection(said, hint="; or ".join(hints))

@@ -20,7 +20,7 @@ from vlmkit.errors import (
     VlmkitError,
 )
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.objection import hint_of
+from vlmkit.kit.objection import hint_of, together
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.members import is_protocol, lacking, misfitting
 from vlmkit.seams.constraint import Vocabulary
@@ -301,21 +301,12 @@ class Registry(Generic[T]):
         reasons = self.objections(subject)
         able = [p for p in self if reasons[p.name] is None]
         if not able:
-            raise self._unavailable(reasons)
+            every = together(reasons)
+            raise PluginUnavailable(
+                f"no installed {self.kind} can serve this model ({every or 'none is installed'})",
+                hint=every.hint or "install one: pip install vlmkit-hf vlmkit-torch, for example",
+            )
         return max(able, key=lambda provider: provider.priority_for(subject))
-
-    def _unavailable(self, reasons: Mapping[str, str | None]) -> PluginUnavailable:
-        """Return that nobody can serve; those who say the same say it together."""
-        by_reason: dict[str | None, list[str]] = {}
-        for name, reason in reasons.items():
-            by_reason.setdefault(reason, []).append(name)
-        detail = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
-        hints = dict.fromkeys(filter(None, map(hint_of, by_reason)))
-        return PluginUnavailable(
-            f"no installed {self.kind} can serve this model ({detail or 'none is installed'})",
-            hint="; or ".join(hints)
-            or "install a plugin that can, for example: pip install vlmkit-hf vlmkit-torch",
-        )
 
     def build(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> T:
         """Choose a provider, check its settings and build the component.
