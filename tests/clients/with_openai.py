@@ -186,6 +186,17 @@ def test_a_response_is_answered_in_the_background_and_looked_for(client):
     assert client.responses.cancel(busy.id).status == "cancelled"
 
 
+def test_a_response_in_the_background_is_streamed_and_gone_on_with(client):
+    stream = client.responses.create(model="mock", input="think", background=True, stream=True)
+    events = list(stream)
+    assert events[-1].response.output_text == "Two."
+    response_id = events[0].response.id
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=4))
+    assert [event.sequence_number for event in rest] == list(range(5, len(events)))
+    with client.responses.stream(response_id=response_id) as again:
+        assert again.get_final_response().output_text == "Two."
+
+
 def test_what_is_wrong_with_a_response_is_told_before_and_in_its_stream(client):
     with pytest.raises(openai.BadRequestError) as hot:
         client.responses.create(model="mock", input="x", temperature=3)
