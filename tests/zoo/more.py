@@ -255,6 +255,25 @@ def _kimi_k25(tokenizer: Tokenizer) -> PreTrainedConfig:
     )
 
 
+def _muse_tokenizer() -> Tokenizer:
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|header_start|>", "<|header_end|>"]
+    special += ["<|eot|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|video|>"]
+    special += ["<|vid_start|>", "<|vid_end|>", "<|vid_frame_separator|>", "<|pad|>"]
+    named = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot|>", "pad_token": "<|pad|>"}
+    return byte_level(special, named=named, adds_bos=True)
+
+
+def _muse_glimmer(tokenizer: Tokenizer) -> PreTrainedConfig:
+    tower = {"pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16}
+    return transformers.MuseGlimmerConfig(
+        vision_config={**TOWER, **tower, "patch_size": 7, "num_hidden_layers": 4},
+        text_config=sizes(tokenizer, num_hidden_layers=4, head_dim=16, sliding_window=8),
+        out_hidden_size=128,
+        projector_hidden_size=64,
+        **_ids(tokenizer, image_token_id="<|patch|>", video_token_id="<|video|>"),
+    )
+
+
 _IM_END = ("<|im_end|>",)
 MORE: dict[str, Family] = {
     "llama4": Family(
@@ -340,6 +359,18 @@ MORE: dict[str, Family] = {
             {"patch_size": 7, "max_patches": 60, "size": {"max_height": 12, "max_width": 12}},
             "Kimi_K25Processor",
             "<|media_pad|>",
+        ),
+    ),
+    "muse_glimmer": Family(
+        _muse_tokenizer,
+        _muse_glimmer,
+        template.MUSE,
+        ("<|eot|>",),
+        VisionSide(
+            "MuseGlimmerImageProcessor",
+            {"patch_size": 7, "max_image_tokens": 12},
+            "MuseGlimmerProcessor",
+            "<|patch|>",
         ),
     ),
 }

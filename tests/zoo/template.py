@@ -217,6 +217,7 @@ LLAMA4 = (
     "{{ say(message, '<|image|>') }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n\n{% endif %}"
 )
+MUSE = LLAMA4.replace("<|image|>", "<|patch|>")
 
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

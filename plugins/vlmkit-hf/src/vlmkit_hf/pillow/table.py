@@ -253,6 +253,8 @@ FAMILIES: Mapping[str, Family] = {
             "size": {"height": 728, "width": 728},
             "patch_size": 504,
             "max_image_size": 3024,
+            "vision_patch_size": 14,
+            "downsampler_stride": 4,
         },
         ("pixel_values", "pixel_values_local", "num_local_patches"),
         lists=("patch_newline_masks",),
