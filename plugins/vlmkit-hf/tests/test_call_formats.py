@@ -52,12 +52,6 @@ def test_families_that_call_read_what_their_templates_write(
     check_round_trip(tokenizer_of(name), said="I look.", thought="hm" if name == "qwen3" else "")
 
 
-def test_a_family_whose_template_writes_no_calls_takes_no_tools(
-    tokenizer_of: Callable[[str], HfTokenizer],
-) -> None:
-    assert tokenizer_of("gpt_oss").prompt([Message.of("user", "hi")], tools=TOOLS).calling is None
-
-
 def check_round_trip(model: HfTokenizer, *, said: str, thought: str) -> None:
     """Have a template write an answer, and read it."""
     parts = [

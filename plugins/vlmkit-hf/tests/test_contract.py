@@ -40,8 +40,16 @@ class Contract(TokenizerContract):
         return SMALLER.get(self.name, {})
 
     def special_texts(self) -> list[str]:
-        added = json.loads((self.folder / "tokenizer.json").read_text())["added_tokens"]
-        return [token["content"] for token in added if token["special"]]
+        return [token["content"] for token in self._added() if token["special"]]
+
+    def id_of(self, text: str) -> int:
+        return next(token["id"] for token in self._added() if token["content"] == text)
+
+    def _added(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads((self.folder / "tokenizer.json").read_text())[
+            "added_tokens"
+        ]
+        return found
 
 
 class TestQwen2Vl(Contract):
@@ -75,6 +83,10 @@ class TestGptOss(Contract):
     name = "gpt_oss"
     takes_images = False
 
+    def reasoning_marks(self) -> tuple[list[int], list[int]]:
+        head = [self.id_of("<|channel|>"), *self.make().encode("analysis")]
+        return [*head, self.id_of("<|message|>")], [self.id_of("<|end|>")]
+
 
 class TestMistral(Contract):
     marks_answers = False
@@ -88,9 +100,7 @@ class TestQwen3(Contract):
     takes_images = False
 
     def reasoning_marks(self) -> tuple[list[int], list[int]]:
-        found = json.loads((self.folder / "tokenizer.json").read_text())["added_tokens"]
-        ids = {token["content"]: token["id"] for token in found}
-        return [ids["<think>"]], [ids["</think>"]]
+        return [self.id_of("<think>")], [self.id_of("</think>")]
 
 
 class TestPhi3(Contract):

@@ -136,12 +136,14 @@ def test_a_template_that_writes_no_message_is_refused_when_the_model_is_loaded(
 
 
 def test_a_template_that_leaves_out_a_role_is_no_silent_loss(
-    checkpoint_of: CheckpointOf,
+    checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
+    path = tmp_path / "users.jinja"
+    path.write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
     messages = [*ASK, Message.of("tool", "the result")]
 
     with pytest.raises(RequestError) as caught:
-        load(checkpoint_of("gpt_oss").path).prompt(messages)
+        load(checkpoint_of("llama").path, chat_template=str(path)).prompt(messages)
     assert str(caught.value) == (
         "the model's chat template leaves out what this message of role 'tool' says"
     )

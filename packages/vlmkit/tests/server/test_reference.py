@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import fields
 from running_server import running
 
+from vlmkit.kit.call_formats import CHANNELS, FORMATS
 from vlmkit.server.chat.wire import ChatRequest, NamedFile
 from vlmkit.server.fields.ignored import CHANGING
 from vlmkit.server.files.wire import FileForm, FilesQuery
@@ -65,6 +66,11 @@ def test_every_field_of_files_is_in_the_reference(name):
 @pytest.mark.parametrize("name", sorted(CHANGING))
 def test_every_field_that_changes_the_answer_elsewhere_is_in_the_reference(name):
     assert f"`{name}`" in REFERENCE
+
+
+@pytest.mark.parametrize("name", [*FORMATS, *CHANNELS])
+def test_every_format_of_calls_is_in_the_reference(name):
+    assert f"\n| `{name}` | `" in REFERENCE
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,12 @@ def _form(call: JsonCall | NamedCall, before: str, behind: str) -> CallFormat:
 
 
 def _read(form: CallFormat, written: str) -> list[tuple[str, Any]]:
-    reader = CallReader(_Text, form, [TOOL])
-    deltas: list[Delta] = [*reader.take(written), *reader.finish()]
+    reader = CallReader(Texts, form, [TOOL])
+    return calls_in([*reader.take(written), *reader.finish()])
+
+
+def calls_in(deltas: Sequence[Delta]) -> list[tuple[str, Any]]:
+    """Return the calls of an answer that only calls, each with its parsed arguments."""
     return [] if text_of(deltas).strip() else list(_parsed(tool_calls_of(deltas)))
 
 
@@ -133,11 +137,16 @@ def _parsed(calls: Sequence[ToolCallPart]) -> Iterator[tuple[str, Any]]:
             yield call.name, None
 
 
-class _Text:
-    """A detokenizer of what is text already."""
+class Texts:
+    """A detokenizer whose tokens are a list of texts."""
 
-    def push(self, token_id: int) -> str:  # noqa: ARG002 - there are no tokens
-        return ""
+    def __init__(self, texts: Sequence[str] = ()) -> None:
+        self._texts = texts
+
+    def push(self, token_id: int) -> str:
+        """Return the text of a token."""
+        return self._texts[token_id]
 
     def flush(self) -> str:
+        """Return nothing: no text is half a character."""
         return ""

@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from vlmkit.ask.message import Message
+from vlmkit.ask.message import Message, ReasoningPart, TextPart
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import CheckpointError, RequestError
-from vlmkit.seams.chat_format import CallFormat
+from vlmkit.seams.chat_format import CallFormat, ChannelFormat
 from vlmkit.seams.tokenizer import PLAIN
 from vlmkit_hf.calls import TOOL, format_of
+from vlmkit_hf.channels import channels_of, writes_calls
 from vlmkit_hf.reasoning import NAMES, Marks
 from vlmkit_hf.sentinel import Segment, StandIns
+from vlmkit_hf.single_calls import one_each
 from vlmkit_hf.template import ChatTemplate
 from vlmkit_hf.turns import Form, Turns
 
@@ -31,6 +33,9 @@ class Chat:
         placeholder: what stands for an image in its text; None for a model without eyes.
         owner: the model's name, for errors.
         is_for_tools: whether tools are always offered with it.
+
+    Attributes:
+        channels: how the template writes the messages of an answer; None where it is one.
 
     Raises:
         CheckpointError: the template cannot write a plain message.
@@ -50,6 +55,7 @@ class Chat:
         # What a model thought before an earlier answer is part of the structure, if the template
         # asks about it: it may drop the thought.
         self._marks = Marks.of(template.mentions)
+        self.channels = channels_of(template.mentions)
         self._reasoning_name = next(filter(template.asks_for, NAMES), None)
         likelier, other = Form(placeholder is not None), Form(placeholder is None)
         self._form = likelier if self._fits(likelier) else other
@@ -102,7 +108,8 @@ class Chat:
     ) -> list[Segment]:
         stand_ins = StandIns()
         turns = Turns(form, self._placeholder, self._marks, self._reasoning_name, stand_ins)
-        written = turns.write(messages)
+        numbered = list(enumerate(messages))
+        written = turns.write(one_each(numbered) if form.has_one_call else numbered)
         hidden_tools = [stand_ins.hide_json(tool) for tool in tools] if tools else None
         rendered = self._template.render(written, hidden_tools, options)
         if layout is not None:
@@ -118,12 +125,18 @@ class Chat:
         return segments
 
     @cached_property
-    def call_format(self) -> CallFormat | None:
+    def call_format(self) -> CallFormat | ChannelFormat | None:
         """How the template writes calls of tools; None if that is not known, or it writes none."""
         if not self._template.takes_tools or self._form_of_calls is None:
             return None
         form = self._form_of_calls
-        return format_of(lambda messages: self._written(messages, form, [TOOL]))
+
+        def written(messages: Sequence[Message]) -> Sequence[Segment]:
+            return self._written(messages, form, [TOOL])
+
+        if self.channels is None:
+            return format_of(written)
+        return self.channels if writes_calls(self.channels, written) else None
 
     def _fits(self, form: Form) -> bool:
         """Tell whether the template understands contents of a form."""
@@ -139,15 +152,19 @@ class Chat:
     def _form_of_calls(self) -> Form | None:
         """How the template takes calls of tools; None if it writes none.
 
-        Templates differ in whether they write JSON themselves, and in what they take for a turn
-        that says nothing.
+        Templates differ in whether they write JSON themselves, in what they take for a turn that
+        says nothing, and in whether a turn may call twice, or speak and call.
         """
         forms = (
             self._form._replace(takes_text=takes_text, takes_none=takes_none)
             for takes_text in (False, True)
             for takes_none in (False, True)
         )
-        return next(filter(self._fits_calls, forms), None)
+        form = next(filter(self._fits_calls, forms), None)
+        if form is None or self._fits_turns(form):
+            return form
+        single = form._replace(has_one_call=True)
+        return single if self._fits_turns(single) else form
 
     def _fits_calls(self, form: Form) -> bool:
         arguments = '{"the key": "one \\"two\\""}'
@@ -164,6 +181,22 @@ class Chat:
         if form.takes_text:  # and not once more as JSON
             return arguments in [segment.text for segment in segments if segment.is_client]
         return "{'" not in "".join(segment.text for segment in segments)  # Python's way, not JSON
+
+    def _fits_turns(self, form: Form) -> bool:
+        """Tell whether the template writes turns that think, speak and call twice."""
+        calls = [
+            ToolCallPart(f"aCall012{number}", name, f'{{"key": "{name} it"}}')
+            for number, name in enumerate(("look_up", "look_down"))
+        ]
+        said = Message("assistant", (ReasoningPart("Hm."), TextPart("I look."), *calls))
+        results = [Message("tool", (TextPart(f"{call.name} that"),), call.id) for call in calls]
+        asked = Message.of("user", "What?")
+        turns = [asked, said, *results, Message.of("assistant", "So."), asked]
+        try:
+            self._written(turns, form, self._tried_with)
+        except RequestError:
+            return False
+        return True
 
 
 def _calls(message: Message) -> bool:

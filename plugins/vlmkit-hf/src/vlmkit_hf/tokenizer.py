@@ -10,15 +10,17 @@ from vlmkit.ask.message import ImagePart, Message, image_parts_of, refuse_other_
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.call_reader import CallReader
+from vlmkit.kit.channel_reader import ChannelReader
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.place_formats import BY_FAMILY
 from vlmkit.kit.plain_reader import PlainReader
 from vlmkit.kit.reasoning_reader import ReasoningReader
-from vlmkit.seams.chat_format import Calling
+from vlmkit.seams.chat_format import CallFormat, Calling, ChannelFormat
 from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.seams.reader import AnswerReader
 from vlmkit.seams.tokenizer import PLAIN, Option
 from vlmkit_hf.calls import with_tokens
+from vlmkit_hf.channels import behind, in_tokens
 from vlmkit_hf.chat import Chat
 from vlmkit_hf.detokenizer import HfTokenStream, TokenBytes
 from vlmkit_hf.end_tokens import end_tokens
@@ -71,7 +73,9 @@ class HfTokenizer:
         }
         self._knows_effort = template is not None and template.effort.is_known
         self._added: Mapping[str, int] = tokenizer.get_added_vocab()
-        self._marks = _marks(template, self._added)
+        channels = self._chats[DEFAULT].channels if DEFAULT in self._chats else None
+        self._channels = in_tokens(channels, self._added) if channels else None
+        self._marks = None if self._channels else _marks(template, self._added)
         self._encoder = TextEncoder(
             self._backend, self._control_tokens(templates.values()), slot_like=placeholder
         )
@@ -135,17 +139,26 @@ class HfTokenizer:
         # A processor completes a text that does not begin as its tokenizer would; a text model's
         # template is taken at its word.
         adds_special = self._images is not None and not self._begins(segments)
-        opens = self._marks is not None and self._marks.opened_by(segments)
-        calling = self._calling(tools)
+        channels = behind(self._channels, segments) if self._channels else None
+        if channels is not None:
+            opens = channels.opens == channels.reasoning
+        else:
+            opens = self._marks is not None and self._marks.opened_by(segments)
+        calling = self._calling(tools, channels)
         if self._images is None or not images:
             token_ids = self._encoder.encode(segments, adds_special=adds_special)
-            return Prompt(tuple(token_ids), opens_reasoning=opens, calling=calling)
+            return Prompt(
+                tuple(token_ids), opens_reasoning=opens, calling=calling, channels=channels
+            )
         runs = self._cut_at_images(segments, len(images))
         prepare = _outlined if options.light else _prepared
         prepared = prepare(self._images, shown, self._encoder)
         token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
         return replace(
-            _filled(token_ids, prepared, opens), calling=calling, place_format=self._place_format
+            _filled(token_ids, prepared, opens),
+            calling=calling,
+            place_format=self._place_format,
+            channels=channels,
         )
 
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
@@ -171,9 +184,13 @@ class HfTokenizer:
             shows_special=shows_special,
             after=prompt.token_ids[-NUM_BEFORE:] if prompt.is_plain else (),
         )
+        calling = prompt.calling
+        if prompt.channels is not None and not prompt.is_plain:
+            tools = calling.tools if calling else ()
+            return ChannelReader(stream, prompt.channels, tools)
         said = None
-        if prompt.calling is not None:
-            said = CallReader(stream, prompt.calling.format, prompt.calling.tools)
+        if calling is not None and isinstance(calling.format, CallFormat):
+            said = CallReader(stream, calling.format, calling.tools)
         if self._marks is None or prompt.is_plain:
             return said or PlainReader(stream())
         start, end = self._marks.as_tokens(self._added)
@@ -185,12 +202,18 @@ class HfTokenizer:
             return self._chats[WITH_TOOLS]
         return self._chats.get(DEFAULT)
 
-    def _calling(self, tools: Sequence[Mapping[str, Any]] | None) -> Calling | None:
+    def _calling(
+        self, tools: Sequence[Mapping[str, Any]] | None, channels: ChannelFormat | None
+    ) -> Calling | None:
         """Return how an answer may call tools; None where that is not known."""
         chat = self._chat(tools)
         form = chat.call_format if chat and tools else None
         if form is None or not tools:
             return None
+        if isinstance(form, ChannelFormat):
+            if channels is None or channels.opens == channels.said:
+                return None
+            return Calling(channels, tuple(tools))
         marks = self._marks.as_tokens(self._added) if self._marks else None
         return Calling(with_tokens(form, self._added), tuple(tools), marks)
 

@@ -3,7 +3,7 @@
 Every string of a client is hidden. Says what has to be in the rendered text, and does not render.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from vlmkit.ask.message import ImagePart, Message, ReasoningPart, TextPart
@@ -20,11 +20,13 @@ class Form(NamedTuple):
         has_parts: whether a message's content is a list of parts, or else a text.
         takes_text: whether arguments of calls are JSON text, or else an object.
         takes_none: whether the content of a turn that only calls is none, or else an empty one.
+        has_one_call: whether a turn calls once at most, and says nothing then.
     """
 
     has_parts: bool
     takes_text: bool = False
     takes_none: bool = False
+    has_one_call: bool = False
 
 
 class Turns:
@@ -54,13 +56,13 @@ class Turns:
         self._tools: dict[str, str] = {}
         self.said: list[tuple[int, str]] = []
 
-    def write(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return the messages; ``said`` has what of which must be in the rendered text.
+    def write(self, messages: Iterable[tuple[int, Message]]) -> list[dict[str, Any]]:
+        """Return numbered messages; ``said`` has what of which must be in the rendered text.
 
         Raises:
             RequestError: a call's arguments are not the JSON text of an object.
         """
-        return [self._turn(number, message) for number, message in enumerate(messages)]
+        return [self._turn(number, message) for number, message in messages]
 
     def _turn(self, number: int, message: Message) -> dict[str, Any]:
         calls = [part for part in message.parts if isinstance(part, ToolCallPart)]

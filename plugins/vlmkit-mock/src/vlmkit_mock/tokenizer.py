@@ -124,7 +124,7 @@ class MockTokenizer:
             return PlainReader(stream())
         said = None
         if prompt.calling is not None:
-            said = CallReader(stream, prompt.calling.format, prompt.calling.tools)
+            said = CallReader(stream, _CALLS, prompt.calling.tools)
         return ReasoningReader(stream, *_MARKS, is_open=prompt.opens_reasoning, said=said)
 
 

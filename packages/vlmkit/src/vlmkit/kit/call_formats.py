@@ -7,7 +7,14 @@ what the model's own template writes.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vlmkit.seams.chat_format import CallFormat, JsonCall, Mark, NamedCall, TaggedCall
+from vlmkit.seams.chat_format import (
+    CallFormat,
+    ChannelFormat,
+    JsonCall,
+    Mark,
+    NamedCall,
+    TaggedCall,
+)
 
 _OPEN, _CLOSE = Mark("<tool_call>"), Mark("</tool_call>")
 
@@ -50,3 +57,25 @@ FORMATS: Mapping[str, CallFormat] = MappingProxyType(
     }
 )
 """Formats by name, of which those come first that are not easily taken for another."""
+
+CHANNELS: Mapping[str, ChannelFormat] = MappingProxyType(
+    {
+        "harmony": ChannelFormat(
+            start=Mark("<|start|>"),
+            channel=Mark("<|channel|>"),
+            kind=Mark("<|constrain|>"),
+            body=Mark("<|message|>"),
+            end=Mark("<|end|>"),
+            last=Mark("<|return|>"),
+            call=Mark("<|call|>"),
+            role="assistant",
+            reasoning="analysis",
+            said="final",
+            calls="commentary",
+            recipient=" to=",
+            namespace="functions.",
+            json="json",
+        ),
+    }
+)
+"""Formats of answers that are messages in channels, by name."""

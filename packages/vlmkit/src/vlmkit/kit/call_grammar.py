@@ -4,15 +4,23 @@ Text is free up to the mark of a call, what is thought is free up to its end, an
 tool's schema says.
 """
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vlmkit.ask.constraint import JsonSchema, Lark
+from vlmkit.ask.constraint import JsonSchema, Lark, OneOf, Regex
 from vlmkit.ask.tool_choice import NamedTool, ToolChoice, tool_name, tool_schema
+from vlmkit.errors import ConstraintError
+from vlmkit.kit.channel_grammar import channel_grammar
+from vlmkit.kit.lark_rules import LarkRules, literal, pattern, quoted
 from vlmkit.kit.written_call import is_text
-from vlmkit.seams.chat_format import Calling, JsonCall, Mark, NamedCall, TaggedCall
+from vlmkit.seams.chat_format import (
+    CallFormat,
+    Calling,
+    ChannelFormat,
+    JsonCall,
+    NamedCall,
+    TaggedCall,
+)
 
 
 def call_grammar(
@@ -21,18 +29,26 @@ def call_grammar(
     *,
     is_parallel: bool = True,
     opens_reasoning: bool = False,
-    content: JsonSchema | None = None,
+    content: JsonSchema | Regex | OneOf | None = None,
 ) -> Lark:
     """Return the grammar of an answer to a conversation with tools.
 
     Args:
         calling: what may be called, and how.
         choice: whether the answer must call.
-        is_parallel: whether it may call more than once.
-        opens_reasoning: whether the prompt began the reasoning already.
+        is_parallel: whether it may call more than once; where calls end an answer, none does.
+        opens_reasoning: whether the prompt began the reasoning already; channels say it themselves.
         content: what an answer that calls nothing keeps to; free when None.
+
+    Raises:
+        ConstraintError: an answer without channels may call, or be within other than a schema.
     """
-    return _Grammar(calling, choice, is_parallel, content).made(opens_reasoning)
+    form = calling.format
+    if isinstance(form, ChannelFormat):
+        return channel_grammar(form, calling.tools, choice, content=content)
+    if isinstance(content, Regex | OneOf):
+        raise ConstraintError("tools and a constraint that is no JSON schema exclude each other")
+    return _Grammar(calling, form, choice, is_parallel, content).made(opens_reasoning)
 
 
 class _Grammar:
@@ -41,24 +57,22 @@ class _Grammar:
     def __init__(
         self,
         calling: Calling,
+        form: CallFormat,
         choice: ToolChoice | NamedTool,
         is_parallel: bool,
         content: JsonSchema | None,
     ) -> None:
         self._calling = calling
-        self._form = calling.format
+        self._form = form
         self._choice = choice
         self._is_parallel = is_parallel
         self._content = content
-        self._rules: list[str] = []
-        self._schemas: list[tuple[str, JsonSchema]] = []
-        self._tokens: list[tuple[str, int]] = []
+        self._rules = LarkRules()
 
     def made(self, opens_reasoning: bool) -> Lark:
         thought = self._thought(opens_reasoning)
         said = " | ".join(f"{thought} {way}" for way in self._ways())
-        self._rules.insert(0, f"start: {said}")
-        return Lark("\n".join(self._rules), tuple(self._schemas), tuple(self._tokens))
+        return self._rules.made(said)
 
     def _thought(self, opens_reasoning: bool) -> str:
         """Return what matches a thought; the empty text where none is to be expected."""
@@ -66,15 +80,15 @@ class _Grammar:
             return ""
         start, end = self._calling.reasoning
         if end.token_id is None:
-            self._rules.append(f"thought[lazy]: /(?s:.*){_pattern(end.text)}/")
+            self._rules.add(f"thought[lazy]: /(?s:.*){pattern(end.text)}/")
             thought = "thought"
         else:
-            self._rules.append("THOUGHT: /(?s:.+)/")
-            thought = f"THOUGHT? {self._mark('thought_end', end)}"
-        self._rules.append(r"SPACE: /\s{1,8}/")
+            self._rules.add("THOUGHT: /(?s:.+)/")
+            thought = f"THOUGHT? {self._rules.mark('thought_end', end)}"
+        self._rules.add(r"SPACE: /\s{1,8}/")
         if opens_reasoning:
             return f"{thought} SPACE?"
-        return f"({self._mark('thought_start', start)} {thought} SPACE?)?"
+        return f"({self._rules.mark('thought_start', start)} {thought} SPACE?)?"
 
     def _ways(self) -> Iterator[str]:
         """Yield the ways to answer, behind a thought."""
@@ -83,38 +97,37 @@ class _Grammar:
         if self._choice == "auto":
             yield self._free()
             if self._content is None and opening.text and opening.token_id is None:
-                self._rules.append(f"head[lazy]: /(?s:.*){_pattern(opening.text)}/")
+                self._rules.add(f"head[lazy]: /(?s:.*){pattern(opening.text)}/")
                 yield f"head {self._calls(one)}"
             elif self._content is None and opening.text:
-                yield f"SAID? {self._mark('open', opening)} {self._calls(one)}"
+                yield f"SAID? {self._rules.mark('open', opening)} {self._calls(one)}"
             else:
-                yield f"{self._mark('open', opening)} {self._calls(one)}"
+                yield f"{self._rules.mark('open', opening)} {self._calls(one)}"
         else:
-            yield f"{self._mark('open', opening)} {self._calls(one)}"
+            yield f"{self._rules.mark('open', opening)} {self._calls(one)}"
 
     def _free(self) -> str:
         """Return what matches an answer that calls nothing."""
         if self._content is not None:
-            self._schemas.append(("content", self._content))
-            return "content"
+            return self._rules.schema("content", self._content)
         opening = self._form.open
         said = r"[^{\s](?s:.*)" if not opening.text else "(?s:.+)"
         if opening.text and opening.token_id is None:
             said = _without(opening.text)
-        self._rules.append(f"SAID: /{said}/")
+        self._rules.add(f"SAID: /{said}/")
         return "SAID?"
 
     def _calls(self, one: str) -> str:
         """Return what matches the calls, behind the mark that begins the first."""
         form = self._form
-        close = self._mark("close", form.close)
+        close = self._rules.mark("close", form.close)
         if form.is_list:
             more = f'(", " {one})*' if self._is_parallel else ""
             return f'"[" {one} {more} "]" {close}'
-        call = f"{_text(form.before)} {one} {_text(form.after)} {close}"
+        call = f"{literal(form.before)} {one} {literal(form.after)} {close}"
         if not self._is_parallel:
             return call
-        return f"{call} ({_text(form.between)} {self._mark('open', form.open)} {call})*"
+        return f"{call} ({literal(form.between)} {self._rules.mark('open', form.open)} {call})*"
 
     def _one(self) -> str:
         """Return what matches one call of any of the tools that may be called."""
@@ -124,64 +137,44 @@ class _Grammar:
             if not isinstance(self._choice, NamedTool) or tool_name(tool) == self._choice.name
         ]
         for number, tool in enumerate(tools):
-            self._rules.append(f"call_{number}: {self._call(number, tool)}")
-        self._rules.append("call: " + " | ".join(f"call_{n}" for n in range(len(tools))))
+            self._rules.add(f"call_{number}: {self._call(number, tool)}")
+        self._rules.add("call: " + " | ".join(f"call_{n}" for n in range(len(tools))))
         return "call"
 
     def _call(self, number: int, tool: Mapping[str, Any]) -> str:
         form, name, schema = self._form.call, tool_name(tool), tool_schema(tool)
         if isinstance(form, TaggedCall):
             return self._tagged(form, number, name, schema)
-        arguments = self._schema(f"arguments_{number}", schema)
+        arguments = self._rules.schema(f"arguments_{number}", JsonSchema.of(schema))
         if isinstance(form, NamedCall):
-            return f"{_text(name + form.between)} {arguments}"
+            return f"{literal(name + form.between)} {arguments}"
         return self._object(form, name, arguments)
 
     def _object(self, form: JsonCall, name: str, arguments: str) -> str:
-        head = f"{{{_json(form.name)}: {_json(name)}, {_json(form.arguments)}: "
-        return f'{_text(head)} {arguments} "}}"'
+        head = f"{{{quoted(form.name)}: {quoted(name)}, {quoted(form.arguments)}: "
+        return f'{literal(head)} {arguments} "}}"'
 
     def _tagged(self, form: TaggedCall, number: int, name: str, schema: Mapping[str, Any]) -> str:
         """Return what matches a call with its arguments in the schema's order."""
-        pieces = [_text(form.before_name + name + form.after_name)]
+        pieces = [literal(form.before_name + name + form.after_name)]
         properties, required = schema.get("properties"), schema.get("required")
         for place, (key, own) in enumerate((properties or {}).items()):
-            head = _text(form.before_key + key + form.after_key + form.before_value)
+            head = literal(form.before_key + key + form.after_key + form.before_value)
             value = self._value(form, f"value_{number}_{place}", own, schema.get("$defs"))
             is_needed = isinstance(required, list) and key in required
             pieces.append(f"({head} {value})" + "?" * (not is_needed))
-        return " ".join([*pieces, _text(form.end)])
+        return " ".join([*pieces, literal(form.end)])
 
     def _value(self, form: TaggedCall, rule: str, schema: Any, defs: Any) -> str:
         """Return what matches an argument's value and what is behind it."""
-        behind = _text(form.after_value)
+        behind = literal(form.after_value)
         if not is_text(schema):
             own = {**schema, "$defs": defs} if defs and isinstance(schema, dict) else schema
-            return f"{self._schema(rule, own)} {behind}"
+            return f"{self._rules.schema(rule, JsonSchema.of(own))} {behind}"
         if fixed := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
-            return "(" + " | ".join(_text(value) for value in fixed) + f") {behind}"
-        self._rules.append(f"{rule}[lazy]: /(?s:.*){_pattern(form.after_value)}/")
+            return "(" + " | ".join(literal(value) for value in fixed) + f") {behind}"
+        self._rules.add(f"{rule}[lazy]: /(?s:.*){pattern(form.after_value)}/")
         return rule
-
-    def _schema(self, rule: str, schema: Any) -> str:
-        self._schemas.append((rule, JsonSchema.of(schema)))
-        return rule
-
-    def _mark(self, rule: str, mark: Mark) -> str:
-        if mark.token_id is None:
-            return _text(mark.text)
-        if (rule, mark.token_id) not in self._tokens:
-            self._tokens.append((rule, mark.token_id))
-        return rule
-
-
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _text(text: str) -> str:
-    """Return what matches a text; nothing for the empty one."""
-    return _json(text) if text else ""
 
 
 def _without(mark: str) -> str:
@@ -190,17 +183,12 @@ def _without(mark: str) -> str:
     Behind each such character, something differs from the rest of the mark, or the text ends, or
     the character comes again. With another mark, text is free.
     """
-    first, rest = _pattern(mark[0]), mark[1:]
+    first, rest = pattern(mark[0]), mark[1:]
     if mark[0] in rest:
         return "(?s:.+)"
     other = ""
     for letter in reversed(rest):
-        spelled = _pattern(letter)
+        spelled = pattern(letter)
         go_on = f"|{spelled}{other}" if other else ""
         other = f"(?:[^{first}{spelled}][^{first}]*{go_on})?"
     return f"(?:[^{first}]+(?:{first}{other})*|(?:{first}{other})+)"
-
-
-def _pattern(text: str) -> str:
-    """Return the regular expression of a text."""
-    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")

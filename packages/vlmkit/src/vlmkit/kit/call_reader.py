@@ -196,7 +196,7 @@ class CallReader:
             return (ToolCallDelta(self._num_calls - 1, arguments=more),)
         self._is_told = True
         self._num_calls += 1
-        return (ToolCallDelta(self._num_calls - 1, _new_id(), name, more),)
+        return (ToolCallDelta(self._num_calls - 1, new_id(), name, more),)
 
     def _completed(self) -> tuple[Delta, ...]:
         """Return the arguments of a call that was written without any."""
@@ -210,5 +210,6 @@ class CallReader:
         return (TextDelta(text),) if text else ()
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """Return an id for a call."""
     return "".join(secrets.choice(ascii_letters + digits) for _ in range(ID_CHARS))

@@ -8,10 +8,11 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
-from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema
+from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.ask.request import Request
 from vlmkit.errors import ConstraintError, RequestError
 from vlmkit.kit.call_grammar import call_grammar
+from vlmkit.seams.chat_format import Calling, ChannelFormat
 from vlmkit.seams.prompt import Prompt
 
 log = logging.getLogger(__name__)
@@ -55,40 +56,89 @@ def answering(request: Request, prompt: Prompt, *, holds: bool) -> Answering:
             param="tools",
             hint="vlmkit.kit.call_formats has the ways that are known",
         )
+    if prompt.channels is not None and not prompt.is_plain:
+        return _in_channels(request, prompt, prompt.channels, holds=holds)
     if calling is None or request.tool_choice == "none":
-        mark = None if calling is None else calling.format.open.token_id
-        banned = frozenset() if mark is None else frozenset({mark})
+        banned = frozenset() if calling is None else _opening(calling)
         # An answer within a constraint is text from its first token.
         opens = prompt.opens_reasoning and request.constraint is None
         read = replace(prompt, calling=None, opens_reasoning=opens)
         return Answering(read, request.constraint, banned)
     if not holds:
-        if request.tool_choice != "auto" or not request.parallel_tool_calls:
-            param = "tool_choice" if request.tool_choice != "auto" else "parallel_tool_calls"
-            error = ConstraintError(
-                f"{param} cannot be kept to: no plugin is in use here that holds an answer to it",
-                hint="pip install vlmkit-guidance, and leave constraint.use as it is",
-            )
-            error.param = param
-            raise error
-        log.debug("no plugin holds calls of tools to their schemas; they are read as they come")
+        _check_unheld(request)
         return Answering(prompt, request.constraint)
     grammar = call_grammar(
         calling,
         request.tool_choice,
         is_parallel=request.parallel_tool_calls,
         opens_reasoning=prompt.opens_reasoning,
-        content=_content(request),
+        content=_said_last(request),
     )
     return Answering(prompt, grammar)
 
 
-def _content(request: Request) -> JsonSchema | None:
-    """Return what an answer without calls keeps to."""
-    if request.constraint is None or request.tool_choice != "auto":
+def _in_channels(
+    request: Request, prompt: Prompt, channels: ChannelFormat, *, holds: bool
+) -> Answering:
+    """Return how a request is answered by messages in channels.
+
+    There a constraint is of the message that is said last. No mark is of calls alone, so that none
+    can be banned.
+    """
+    calling = None if request.tool_choice == "none" else prompt.calling
+    read = replace(prompt, calling=calling)
+    if request.constraint is None and not request.tools:
+        return Answering(read, None)
+    if not holds:
+        if calling is not None:
+            _check_unheld(request)
+        return Answering(read, request.constraint)
+    grammar = call_grammar(
+        calling or Calling(channels, ()),
+        request.tool_choice if calling is not None else "none",
+        content=_said_last(request),
+    )
+    return Answering(read, grammar)
+
+
+def _opening(calling: Calling) -> frozenset[int]:
+    """Return the token that begins calls, if it is one."""
+    form = calling.format
+    mark = None if isinstance(form, ChannelFormat) else form.open.token_id
+    return frozenset() if mark is None else frozenset({mark})
+
+
+def _check_unheld(request: Request) -> None:
+    """Refuse what only a constraint can give: none can be kept to.
+
+    Raises:
+        ConstraintError: the request asks for it.
+    """
+    if request.tool_choice == "auto" and request.parallel_tool_calls:
+        log.debug("no plugin holds calls of tools to their schemas; they are read as they come")
+        return
+    param = "tool_choice" if request.tool_choice != "auto" else "parallel_tool_calls"
+    error = ConstraintError(
+        f"{param} cannot be kept to: no plugin is in use here that holds an answer to it",
+        hint="pip install vlmkit-guidance, and leave constraint.use as it is",
+    )
+    error.param = param
+    raise error
+
+
+def _said_last(request: Request) -> JsonSchema | Regex | OneOf | None:
+    """Return what an answer keeps to in what it says, where it calls nothing.
+
+    Raises:
+        ConstraintError: it is a grammar, which cannot be part of another one.
+    """
+    if request.constraint is None or request.tool_choice not in ("auto", "none"):
         return None
     if isinstance(request.constraint, JsonObject):
         return JsonSchema.of({"type": "object"})
-    if isinstance(request.constraint, JsonSchema):
-        return request.constraint
-    raise ConstraintError("tools and a constraint that is no JSON schema exclude each other")
+    if isinstance(request.constraint, Lark):
+        raise ConstraintError(
+            "a grammar can be kept to neither beside tools nor by a model that answers in channels",
+            hint="a JSON schema, a pattern or a choice of texts can",
+        )
+    return request.constraint

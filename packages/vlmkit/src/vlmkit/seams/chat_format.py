@@ -1,8 +1,8 @@
-"""How a model writes calls of tools in its answers: data, and no behaviour.
+"""How a model writes its answers, and calls of tools in them: data, and no behaviour.
 
 From the same data comes what reads an answer and the grammar that holds one to it: see
-:mod:`vlmkit.kit.call_reader` and :mod:`vlmkit.kit.call_grammar`. White space at the ends of a
-text here is how a call is usually written; a reader minds none.
+:mod:`vlmkit.kit.call_reader`, :mod:`vlmkit.kit.channel_reader` and :mod:`vlmkit.kit.call_grammar`.
+White space at the ends of a text here is how a call is usually written; a reader minds none.
 """
 
 from collections.abc import Mapping, Sequence as Seq
@@ -97,6 +97,52 @@ class CallFormat:
     inner: tuple[Mark, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFormat:
+    """An answer is messages, each with a head that says what it is: ``start head body text end``.
+
+    A head is ``role channel NAME``. That of a call names the tool behind ``recipient``, before the
+    channel or behind it, and may say of what kind its text is, behind ``kind``. A call is a message
+    whose text is its arguments. The head of the first message is begun by the prompt, which ends
+    with ``start role`` or goes on to the text.
+
+    Marks are tokens, or else no marks: they are not looked for by their spelling.
+
+    Attributes:
+        start: begins a message.
+        channel: stands before the channel's name.
+        kind: stands before the kind of a text.
+        body: stands between the head and the text.
+        end: ends a message.
+        last: ends the last one of an answer.
+        call: ends one that calls, and the answer with it.
+        role: who speaks.
+        reasoning: the channel of what is thought.
+        said: the channel of the answer itself.
+        calls: the channel of calls, and of what is said before the last message.
+        recipient: stands before who is called.
+        namespace: stands before a tool's name.
+        json: what the kind of arguments is called.
+        opens: the channel of the first message, if the prompt wrote its whole head.
+    """
+
+    start: Mark
+    channel: Mark
+    kind: Mark
+    body: Mark
+    end: Mark
+    last: Mark
+    call: Mark
+    role: str
+    reasoning: str
+    said: str
+    calls: str
+    recipient: str
+    namespace: str
+    json: str
+    opens: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Calling:
     """What an answer may call, and how.
@@ -104,9 +150,10 @@ class Calling:
     Attributes:
         format: how calls are written.
         tools: their definitions, in OpenAI's form.
-        reasoning: the marks of what is thought before; None for a model that does not think aloud.
+        reasoning: the marks of what is thought before; None for a model that does not think aloud,
+            or has a channel for it.
     """
 
-    format: CallFormat
+    format: CallFormat | ChannelFormat
     tools: Seq[Mapping[str, Any]]
     reasoning: tuple[Mark, Mark] | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from vlmkit.ask.transform import Transform
-from vlmkit.seams.chat_format import Calling
+from vlmkit.seams.chat_format import Calling, ChannelFormat
 from vlmkit.seams.place_format import PlaceFormat
 
 
@@ -84,6 +84,7 @@ class Prompt:
         calling: how the answer may call the tools that the conversation offers; None where there
             are none, or it is not known.
         place_format: how the answer writes places in pictures; None where that is not known.
+        channels: how the messages are written that the answer consists of; None where it is one.
     """
 
     token_ids: tuple[int, ...]
@@ -92,6 +93,7 @@ class Prompt:
     is_plain: bool = False
     calling: Calling | None = None
     place_format: PlaceFormat | None = None
+    channels: ChannelFormat | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

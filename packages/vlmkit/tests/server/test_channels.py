@@ -1,0 +1,217 @@
+"""Answers in channels, as the official client sees them: whole and streamed, and sent back."""
+
+import json
+import re
+from dataclasses import fields, replace
+
+import openai
+import pytest
+from running_server import running, scripted
+from spelling import SpellingCompiler
+
+from vlmkit.ask.constraint import Lark
+from vlmkit.kit.call_formats import CHANNELS
+from vlmkit.kit.channel_reader import ChannelReader
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.chat_format import Calling, Mark
+from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit_mock import vocabulary as v
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
+
+IDS = {
+    "<|start|>": v.BEGIN,
+    "<|channel|>": v.REASONING,
+    "<|constrain|>": v.IMAGE_END,
+    "<|message|>": v.REASONING_END,
+    "<|end|>": v.SYSTEM,
+    "<|return|>": v.END,
+    "<|call|>": v.TOOL,
+}
+"""The mock's tokens that no answer of these tests has otherwise."""
+
+HARMONY = CHANNELS["harmony"]
+FORM = replace(
+    HARMONY,
+    **{
+        field.name: mark._replace(token_id=IDS[mark.text])
+        for field in fields(HARMONY)
+        if isinstance(mark := getattr(HARMONY, field.name), Mark)
+    },
+)
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+THOUGHT = "<|channel|>analysis<|message|>hm, é<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Köln"}'
+SAID = "<|channel|>final<|message|>It rains."
+
+
+class ChannelTokenizer(MockTokenizer):
+    """The mock's text side, for a model that answers in channels."""
+
+    eos_ids = frozenset({v.END, v.TOOL})
+    banned_ids = v.BANNED_IDS - frozenset(IDS.values())
+
+    def prompt(self, messages, *, tools=None, options):
+        prompt = super().prompt(messages, tools=tools, options=options)
+        calling = Calling(FORM, tuple(tools)) if tools else None
+        return replace(prompt, calling=calling, channels=FORM, opens_reasoning=False)
+
+    def reader(self, prompt, *, shows_special=False):
+        tools = prompt.calling.tools if prompt.calling else ()
+        stream = lambda: MockTokenStream(shows_special=shows_special)  # noqa: E731
+        return ChannelReader(stream, prompt.channels, tools)
+
+
+class ChannelEngine(MockEngine):
+    """Says marks where a script spells them."""
+
+    def read(self, prompt):
+        plan = super().read(prompt)
+        pieces = re.split(r"(<\|[a-z]+\|>)", bytes(plan.state.said).decode())
+        said = [i for p in pieces for i in ([IDS[p]] if p in IDS else p.encode())]
+        return replace(plan, state=replace(plan.state, said=said, num_tokens=len(said)))
+
+
+def pipeline(**options):
+    return Pipeline(
+        tokenizer=ChannelTokenizer(),
+        engine=ChannelEngine(),
+        scheduler=ContinuousScheduler(SchedulerSettings()),
+        name="mock",
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def channels():
+    with running({"mock": pipeline()}) as server:
+        yield server
+
+
+def ask(server, text, **options):
+    options = {"tools": [TOOL], **options}
+    return server.client().chat.completions.create(
+        model="mock", messages=[{"role": "user", "content": scripted(text=text)}], **options
+    )
+
+
+def told(choice):
+    calls = choice.message.tool_calls or []
+    return (
+        choice.finish_reason,
+        getattr(choice.message, "reasoning_content", None),
+        choice.message.content or None,  # a stream's first piece has an empty one
+        [(call.function.name, json.loads(call.function.arguments)) for call in calls],
+    )
+
+
+EXPECTED = {
+    THOUGHT + SAID: ("stop", "hm, é", "It rains.", []),
+    THOUGHT + CALL + "<|call|>": ("tool_calls", "hm, é", None, [("weather", {"city": "Köln"})]),
+    THOUGHT + PREAMBLE + CALL: ("tool_calls", "hm, é", "I look.", [("weather", {"city": "Köln"})]),
+    PREAMBLE + SAID: ("stop", None, "I look.\n\nIt rains.", []),
+    "It rains.": ("stop", None, "It rains.", []),
+}
+
+
+@pytest.mark.parametrize("text", EXPECTED)
+def test_thoughts_text_and_calls_are_told_apart(channels, text):
+    (choice,) = ask(channels, text).choices
+    assert told(choice) == EXPECTED[text]
+
+
+@pytest.mark.parametrize("text", EXPECTED)
+def test_a_stream_tells_the_same(channels, text):
+    with channels.client().chat.completions.stream(
+        model="mock",
+        messages=[{"role": "user", "content": scripted(text=text)}],
+        tools=[TOOL],
+    ) as stream:
+        kinds = [event.type for event in stream]
+        (choice,) = stream.get_final_completion().choices
+    expected = EXPECTED[text]
+    assert told(choice) == expected
+    assert (kinds.count("tool_calls.function.arguments.delta") > 10) == bool(expected[3])
+
+
+def test_thoughts_are_counted_and_no_stop_string_is_found_in_them(channels):
+    answer = ask(channels, THOUGHT + SAID, stop=["hm", "rain"])
+    assert told(answer.choices[0]) == ("stop", "hm, é", "It ", [])
+    num_thought = len("analysis") + len("hm, é".encode()) + 3
+    assert answer.usage.completion_tokens_details.reasoning_tokens == num_thought
+
+
+@pytest.mark.parametrize("options", [{"tools": openai.omit}, {"tool_choice": "none"}])
+def test_without_tools_to_call_a_call_is_text(channels, options):
+    (choice,) = ask(channels, THOUGHT + CALL, **options).choices
+    assert told(choice) == ("stop", "hm, é", '{"city": "Köln"}', [])
+
+
+def test_an_answer_and_results_are_sent_back(channels):
+    message = ask(channels, THOUGHT + PREAMBLE + CALL).choices[0].message
+    (call,) = message.tool_calls
+    messages = [
+        {"role": "user", "content": "hello"},
+        message,
+        {"role": "tool", "tool_call_id": call.id, "content": scripted(text=SAID)},
+    ]
+    answer = channels.client().chat.completions.with_raw_response.create(
+        model="mock", messages=messages, tools=[TOOL]
+    )
+    assert answer.parse().choices[0].message.content == "It rains."
+    assert "x-vlmkit-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ],
+)
+def test_without_a_compiler_what_must_be_called_is_refused(channels, options, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(channels, SAID, **options)
+    assert refused.value.param == param
+    (choice,) = ask(channels, THOUGHT + SAID).choices
+    assert told(choice) == EXPECTED[THOUGHT + SAID]
+
+
+def test_whatever_is_asked_comes_to_one_grammar_of_the_whole_answer():
+    asked = []
+
+    class Noting(SpellingCompiler):
+        def compile(self, constraint):
+            asked.append(constraint)
+            return super().compile(constraint)
+
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["yes"]}}}
+    cases = [
+        ({}, {"arguments_0"}),
+        ({"tool_choice": "required"}, {"arguments_0"}),
+        ({"tool_choice": "none"}, set()),
+        ({"response_format": form}, {"arguments_0", "content"}),
+        ({"response_format": form, "tools": openai.omit}, {"content"}),
+        ({"response_format": {"type": "json_object"}, "tool_choice": "none"}, {"content"}),
+        ({"extra_body": {"structured_outputs": {"regex": "a"}}}, {"arguments_0"}),
+    ]
+    with running({"mock": pipeline(constraint=Noting)}) as server:
+        for options, schemas in cases:
+            with pytest.raises(openai.BadRequestError):  # it knows lists of texts alone
+                ask(server, SAID, **options)
+            (grammar,) = asked
+            assert isinstance(grammar, Lark)
+            assert {name for name, _ in grammar.schemas} == schemas
+            asked.clear()
+        with pytest.raises(openai.BadRequestError, match="answers in channels"):
+            ask(server, SAID, extra_body={"structured_outputs": {"grammar": 'start: "a"'}})
+        assert told(ask(server, SAID, tools=openai.omit).choices[0])[2] == "It rains."
+        assert asked == []

@@ -1,0 +1,205 @@
+"""Thoughts, text and calls are told apart by their channels, however an answer is cut."""
+
+import json
+import re
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
+from vlmkit.kit.call_formats import CHANNELS
+from vlmkit.kit.channel_reader import ChannelReader
+from vlmkit.seams.chat_format import Mark
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "clock")]
+ARGUMENTS = {"city": 'Köln "am\nRhein" <|end|> {', "days": [1, None]}
+JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
+FIRST = 900_001  # the token of the first mark
+ENDS = ("{end}", "{last}", "{call}")
+HARMONY = CHANNELS["harmony"]
+
+
+def in_tokens(form):
+    names = [field.name for field in fields(form) if isinstance(getattr(form, field.name), Mark)]
+    return replace(
+        form,
+        **{
+            name: getattr(form, name)._replace(token_id=FIRST + number)
+            for number, name in enumerate(names)
+        },
+    )
+
+
+def tokens_of(form, written, places=()):
+    """Return an answer's tokens: marks, named in braces, by their ids, and texts cut at places."""
+    found = []
+    for piece in re.split(r"(\{[a-z]+\})", written):
+        mark = getattr(form, piece[1:-1], None) if re.fullmatch(r"\{[a-z]+\}", piece) else None
+        if isinstance(mark, Mark):
+            found.append(mark.token_id)
+            continue
+        bounds = sorted({0, len(piece), *(place % (len(piece) + 1) for place in places)})
+        found += [piece[start:stop] for start, stop in pairwise(bounds)]
+    return found
+
+
+class Words:
+    """A detokenizer whose tokens are texts; marks show nothing."""
+
+    def push(self, token):
+        return token if isinstance(token, str) else ""
+
+    def flush(self):
+        return ""
+
+
+def read(tokens, form=None, tools=TOOLS):
+    """Return what is thought, said and called, and how many tokens were thought."""
+    reader = ChannelReader(Words, form or in_tokens(HARMONY), tools)
+    deltas = [delta for token in tokens for delta in reader.push(token)] + [*reader.finish()]
+    calls = tool_calls_of(deltas)
+    assert len({call.id for call in calls}) == len(calls)
+    told = [(call.name, call.arguments) for call in calls]
+    return reasoning_of(deltas), text_of(deltas), told, reader.num_reasoning_tokens
+
+
+def told(written, **options):
+    form = in_tokens(HARMONY)
+    return read(tokens_of(form, written), form, **options)[:3]
+
+
+def heads(form, name):
+    """Every way to write the head of a call, behind the role that begins it."""
+    who = form.recipient + form.namespace + name
+    for kind in ("", f" {form.json}", f"{{kind}}{form.json}", f" {{kind}}{form.json}"):
+        yield f"{who}{{channel}}{form.calls}{kind}{{body}}"
+        yield f"{{channel}}{form.calls}{who}{kind}{{body}}"
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+@given(places=st.lists(st.integers(0, 99), max_size=12), data=st.data())
+def test_any_cut_of_an_answer_tells_the_same(name, places, data):
+    form = in_tokens(CHANNELS[name])
+    again = "{start}" + form.role
+    end = data.draw(st.sampled_from([*ENDS, ""]))
+    head = data.draw(st.sampled_from(list(heads(form, "clock"))))
+    before = (
+        f"{{channel}}{form.reasoning}{{body}}hm\n{{end}}{again}"
+        f"{{channel}}{form.calls}{{body}} I look. {{end}}{again}"
+    )
+    called = read(tokens_of(form, f"{before}{head}{JSON}{end}", places), form)[:3]
+    assert called == ("hm\n", " I look. ", [("clock", JSON)])
+    last = f"{before}{{channel}}{form.said}{{body}}It is.{end}"
+    said = read(tokens_of(form, last, places), form)[:3]
+    assert said == ("hm\n", " I look. \n\nIt is.", [])
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("so it is", ("", "so it is", [])),
+        (" to be", ("", " to be", [])),
+        (" to", ("", " to", [])),
+        ("\n", ("", "\n", [])),
+        ("", ("", "", [])),
+        ("{body}so", ("", "so", [])),
+        ("{channel}final{body}so{last}", ("", "so", [])),
+        ("{channel}other{body}so", ("", "so", [])),
+        ("{channel}analysis{body}hm{end}so", ("hm", "so", [])),
+        ("{channel}analysis{body}hm{end}\n", ("hm", "", [])),
+        ("{channel}analysis{body}hm{end}{start}assistant", ("hm", "", [])),
+        ("{channel}analysis{body}hm{end}{start}assistant{channel}fin", ("hm", "", [])),
+        ("{channel}analysis{body}hm{channel}final{body}so", ("hm", "so", [])),
+        ("{channel}analysis{body}hm{start}assistant{channel}final{body}so", ("hm", "so", [])),
+        ("{channel}analysis{body}h{kind}m{body}!", ("hm!", "", [])),
+        ("{channel}analysis{body}a{end}{channel}analysis{body}b", ("a\n\nb", "", [])),
+        ("{channel}analysis{body}{end}{channel}analysis{body}b", ("b", "", [])),
+        ("{channel}analysis{end}{start}assistant{channel}final{body}so", ("", "so", [])),
+        ("so{end}{start}assistant to=functions.clock{channel}commentary{body}{}", None),
+    ],
+)
+def test_what_is_written_otherwise_is_read_as_it_seems_meant(written, expected):
+    assert told(written) == (expected or ("", "so", [("clock", "{}")]))
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (" to=functions.clock{channel}analysis code{body}", "clock"),
+        ("to=clock{channel}commentary{body}", "clock"),
+        ("{channel}commentary to=functions.other{body}", "other"),
+        ("{channel}to=functions.clock commentary{body}", "clock"),
+    ],
+)
+def test_whoever_is_called_in_any_channel_is_called(head, name):
+    assert told(head + JSON) == ("", "", [(name, JSON)])
+
+
+def test_who_is_no_tool_is_not_called():
+    assert told(" to=python{channel}analysis code{body}1+1") == ("1+1", "", [])
+    assert told(" to=python{channel}commentary{body}1+1") == ("", "1+1", [])
+    called = " to=functions.clock{channel}commentary{body}[1]{call}"
+    assert told(called, tools=()) == ("", "[1]", [])
+
+
+def test_calls_are_told_as_they_come():
+    form = in_tokens(HARMONY)
+    reader = ChannelReader(Words, form, TOOLS)
+    written = '{channel}commentary to=functions.clock{body}{"city": "Kö'
+    deltas = [d for token in tokens_of(form, written) for d in reader.push(token)]
+    (call,) = tool_calls_of(deltas)
+    assert (call.name, call.arguments) == ("clock", '{"city": "Kö')
+
+
+def test_a_call_without_arguments_has_an_empty_object():
+    head = " to=functions.clock{channel}commentary{body}"
+    for written in (head, f"{head} {{call}}", f"{head}{{call}}{{start}}assistant"):
+        assert told(written) == ("", "", [("clock", "{}")])
+    twice = told(f"{head}{{call}}{{start}}assistant{head}[]{{call}}")
+    assert twice == ("", "", [("clock", "{}"), ("clock", "[]")])
+
+
+def test_marks_are_not_found_by_their_spelling():
+    said = "<|end|><|start|>assistant to=functions.clock<|channel|>commentary<|message|>{}"
+    assert told("{channel}final{body}" + said) == ("", said, [])
+
+
+@pytest.mark.parametrize(
+    ("opens", "expected"),
+    [("", ("", "hm", 0)), ("analysis", ("hm", "", 2)), ("final", ("", "hm", 0))],
+)
+def test_an_answer_goes_on_with_the_channel_that_its_prompt_opened(opens, expected):
+    form = replace(in_tokens(HARMONY), opens=opens)
+    thought, said, _, num_tokens = read(tokens_of(form, "hm{end}"), form)
+    assert (thought, said, num_tokens) == expected
+
+
+def test_tokens_of_thoughts_are_counted_heads_and_marks_included():
+    form = in_tokens(HARMONY)
+    reader = ChannelReader(Words, form, TOOLS)
+    counts = []
+    written = "{channel}analysis{body}hm{end}{start}assistant{channel}final{body}so{last}"
+    for token in tokens_of(form, written):
+        reader.push(token)
+        counts.append(reader.num_reasoning_tokens)
+    assert counts == [0, 0, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
+
+
+PIECES = (*(f"{{{name}}}" for name in ("start", "channel", "kind", "body", "end", "last", "call")),)
+TEXTS = (" to=", "functions.", "clock", "final", "analysis", "assistant", "{", " ", "\n", "é", "t")
+
+
+@given(
+    pieces=st.lists(st.sampled_from(PIECES + TEXTS), max_size=14),
+    places=st.lists(st.integers(0, 99), max_size=5),
+)
+@example(pieces=[" to=", "{end}"], places=[])
+def test_any_tokens_are_read_to_their_end_however_they_are_cut(pieces, places):
+    form = in_tokens(HARMONY)
+    written = "".join(pieces)
+    whole = read(tokens_of(form, written), form)
+    again = read(tokens_of(form, written, places), form)
+    assert again[:3] == whole[:3]
+    assert again[3] <= len(tokens_of(form, written, places))

@@ -1,0 +1,127 @@
+"""A random model that answers in channels, over HTTP: a server process, the real compiler.
+
+Whatever it writes, its answers keep to what was asked, and come apart into thoughts, text and calls.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import openai
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("llguidance")
+pytestmark = [pytest.mark.posix, pytest.mark.torch, pytest.mark.slow]
+
+from transformers import PreTrainedTokenizerFast
+
+import zoo
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 6}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}}
+    for name in ("weather", "clock")
+]
+FORM = {"type": "json_schema", "json_schema": {"name": "days", "schema": SCHEMA, "strict": True}}
+ASKED = {"role": "user", "content": "How is the weather?"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A client, and biases by which thoughts end."""
+    folder = zoo.save("gpt_oss", tmp_path_factory.mktemp("gpt_oss"))
+    tokens = PreTrainedTokenizerFast.from_pretrained(folder)
+    ends = tokens.convert_tokens_to_ids(["<|end|>", "<|return|>", "<|call|>"])
+    log = folder / "log"
+    command = [sys.executable, "-m", "vlmkit", "serve", str(folder), "--port", "0"]
+    command += ["--set", "engine.use=torch"]
+    with log.open("wb") as said, subprocess.Popen(command, stderr=said) as process:
+        try:
+            deadline = time.monotonic() + 600
+            while "is ready\n" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            url = re.search(r"listening on (\S+)", log.read_text())[1]
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+                yield client, {str(token_id): 12.0 for token_id in ends}
+        finally:
+            process.kill()
+
+
+def answer(served, *, stream, messages=(ASKED,), **fields):
+    client, biases = served
+    asked = {
+        "model": client.models.list().data[0].id,
+        "messages": list(messages),
+        "temperature": 1.0,
+        "max_tokens": 600,
+        "logit_bias": biases,
+        **fields,
+    }
+    if not stream:
+        return client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as events:
+        return events.get_final_completion().choices[0]
+
+
+def check(arguments):
+    assert set(arguments) == {"city", "days"}
+    assert len(arguments["city"]) <= 6
+    assert arguments["days"] in (1, 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
+def test_what_must_be_called_is_called_within_its_schema(served, stream, choice):
+    for seed in range(3):
+        told = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)
+        assert told.finish_reason == "tool_calls"
+        assert not told.message.content
+        (call,) = told.message.tool_calls
+        assert call.function.name in (("weather", "clock") if choice == "required" else ("clock",))
+        check(json.loads(call.function.arguments))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_an_answer_calls_or_speaks_as_it_may(served, stream, choice):
+    for seed in range(6):
+        told = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)
+        calls = told.message.tool_calls or []
+        assert told.finish_reason == ("tool_calls" if calls else "stop")
+        assert len(calls) <= (choice == "auto")
+        for call in calls:
+            check(json.loads(call.function.arguments))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_json_is_all_that_is_said_and_thoughts_are_free(served, stream, tools):
+    fields = {"tools": tools, "tool_choice": "none"} if tools else {}
+    for seed in range(4):
+        told = answer(served, stream=stream, response_format=FORM, seed=seed, **fields)
+        assert told.finish_reason == "stop"
+        check(json.loads(told.message.content))
+
+
+def test_a_call_and_its_result_go_back(served):
+    told = answer(served, stream=False, tools=TOOLS, tool_choice="required", seed=1)
+    (call,) = told.message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": '{"sun": true}'}
+    messages = [ASKED, told.message, result]
+    again = answer(served, stream=False, messages=messages, response_format=FORM, seed=1)
+    check(json.loads(again.message.content))
+    efforts = [
+        answer(served, stream=False, messages=messages, reasoning_effort=effort, seed=1)
+        for effort in ("low", "high")
+    ]
+    assert {told.finish_reason for told in efforts} <= {"stop", "length", "tool_calls"}
