@@ -1,6 +1,6 @@
 """A random model that answers in channels, over HTTP: a server process, the real compiler.
 
-Whatever it writes, its answers keep to what was asked, and come apart into thoughts, text and calls.
+Whatever it writes, its answers keep to what was asked, and thoughts, text and calls come apart.
 """
 
 import json
@@ -14,11 +14,12 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("llguidance")
-pytestmark = [pytest.mark.posix, pytest.mark.torch, pytest.mark.slow]
 
 from transformers import PreTrainedTokenizerFast
 
 import zoo
+
+pytestmark = [pytest.mark.posix, pytest.mark.torch, pytest.mark.slow]
 
 SCHEMA = {
     "type": "object",
@@ -80,7 +81,9 @@ def check(arguments):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "clock"}}]
+)
 def test_what_must_be_called_is_called_within_its_schema(served, stream, choice):
     for seed in range(3):
         told = answer(served, stream=stream, tools=TOOLS, tool_choice=choice, seed=seed)

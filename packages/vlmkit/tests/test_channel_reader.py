@@ -10,7 +10,7 @@ from hypothesis import example, given, strategies as st
 
 from vlmkit.ask.delta import reasoning_of, text_of, tool_calls_of
 from vlmkit.kit.call_formats import CHANNELS
-from vlmkit.kit.channel_reader import ChannelReader
+from vlmkit.kit.channel_reader import MAX_HEAD_CHARS, ChannelReader
 from vlmkit.seams.chat_format import Mark
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "clock")]
@@ -164,6 +164,13 @@ def test_a_call_without_arguments_has_an_empty_object():
 def test_marks_are_not_found_by_their_spelling():
     said = "<|end|><|start|>assistant to=functions.clock<|channel|>commentary<|message|>{}"
     assert told("{channel}final{body}" + said) == ("", said, [])
+
+
+@pytest.mark.parametrize("begun", [" to=", " ", "\n"])
+def test_what_never_becomes_a_head_is_text_and_not_held_for_ever(begun):
+    long = begun + "x" * 9 * begun.count("=") + begun * MAX_HEAD_CHARS
+    reader = ChannelReader(Words, in_tokens(HARMONY), TOOLS)
+    assert text_of([delta for letter in long for delta in reader.push(letter)]) == long
 
 
 @pytest.mark.parametrize(

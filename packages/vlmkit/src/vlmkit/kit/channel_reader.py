@@ -14,6 +14,7 @@ from vlmkit.kit.plain_reader import TokenStream
 from vlmkit.seams.chat_format import ChannelFormat, Mark
 
 BETWEEN = "\n\n"  # two messages of one kind
+MAX_HEAD_CHARS = 1024  # what is longer was none
 
 Kind = Literal["thought", "text", "call"]
 
@@ -97,11 +98,12 @@ class ChannelReader:
         if self._phase == "body":
             return self._tell(text)
         if self._phase == "head":
-            self._head[self._part] = self._head.get(self._part, "") + text
+            self._head[self._part] = (self._head.get(self._part, "") + text)[:MAX_HEAD_CHARS]
             return ()
         self._begun += text
         begun, recipient = self._begun.lstrip(), self._form.recipient.strip()
-        if recipient.startswith(begun[: len(recipient)]):
+        may_begin = recipient.startswith(begun[: len(recipient)])
+        if may_begin and len(self._begun) <= MAX_HEAD_CHARS:
             return ()
         self._phase, self._kind, self._is_new = "body", "text", True
         text, self._begun = self._begun, ""
