@@ -179,8 +179,25 @@ def prompt(name: str, request: Request, image_token: int | None) -> Prompt:
         own, places = places[:count], places[count:]
         arrays = {key: np.asarray(alone[key]) for key in alone if _is_image_array(key)}
         digest = hashlib.sha256(b"".join(arrays[key].tobytes() for key in sorted(arrays))).digest()
-        slots.append(MediaSlot(own[0], own[-1] + 1, digest, arrays, count))
+        before, after, types = _around(alone, image_token)
+        start, stop = own[0] - before, own[-1] + 1 + after
+        slots.append(MediaSlot(start, stop, digest, {**arrays, **types}, count))
     return Prompt(tuple(ids), tuple(slots))
+
+
+def _around(alone: Mapping[str, Any], image_token: int | None) -> tuple[int, int, dict[str, Any]]:
+    """Return how many tokens around those of an image's features are typed as they, and the types.
+
+    Nothing where there are none, as with nearly all families.
+    """
+    types = np.asarray(alone.get("mm_token_type_ids", [[]]))[0]
+    typed = np.flatnonzero(types)
+    places = np.flatnonzero(np.asarray(alone["input_ids"])[0] == image_token)
+    if len(typed) <= len(places):
+        return 0, 0, {}
+    first, last = typed[0], typed[-1]
+    own = {"mm_token_type_ids": types[first : last + 1]}
+    return int(places[0] - first), int(last - places[-1]), own
 
 
 def _is_image_array(key: str) -> bool:
