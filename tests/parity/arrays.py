@@ -69,6 +69,7 @@ class Drawn:
         num_tokens: placeholders of an image.
         numbers: arrays that are given, such as grids.
         types: the argument that tells image tokens from text, if the family has one.
+        around: the tokens right before and behind an image, where the family looks for them.
     """
 
     config: Callable[[], Any]
@@ -76,6 +77,7 @@ class Drawn:
     num_tokens: int
     numbers: dict[str, list[Any]]
     types: str = ""
+    around: tuple[int, ...] = ()
 
 
 def _gemma3() -> Any:
@@ -103,6 +105,33 @@ def _qwen3_vl_moe() -> Any:
     text["rope_parameters"] = {**ROPE, "mrope_section": [2, 3, 3]}
     tower = {**QWEN_TOWER, "deepstack_visual_indexes": [0, 1, 2]}
     return transformers.Qwen3VLMoeConfig(text_config=text, vision_config=tower, **QWEN_IDS)
+
+
+def _qwen3_omni() -> Any:
+    text = {**TEXT, **EXPERTS, "head_dim": 16}
+    text["rope_parameters"] = {**ROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    audio = {
+        "num_mel_bins": 16,
+        "encoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "d_model": 32,
+        "output_dim": 64,
+        "max_source_positions": 32,
+        "n_window": 4,
+        "n_window_infer": 8,
+        "downsample_hidden_size": 8,
+    }
+    return transformers.Qwen3OmniMoeThinkerConfig(
+        text_config=text,
+        vision_config={**QWEN_TOWER, "deepstack_visual_indexes": [0, 1, 2]},
+        audio_config=audio,
+        audio_token_id=304,
+        audio_start_token_id=305,
+        audio_end_token_id=306,
+        user_token_id=307,
+        **QWEN_IDS,
+    )
 
 
 def _qwen3_5() -> Any:
@@ -211,6 +240,8 @@ FAMILIES = {
     ),
     "qwen3_vl_moe": Drawn(_qwen3_vl_moe, *_QWEN),
     "qwen3_5": Drawn(_qwen3_5, *_QWEN),
+    # Positions are on three axes only where a mask says that nothing is padding.
+    "qwen3_omni": Drawn(_qwen3_omni, *_QWEN[:3], around=(302, 303)),
     "internvl_gpt_oss": Drawn(_internvl_gpt_oss, {"pixel_values": (2, 3, 28, 28)}, 8, {}),
     # The projector runs after the encoder's output was cached.
     "llama4": Drawn(_llama4, {"pixel_values": (2, 3, 28, 28)}, 8, {}),
@@ -255,6 +286,8 @@ def prompts(name: str) -> list[Prompt]:
             stop = len(ids) + family.num_tokens
             slots.append(MediaSlot(len(ids), stop, random.bytes(32), arrays, family.num_tokens))
             ids += [IMAGE] * family.num_tokens + random.integers(5, 250, 2).tolist()
+            if family.around:
+                ids[slots[-1].start - 1], ids[stop] = family.around
         ids += random.integers(5, 250, after).tolist()
         made.append(Prompt(tuple(ids), tuple(slots)))
     return made

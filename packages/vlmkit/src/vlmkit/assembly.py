@@ -158,6 +158,7 @@ def assemble(
                 parts[section][name] = part
                 if close := getattr(part, "close", None):
                     built.callback(close)
+        _show_pictures(parts, choice, context)
         from vlmkit.kit.pooling import read_pooling  # commands that run none import no arrays
         from vlmkit.pipeline import Pipeline
 
@@ -172,6 +173,25 @@ def assemble(
     heap.trim()
     tell("ready")
     return runner
+
+
+def _show_pictures(
+    parts: Mapping[str, Any], choice: Mapping[str, Any], context: BuildContext
+) -> None:
+    """Try a model with pictures, if it takes any and its engine wants it."""
+    encoder = parts.get("media_encoder")
+    if encoder is None:
+        return
+    from vlmkit.running.first_look import first_look  # commands that run none import no arrays
+
+    first_look(
+        parts["engine"],
+        encoder,
+        parts["tokenizer"],
+        context.files,
+        built_with=[choice[name] for name in ("engine", "media_encoder", "tokenizer")],
+        on_stage=context.on_stage,
+    )
 
 
 def tool_sources(config: Config, plugins: Plugins) -> dict[str, "ToolSource"]:

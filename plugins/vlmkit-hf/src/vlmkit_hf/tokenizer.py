@@ -133,7 +133,12 @@ class HfTokenizer:
         self._check_images(images)
         chat = self._chat(tools)
         if chat is None:
-            raise RequestError("this model has no chat template", param="messages", hint=GIVE_ONE)
+            raise RequestError(
+                "this model has no chat template",
+                param="messages",
+                code="no_chat_template",
+                hint=GIVE_ONE,
+            )
         layout = self._images.layout(len(images)) if self._images else None
         segments = self._begun(chat.segments(messages, tools, layout, options))
         # A processor completes a text that does not begin as its tokenizer would; a text model's

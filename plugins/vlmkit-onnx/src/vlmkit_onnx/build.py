@@ -66,6 +66,7 @@ def build_engine(context: BuildContext) -> OnnxEngine:
         book,
         replace(limits, prefix_block_tokens=1 if shares else 0),
         layout.sliding_window,
+        is_tried=settings.self_check,
     )
 
 

@@ -11,8 +11,10 @@ from typing import cast
 
 import numpy as np
 
-from vlmkit.errors import OutOfMemory, RequestError
+from vlmkit.errors import CheckpointError, OutOfMemory, RequestError
+from vlmkit.kit.media_trial import answered
 from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt, PromptPlan
 from vlmkit.seams.step import StepOutput, WorkItem
 from vlmkit.seams.view import SequenceView
@@ -28,6 +30,7 @@ from vlmkit_onnx.prompts.prompt_inputs import (
 )
 from vlmkit_onnx.sessions.session import is_out_of_memory
 from vlmkit_onnx.slots.slot_book import SlotBook
+from vlmkit_onnx.trials.exported import Exported
 
 
 class OnnxEngine:
@@ -40,6 +43,7 @@ class OnnxEngine:
         book: of the decoder's slots.
         limits: what is promised to the scheduler.
         sliding_window: tokens that layers with a window see, where masks come from here.
+        is_tried: whether it answers about pictures when its model was loaded.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class OnnxEngine:
         book: SlotBook,
         limits: EngineLimits,
         sliding_window: int | None = None,
+        *,
+        is_tried: bool = True,
     ) -> None:
         self._decoder = decoder
         self._embed = embeddings
@@ -57,6 +63,7 @@ class OnnxEngine:
         self._book = book
         self._limits = limits
         self._window = sliding_window
+        self._is_tried = is_tried
 
     @property
     def limits(self) -> EngineLimits:
@@ -145,6 +152,27 @@ class OnnxEngine:
                 end = ends[item.sequence]
                 logits[end - item.num_rows : end] = made
         return StepOutput(logits if asked else None, np.concatenate(states) if states else None)
+
+    @property
+    def trial_name(self) -> str | None:
+        """Nothing but the settings counts; see :class:`vlmkit.seams.engine.MediaTrial`."""
+        return "onnx" if self._is_tried else None
+
+    def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
+        """Answer prompts with pictures, and hold the tower against what its exporter kept.
+
+        Raises:
+            CheckpointError: the tower computes otherwise, or logits are no numbers.
+            VlmkitError: there is no answer.
+        """
+        if isinstance(encoder, Exported):
+            encoder.refuse_unlike_export()
+        for prompt in prompts:
+            rows = answered(self, encoder, prompt, prompt.token_ids[-1:])
+            if rows is not None and not all(np.isfinite(np.asarray(row)).all() for row in rows):
+                raise CheckpointError(
+                    "what the graphs answer about a small picture has values that are not numbers"
+                )
 
     def close(self) -> None:
         """Free the cache and let go of the graph."""

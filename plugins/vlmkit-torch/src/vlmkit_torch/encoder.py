@@ -75,6 +75,10 @@ class TorchVisionEncoder:
             faults.free_memory(self._loaded.device)
         raise OutOfMemory("the images of this request")
 
+    def computes_with(self, model: object) -> bool:
+        """Tell whether its weights are those of a model in memory, and not a copy."""
+        return self._loaded.model is model
+
     def close(self) -> None:
         """Let go of the weights."""
         del self._loaded, self._tower

@@ -11,10 +11,11 @@ from vlmkit.errors import CheckpointError, RequestError, VlmkitError
 from vlmkit.kit.block_pool import BlockPool
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt, PromptPlan
 from vlmkit.seams.step import StepOutput, WorkItem
 from vlmkit.seams.view import SequenceView
-from vlmkit_torch import capacity, faults, hardware, packing, rope, selfcheck
+from vlmkit_torch import capacity, faults, hardware, packing, picture_check, rope, selfcheck
 from vlmkit_torch.attention.paged import Board, bind
 from vlmkit_torch.batch import Batcher, PromptState
 from vlmkit_torch.grouping import Costs
@@ -38,6 +39,7 @@ class TorchEngine:
 
     def __init__(self, loaded: LoadedModel, views: Views, settings: EngineSettings) -> None:
         self._views = views
+        self._is_checked = settings.self_check
         views.use_paged_attention()
         kinds = capacity.layer_kinds(views.text_config)
         self._recurrent = capacity.recurrent_states(views)
@@ -208,6 +210,30 @@ class TorchEngine:
     def move(self, sequence: SequenceView, offset: int) -> None:
         """Let the answer of an admitted sequence stand further on, as if its prompt were longer."""
         self._states[sequence] = PromptState(Layout(None, offset))
+
+    @property
+    def trial_name(self) -> str | None:
+        """Device and precision; see :class:`vlmkit.seams.engine.MediaTrial`."""
+        model = self._views.model
+        return f"{model.device} {model.dtype}" if self._is_checked else None
+
+    def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
+        """Hold answers about pictures against those of the family's own code.
+
+        Raises:
+            CheckpointError: they differ.
+            VlmkitError: there is no answer.
+        """
+        device = self._board.cache.device
+        try:
+            with hardware.alone(device), torch.no_grad():
+                picture_check.check(self, self._views, self._reader, prompts, encoder)
+        except Exception as error:
+            if failure := faults.told(error, device, "a small picture", ""):
+                raise failure from error
+            raise
+        finally:
+            faults.free_memory(device)
 
     def close(self) -> None:
         """Free the cache and let go of the weights."""

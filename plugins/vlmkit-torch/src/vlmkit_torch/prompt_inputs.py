@@ -136,6 +136,7 @@ class PromptReader:
         self._image_token = getattr(config, "image_token_id", None)
         self._is_prefix_typed = config.model_type in PREFIX_TYPED
         self._positional = views.positional_inputs()
+        self._masks_padding = views.positions_take_mask()
         self._form: FeatureForm | None = None
         text = self._ask(Prompt(views.text_tokens(NUM_SAMPLE_TOKENS)))
         self._text = text if text.is_of_text else None
@@ -198,8 +199,8 @@ class PromptReader:
         arguments = self.views.prepare(inputs)
         return self._sort(arguments, token_ids.shape[1], frozenset()).per_token
 
-    def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
-        """Return what the family's code needs to place images: ids, token types, sizes."""
+    def typed(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        """Return a prompt's token ids, and their types where the family has some."""
         ids = torch.tensor([prompt.token_ids], device=self.device)
         inputs = {"input_ids": ids}
         is_image = torch.eq(ids, -1 if self._image_token is None else self._image_token).long()
@@ -208,6 +209,13 @@ class PromptReader:
         if self.views.prepare_takes("token_type_ids"):
             is_text = torch.full_like(ids, 0 if prompt.media else 1)
             inputs["token_type_ids"] = is_text if self._is_prefix_typed else is_image
+        return inputs
+
+    def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        """Return what the family's code needs to place images: ids, token types, sizes."""
+        inputs = self.typed(prompt)
+        if self._masks_padding:
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         for name in self._positional:
             if prompt.media and name in prompt.media[0].inputs:
                 parts = [self._array(slot, name) for slot in prompt.media]

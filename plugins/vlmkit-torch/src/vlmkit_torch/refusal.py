@@ -82,7 +82,8 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     """Say why the vision encoder cannot run this checkpoint; None when it seems to be able to."""
     if reason := _files_reason(checkpoint):
         return reason
-    if not isinstance(checkpoint.config.get("vision_config"), Mapping):
+    has_tower = isinstance(checkpoint.config.get("vision_config"), Mapping)
+    if not has_tower and not _is_shown_pictures(checkpoint.model_type):
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
     return None
 
@@ -132,12 +133,27 @@ def _task_reason(checkpoint: Checkpoint) -> str | None:
 
 
 def _is_known(model_type: str) -> bool:
-    """Whether the installed transformers lists the family; reads its list, imports nothing."""
+    """Whether the installed transformers lists the family."""
+    families = _families()
+    return families is None or f'("{model_type}", ' in families  # why_not() has the better reason
+
+
+def _is_shown_pictures(model_type: str) -> bool:
+    """Whether it lists the family among those that answer about pictures.
+
+    Some have no tower: their decoder takes patches (Fuyu), or tokens of a codebook (Emu3).
+    """
+    _, _, rest = (_families() or "").partition("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES = ")
+    return f'("{model_type}", ' in rest.partition("\n)")[0]
+
+
+def _families() -> str | None:
+    """Return the lists of families of the installed transformers, as they are written."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
-        return True  # why_not() has the better reason
-    families = Path(spec.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
-    return f'("{model_type}", ' in families.read_text(encoding="utf-8")
+        return None
+    place = Path(spec.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    return place.read_text(encoding="utf-8")
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -48,7 +48,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             cut has to fit.
         packed_weights: on a CPU in float32, keep linear layers in the layout that small batches
             read fastest.
-        self_check: at load, compare paged and chunked computation with the plain model.
+        self_check: at load, compare paged and chunked computation with the plain model, of a text
+            and of two small pictures.
     """
 
     cache_tokens: Positive | None = None

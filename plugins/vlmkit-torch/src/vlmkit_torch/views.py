@@ -93,20 +93,32 @@ class Views:
 
     def prepare_takes(self, name: str) -> bool:
         """Whether the family's own code has an argument of this name."""
-        return name in inspect.signature(self.base.forward).parameters
+        return name in _names(self.base.forward)
 
     def positional_inputs(self) -> frozenset[str]:
         """Return the processor outputs that the family computes image positions from."""
+        known = {"input_ids", "attention_mask", "mm_token_type_ids", "kwargs"}
+        return self._positional_arguments() - known
+
+    def positions_take_mask(self) -> bool:
+        """Whether the family may compute positions only where it is told that nothing is padding.
+
+        Without a mask, Qwen's Omni models put an image's tokens one after the other.
+        """
+        return "attention_mask" in self._positional_arguments()
+
+    def _positional_arguments(self) -> frozenset[str]:
         rope_index = getattr(self.base, "get_rope_index", None)
-        if rope_index is None:
-            return frozenset()
-        names = frozenset(inspect.signature(rope_index).parameters)
-        return names - {"input_ids", "attention_mask", "mm_token_type_ids", "kwargs"}
+        return frozenset() if rope_index is None else frozenset(_names(rope_index))
 
     def _preparing(self, masks: str) -> "_Preparing":
         AttentionMaskInterface.register(PROBE, _unusual_mask)
         AttentionMaskInterface.register(NO_MASKS, _no_mask)
         return _Preparing(self.base, self.decoder, masks)
+
+
+def _names(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
 class _Preparing:
@@ -190,7 +202,7 @@ class _Recorder(_Standin):
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
         if args:
-            names = list(inspect.signature(self.target.forward).parameters)
+            names = _names(self.target.forward)
             kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
         self.arguments = kwargs
         raise _Recorded

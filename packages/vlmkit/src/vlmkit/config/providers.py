@@ -25,7 +25,7 @@ def is_left_out(section: str, component: Component) -> bool:
     """
     if component.use != "none":
         return False
-    if not SECTIONS[section].is_optional:
+    if not SECTIONS[section].takes_none:
         raise ConfigError(f"{section}.use = 'none': a pipeline cannot do without")
     if component.settings:
         key = next(iter(component.settings))

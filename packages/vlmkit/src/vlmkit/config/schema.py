@@ -70,7 +70,7 @@ def _unnamed_forms(kind: Kind[Any]) -> Iterator[dict[str, Any]]:
         "type": "object",  # its settings are checked by the one that is chosen
         "properties": {"use": {"const": "auto", "default": kind.default}},
     }
-    if kind.is_optional:
+    if kind.takes_none:
         yield {
             "title": "none",
             "description": "nothing",

@@ -76,6 +76,21 @@ def sizes(folder: Path) -> dict[str, int]:
     return {name: path.stat().st_size for name, path in _files(folder)}
 
 
+def changes(folder: Path) -> str | None:
+    """Return 64 hex digits that change when the system sees one of the same files change.
+
+    None is read. Returns None where one changed just now: a second change may leave no trace.
+
+    Raises:
+        OSError: a file went away meanwhile.
+    """
+    facts = {name: _facts(path) for name, path in _files(folder)}
+    latest = max((fact.changed_ns for fact in facts.values()), default=0)
+    if latest >= time.time_ns() - SETTLED_NS:
+        return None
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+
+
 def digest(path: Path) -> str:
     """Return 64 hex digits of a file's content, read by several threads at once."""
     num_bytes = path.stat().st_size

@@ -39,6 +39,8 @@ class Kind(Generic[T]):
         is_optional: a pipeline can do without, and does where the config does not choose; where
             one is used, the section says ``none``. Of what is not optional, all that can serve are
             used where the mode is ``all``.
+        is_dispensable: a model that has use for one is served without it where its section says
+            ``none``.
         is_late: of a kind that is optional: a provider is built when it is first needed, so that
             one which is installed costs nothing; where the config does not choose, one is taken
             that can serve, if there is any.
@@ -52,6 +54,7 @@ class Kind(Generic[T]):
     contract: str = ""
     part_of: Literal["pipeline", "server"] = "pipeline"
     is_optional: bool = False
+    is_dispensable: bool = False
     is_late: bool = False
     reserved: frozenset[str] = frozenset()
 
@@ -76,6 +79,11 @@ class Kind(Generic[T]):
         return "none" if self.is_optional and not self.is_late else "auto"
 
     @property
+    def takes_none(self) -> bool:
+        """Whether its section may say ``none``."""
+        return self.is_optional or self.is_dispensable
+
+    @property
     def section(self) -> str:
         """Its section of the config, if it is a kind of vlmkit's own; empty without one."""
         return {"one": self.name, "all": self.plural, "by name": ""}[self.mode]
@@ -94,6 +102,7 @@ MEDIA_ENCODER: Kind[MediaEncoder] = Kind(
     "one",
     "what turns images and other media into embeddings",
     "vlmkit.testing:MediaEncoderContract",
+    is_dispensable=True,
 )
 ENGINE: Kind[Engine] = Kind(
     "engine",

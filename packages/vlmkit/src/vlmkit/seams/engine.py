@@ -6,8 +6,9 @@ and ``close`` after the loop's end in the thread that closes.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt, PromptPlan
 from vlmkit.seams.step import StepOutput, WorkItem
 from vlmkit.seams.view import SequenceView
@@ -123,4 +124,31 @@ class Engine(Cache, Protocol):
 
     def close(self) -> None:
         """Free all memory; no call follows."""
+        ...
+
+
+@runtime_checkable
+class MediaTrial(Protocol):
+    """What an engine may have besides: a trial with media, when the whole model was loaded.
+
+    Only then is there a tokenizer that prepares media, and an encoder of them.
+    """
+
+    @property
+    def trial_name(self) -> str | None:
+        """Says what is tried, such as device and precision; None where nothing is to be tried.
+
+        A model is tried once under a name, until its files, its settings or the packages change.
+        """
+        ...
+
+    def try_media(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
+        """Answer prompts with one medium each, and hold that against what is known to be right.
+
+        It is done where nobody else uses engine or encoder yet, and leaves nothing in the cache.
+
+        Raises:
+            CheckpointError: the answers are wrong.
+            VlmkitError: there is none.
+        """
         ...

@@ -16,15 +16,17 @@ from vlmkit_onnx.export.towers.tower import ImageInputs
 from vlmkit_onnx.folder.layout import VisionGraph
 from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings
+from vlmkit_onnx.trials import exported
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
 
 TOLERANCE = 1e-4  # of the largest value of an image's rows
 MAX_BATCH_IMAGES = 8
+KEPT = (0, -1)  # of the samples, for whoever loads the graph; they differ in size where they can
 
 
 def check_vision(model: PreTrainedModel, file: Path, samples: Sequence[ImageInputs]) -> float:
-    """Compare a graph with the model, for all images in one batch.
+    """Compare a graph with the model, for all images in one batch; keep two of them beside it.
 
     Args:
         model: its vision side in single precision.
@@ -48,6 +50,7 @@ def check_vision(model: PreTrainedModel, file: Path, samples: Sequence[ImageInpu
         raise _wrong(model) from error
     if not worst <= TOLERANCE:  # not-a-number fails too
         raise _wrong(model)
+    exported.write(file.parent, [(samples[i], expected[i]) for i in KEPT])
     return worst
 
 

@@ -17,6 +17,7 @@ from vlmkit_onnx.folder.layout import VisionGraph
 from vlmkit_onnx.sessions.node_types import BOOLEANS, FLOATS, INTEGERS
 from vlmkit_onnx.sessions.runtime import onnxruntime
 from vlmkit_onnx.sessions.session import giving_back, is_out_of_memory
+from vlmkit_onnx.trials.exported import refuse_unlike
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
@@ -72,6 +73,14 @@ class OnnxVisionEncoder:
         """
         rows = self._computation.compute(slots, self._run)
         return [_features(slot, own) for slot, own in zip(slots, rows, strict=True)]
+
+    def refuse_unlike_export(self) -> None:
+        """Compute the images that the exporter kept beside the graph, if it kept any.
+
+        Raises:
+            CheckpointError: their rows are others here.
+        """
+        refuse_unlike(self.encode, self._file.parent, FEATURES)
 
     def close(self) -> None:
         """Let go of the graph."""

@@ -1,0 +1,169 @@
+"""Shows a model its first pictures while it is loaded, so that nobody's request has to.
+
+Makes two small pictures into prompts as requests are made into prompts, and lets the engine try
+itself with them (``vlmkit.seams.engine.MediaTrial``). A model that went through it once, with the
+same files, settings and packages on the same machine, is not tried again. What is right, the engine
+knows; how large pictures are shown, the tokenizer.
+"""
+
+import hashlib
+import importlib.metadata
+import logging
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.message import ImagePart, Message
+from vlmkit.errors import CheckpointError, ImageError, OutOfMemory, RequestError, VlmkitError
+from vlmkit.kit import content, user_cache
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.seams.engine import Engine, MediaTrial
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+PICTURES = (((96, 96), 64), ((64, 176), 256))
+"""Height and width of each, and how many tokens it is to take where that can be chosen."""
+
+ENLARGED = 4  # each side of a picture that a processor finds too small
+NUM_AROUND = 16  # tokens of text before and behind an image; templates may begin with thousands
+BLOCK = 4  # pixels of one colour: single ones would be averaged to grey
+HINT = 'media_encoder.use = "none" serves its text; engine.self_check = false does not try it'
+
+
+def first_look(
+    engine: Engine,
+    encoder: MediaEncoder,
+    tokenizer: Tokenizer,
+    checkpoint: Checkpoint,
+    *,
+    built_with: object = "",
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Let an engine that wants it try itself with pictures.
+
+    Args:
+        engine: is tried.
+        encoder: of its media.
+        tokenizer: makes prompts.
+        checkpoint: what they were built from.
+        built_with: which providers, with which settings.
+        on_stage: told if pictures are shown.
+
+    Raises:
+        CheckpointError: no picture can be answered about, or the answer would be wrong.
+        OutOfMemory: there is no room for a small picture.
+    """
+    if "image" not in encoder.media_kinds:
+        return
+    name = engine.trial_name if isinstance(engine, MediaTrial) else None
+    if not isinstance(engine, MediaTrial) or name is None:
+        return
+    try:
+        prompts = list(_prompts(tokenizer))
+        seen = _place(checkpoint, prompts, (name, built_with))
+        if not prompts or (seen is not None and seen.exists()):
+            return
+        on_stage("first pictures")
+        engine.try_media(prompts, encoder)
+    except (CheckpointError, OutOfMemory):
+        raise
+    except RequestError as error:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} is of a family that answers about pictures, and no prompt "
+            f"can hold one: {error}",
+            hint=HINT,
+        ) from error
+    except VlmkitError as error:
+        raise CheckpointError(
+            f"model {checkpoint.name!r} cannot answer about pictures: {error}",
+            hint=error.hint or HINT,
+        ) from error
+    except Exception as error:  # a family's code may raise anything
+        raise CheckpointError(
+            f"model {checkpoint.name!r} cannot answer about pictures: the code of model type "
+            f"{checkpoint.model_type!r} fails at one",
+            hint=HINT,
+        ) from error
+    if seen is not None:
+        _remember(seen)
+
+
+def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
+    """Yield a short prompt for each picture.
+
+    Raises:
+        RequestError: the tokenizer makes none.
+    """
+    is_sized = "image_detail" in tokenizer.honours
+    for number, (size, num_tokens) in enumerate(PICTURES):
+        options = ImageOptions(wanted_tokens=num_tokens) if is_sized else PLAIN_IMAGE
+        try:
+            prompt = _prompt(tokenizer, picture(*size, seed=number), options)
+        except ImageError:
+            larger = picture(*(ENLARGED * side for side in size), seed=number)
+            prompt = _prompt(tokenizer, larger, options)
+        except RequestError as error:
+            if error.code == "no_chat_template":  # pictures come in conversations alone
+                return
+            raise
+        yield _shortened(prompt)
+
+
+def _prompt(tokenizer: Tokenizer, shown: Image, options: ImageOptions) -> Prompt:
+    prompt = tokenizer.prompt([Message.of("user", "What is it?", [ImagePart(shown, options)])])
+    if len(prompt.media) != 1:
+        raise RequestError(f"its prompt has {len(prompt.media)} places for a picture")
+    return prompt
+
+
+def _shortened(prompt: Prompt) -> Prompt:
+    """Return the part of a prompt that is around its image."""
+    (slot,) = prompt.media
+    start = max(0, slot.start - NUM_AROUND)
+    own = replace(slot, start=slot.start - start, stop=slot.stop - start)
+    return Prompt(prompt.token_ids[start : slot.stop + NUM_AROUND], (own,))
+
+
+def picture(height: int, width: int, *, seed: int = 0) -> Image:
+    """Return a picture of blocks of random colours, always the same."""
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (-(-height // BLOCK), -(-width // BLOCK), 3), dtype=np.uint8)
+    pixels = blocks.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)[:height, :width]
+    return Image.open(np.ascontiguousarray(pixels))
+
+
+def _place(checkpoint: Checkpoint, prompts: Seq[Prompt], built_with: object) -> Path | None:
+    """Return the file that is there once this model went through; None where none can be."""
+    try:
+        changes = content.changes(checkpoint.path)
+        if changes is None:
+            return None
+        facts = [changes, str(checkpoint.path.resolve()), repr(built_with)]
+        facts += [sys.version, platform.platform(), platform.node(), *sorted(_packages())]
+        facts += [f"{prompt.token_ids} {prompt.media[0].digest!r}" for prompt in prompts]
+        name = hashlib.sha256("\n".join(facts).encode(errors="backslashreplace")).hexdigest()
+        return user_cache.folder() / "first-looks" / name
+    except (OSError, RuntimeError) as error:
+        log.info("it is not known whether model %r was tried: %s", checkpoint.name, error)
+        return None
+
+
+def _packages() -> set[str]:
+    return {f"{found.name} {found.version}" for found in importlib.metadata.distributions()}
+
+
+def _remember(place: Path) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    except OSError as error:
+        log.info("it is not remembered that a model was tried: %s", error)

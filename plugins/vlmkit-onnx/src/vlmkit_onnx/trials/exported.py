@@ -1,0 +1,96 @@
+"""Whether a vision graph still computes what it was exported with: tried on two images at load.
+
+The exporter writes the arrays of two images, and what the model's own code makes of them, beside
+the graph. A graph that was right where it was exported may not be so with another ONNX Runtime, on
+another device or another CPU.
+"""
+
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmkit.errors import CheckpointError
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot
+
+FILE = "vision_sample.npz"
+MAX_BYTES = 2**28
+TOLERANCE = 1e-2  # of an image's largest number; convolutions in TF32 come to a tenth of it
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+Encode: TypeAlias = Callable[[Sequence[MediaSlot]], list[MediaFeatures]]
+
+
+@runtime_checkable
+class Exported(Protocol):
+    """An encoder whose graph may have such a file beside it."""
+
+    def refuse_unlike_export(self) -> None:
+        """Compute the two images; see :func:`refuse_unlike`."""
+        ...
+
+
+def write(folder: Path, images: Sequence[tuple[Arrays, Arrays]]) -> None:
+    """Keep images beside a graph: arrays of a processor, and rows by the graph's names."""
+    named = {
+        f"{number}/{kind}/{name}": array
+        for number, pair in enumerate(images)
+        for kind, arrays in zip(("in", "out"), pair, strict=True)
+        for name, array in arrays.items()
+    }
+    np.savez(folder / FILE, allow_pickle=False, **named)
+
+
+def refuse_unlike(encode: Encode, folder: Path, main: str) -> None:
+    """Encode the images beside a graph, if there are any, and compare.
+
+    Args:
+        encode: by the graph.
+        folder: where it is.
+        main: the name of the rows that are no extra ones.
+
+    Raises:
+        CheckpointError: the rows differ by more than rounding, or the file is broken.
+    """
+    for arrays, rows in _images(folder / FILE):
+        count = len(rows[main])
+        (features,) = encode([MediaSlot(0, count, b"", arrays, count)])
+        made = {main: features.embeddings, **features.extra}
+        if made.keys() != rows.keys() or not all(
+            _is_alike(np.asarray(made[name]), rows[name]) for name in rows
+        ):
+            raise CheckpointError(
+                f"{folder.name!r} has a vision graph that does not compute here what it computed "
+                "when it was exported",
+                hint="export the model again here: vlmkit export MODEL DIR",
+            )
+
+
+def _is_alike(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    if found.shape != wanted.shape:
+        return False
+    size = max(float(np.abs(wanted).max()), 1e-6)
+    return bool(np.abs(found - wanted).max() <= TOLERANCE * size)  # not-a-number is not
+
+
+def _images(path: Path) -> list[tuple[Arrays, Arrays]]:
+    if not path.is_file():
+        return []
+    try:
+        with zipfile.ZipFile(path) as parts:
+            if sum(part.file_size for part in parts.infolist()) > MAX_BYTES:
+                raise ValueError("too large")
+        with np.load(path, allow_pickle=False) as stored:
+            images: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+            for key in stored.files:
+                number, kind, name = key.split("/")
+                images.setdefault(number, ({}, {}))[kind == "out"][name] = stored[key]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{FILE!r} is not what an export has beside its vision graph",
+            hint="export the model again: vlmkit export MODEL DIR",
+        ) from error
+    return list(images.values())

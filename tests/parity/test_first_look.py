@@ -1,0 +1,261 @@
+"""A model that would fail at pictures, or answer wrongly about them, is refused at load."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vlmkit
+import zoo
+from parity import arrays, runner, unfit
+from parity.test_negative_controls import (
+    Patch,
+    bidirectional_off,
+    decode_offset_off,
+    deepstack_off,
+    images_blank,
+    positions_off,
+    spans_off,
+)
+from vlmkit.errors import CheckpointError, RequestError
+from vlmkit.kit import content
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.prompt import Prompt
+from vlmkit_torch import encoder, engine, picture_check, views
+from vlmkit_torch.settings import EncoderSettings, EngineSettings
+
+pytest.importorskip("vlmkit_hf")
+pytestmark = pytest.mark.torch
+
+Saved = Callable[[str], Path]
+TORCH = {"use": "torch", "cache_tokens": 1200, "block_tokens": 4}
+TEXT_ALONE = 'media_encoder.use = "none" serves its text'
+
+
+@pytest.fixture
+def ways(monkeypatch: Patch) -> list[str]:
+    """Note how often a picture is answered about by the family's own code."""
+    made: list[str] = []
+    logits = picture_check._Plain.logits
+
+    def noted(plain: Any, **how: Any) -> Any:
+        made.append(plain._views.model.config.model_type)
+        return logits(plain, **how)
+
+    monkeypatch.setattr(picture_check._Plain, "logits", noted)
+    return made
+
+
+@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+def test_each_family_is_tried_with_two_pictures_of_different_sizes(
+    name: str, saved: Saved, ways: list[str], monkeypatch: Patch
+) -> None:
+    sizes = []
+    answered = picture_check.answered
+
+    def noted(engine: Any, encoder: Any, prompt: Prompt, answer: Any) -> Any:
+        shapes = [tuple(array.shape) for array in prompt.media[0].inputs.values()]
+        sizes.append((shapes, prompt.media[0].digest))
+        return answered(engine, encoder, prompt, answer)
+
+    monkeypatch.setattr(picture_check, "answered", noted)
+    with vlmkit.load(saved(name), engine=TORCH) as model:
+        pool = model.runner._engine._pool
+        assert pool.num_sequences == 0
+        assert pool.num_free_blocks == pool.num_blocks
+        assert not pool._block_of, "a prefix of nobody's is kept"
+        assert model.runner._engine._states == {}
+    assert ways == [name, name]
+    assert sizes[0][1] != sizes[1][1]
+    if name not in ("llava", "gemma3", "paligemma"):  # which show all pictures in one size
+        assert sizes[0][0] != sizes[1][0] or name == "idefics3"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("ovis2", "the model takes image features in no form that is known"),
+        ("video_llava", "the code of model type 'video_llava' fails at one"),
+        ("fuyu", "no prompt can hold one: this model takes no images"),
+        ("emu3", "no prompt can hold one: this model takes no images"),
+    ],
+)
+def test_a_family_that_would_refuse_every_picture_is_refused_at_load_and_can_serve_its_text(
+    name: str, sentence: str, tmp_path: Path
+) -> None:
+    folder = unfit.save(name, tmp_path / name)
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        vlmkit.load(folder, engine=TORCH)
+    assert TEXT_ALONE in caught.value.hint
+
+    with vlmkit.load(folder, engine=TORCH, media_encoder={"use": "none"}) as model:
+        assert model.runner.facts.modalities == ("text",)
+        assert model.generate("Hello", max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
+        shown = vlmkit.Message.of("user", "What is it?", [vlmkit.Image.open(zoo.picture(1))])
+        with pytest.raises(RequestError, match="takes no images"):
+            model.generate([shown])
+
+
+def changed(folder: Path, to: Path, file: str, **values: Any) -> Path:
+    """Copy a checkpoint and set keys of one of its files."""
+    shutil.copytree(folder, to)
+    stated = json.loads((to / file).read_text())
+    (to / file).write_text(json.dumps({**stated, **values}))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "values", "sentence"),
+    [
+        (
+            "llava",
+            "processor_config.json",
+            {"patch_size": 7},
+            "gave .4. rows for an image, and its prompt has 16 places",
+        ),
+        (
+            "qwen2_5_vl",
+            "preprocessor_config.json",
+            {"patch_size": 7},
+            "the code of model type 'qwen2_5_vl' fails at one",
+        ),
+        (
+            "qwen2_5_vl",
+            "preprocessor_config.json",
+            {"merge_size": 1},
+            "the code of model type 'qwen2_5_vl' fails at one",
+        ),
+    ],
+)
+def test_a_processor_that_does_not_fit_the_tower_is_refused_at_load(
+    name: str, file: str, values: dict[str, Any], sentence: str, saved: Saved, tmp_path: Path
+) -> None:
+    folder = changed(saved(name), tmp_path / "m", file, **values)
+
+    with pytest.raises(CheckpointError, match=sentence):
+        vlmkit.load(folder, engine=TORCH)
+    vlmkit.load(folder, engine={**TORCH, "self_check": False}).close()
+
+
+def test_a_template_that_places_no_image_is_refused_at_load(saved: Saved, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved("llava"), tmp_path / "m")
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'][-1]['text'] }}")
+
+    with pytest.raises(CheckpointError, match="places 0 of 1 images") as caught:
+        vlmkit.load(folder, engine=TORCH)
+    assert TEXT_ALONE in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("switch", "name"),
+    [
+        (bidirectional_off, "gemma3"),
+        (spans_off, "paligemma"),
+        (positions_off, "qwen2_vl"),
+        (decode_offset_off, "glm4v"),
+        (deepstack_off, "qwen3_vl"),
+        (images_blank, "llava"),
+        (images_blank, "internvl"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_family_whose_pictures_are_read_otherwise_than_we_believe_is_refused_at_load(
+    switch: Callable[[Patch], None], name: str, saved: Saved, monkeypatch: Patch
+) -> None:
+    switch(monkeypatch)
+
+    with pytest.raises(CheckpointError, match="differs from the family's own code"):
+        vlmkit.load(saved(name), engine={**TORCH, "max_chunk_tokens": 64})
+
+
+def built(folder: Path) -> tuple[Any, Any]:
+    """Return engine and encoder of a checkpoint that has no processor."""
+    checkpoint, shared = Checkpoint("m", folder), {}
+    settings = EngineSettings(cache_tokens=400, block_tokens=4)
+    made = engine.build(BuildContext("", checkpoint, settings, shared))
+    return made, encoder.build(BuildContext("", checkpoint, EncoderSettings(), shared))
+
+
+@pytest.mark.parametrize("name", arrays.FAMILIES)
+def test_families_of_drawn_images_go_through_it(name: str, tmp_path: Path) -> None:
+    made, seeing = built(arrays.save(name, tmp_path))
+    prompts = [prompt for prompt in arrays.prompts(name) if len(prompt.media) == 1]
+
+    made.try_media(prompts, seeing)
+
+
+def test_positions_that_need_a_mask_are_right_with_one_and_refused_without(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    folder = arrays.save("qwen3_omni", tmp_path)
+    prompts = [arrays.prompts("qwen3_omni")[0]]
+    made, seeing = built(folder)
+    made.try_media(prompts, seeing)
+
+    monkeypatch.setattr(views.Views, "positions_take_mask", lambda _: False)
+    made, seeing = built(folder)
+    with pytest.raises(CheckpointError, match="picture of 6 tokens differs from the family's own"):
+        made.try_media(prompts, seeing)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounding_to_half_precision_is_no_fault(dtype: str, saved: Saved, ways: list[str]) -> None:
+    for name in ("qwen2_5_vl", "gemma3"):
+        vlmkit.load(saved(name), engine={**TORCH, "dtype": dtype}).close()
+    assert set(ways) == {"qwen2_5_vl", "gemma3"}
+
+
+def test_an_encoder_with_weights_of_its_own_may_differ_by_its_precision(
+    saved: Saved, ways: list[str]
+) -> None:
+    own = {"use": "torch", "dtype": "bfloat16"}
+    vlmkit.load(saved("llava"), engine=TORCH, media_encoder=own).close()
+    assert ways[:2] == ["llava", "llava"]
+
+
+def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
+    saved: Saved, tmp_path: Path, ways: list[str], monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "SETTLED_NS", 0)
+    folder = shutil.copytree(saved("llava"), tmp_path / "m")
+
+    def tried(**settings: Any) -> bool:
+        before = len(ways)
+        vlmkit.load(folder, engine={**TORCH, **settings}).close()
+        return len(ways) > before
+
+    assert tried()
+    assert not tried()
+    assert tried(block_tokens=8)
+    assert not tried(self_check=False)
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config + "\n")
+    assert tried()
+    monkeypatch.setattr("vlmkit.running.first_look._packages", lambda: {"torch 1.0"})
+    assert tried()
+
+
+def test_what_is_refused_once_is_refused_again(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "SETTLED_NS", 0)
+    folder = unfit.save("ovis2", tmp_path / "m")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="cannot answer about pictures"):
+            vlmkit.load(folder, engine=TORCH)
+
+
+def test_the_model_answers_afterwards_as_if_nobody_had_tried_it(saved: Saved) -> None:
+    name = "qwen2_vl"  # which keeps a note of the last prompt on itself
+    made, seeing, config = runner.load_engine(name, saved(name), prefix_cache=False)
+    prompts = runner.prompts(name, config)
+    before = runner.run(made, seeing, prompts, runner.banned_ids(config))
+    made.try_media(prompts[:1], seeing)
+    after = runner.run(made, seeing, prompts, runner.banned_ids(config))
+
+    outcome = runner.compare(after, before)
+    assert outcome.is_parity, outcome
