@@ -1,0 +1,208 @@
+"""Engines that want it are shown two pictures at load, in short prompts, and only once."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import vlmkit
+from vlmkit.errors import CheckpointError, ConfigError, EngineError, OutOfMemory, RequestError
+from vlmkit.kit import content, user_cache
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.media_trial import _stops, answered
+from vlmkit.running.first_look import HINT, NUM_AROUND, first_look, picture
+from vlmkit.seams.engine import MediaTrial
+from vlmkit.seams.prompt import PromptPlan, Span
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+
+class Trying(MockEngine):
+    """An engine that notes what it is shown, and fails if it is to."""
+
+    trial_name: str | None = "a trial"
+    failure: Exception | None = None
+
+    def __init__(self, **options):
+        super().__init__(MockEngineSettings(**options))
+        self.shown = []
+
+    def try_media(self, prompts, encoder):
+        self.shown.append(list(prompts))
+        if self.failure is not None:
+            raise self.failure
+        for prompt in prompts:
+            assert answered(self, encoder, prompt, prompt.token_ids[:2]) is not None
+
+
+class Wordy(MockTokenizer):
+    """A tokenizer whose prompts are long, or refused."""
+
+    failure: Exception | None = None
+
+    def prompt(self, messages, **how):
+        if self.failure is not None:
+            raise self.failure
+        said = vlmkit.Message.of("user", "word " * 200)
+        return super().prompt([said, *messages, said], **how)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A checkpoint that nobody changed lately, and a cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "SETTLED_NS", 0)
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps({"model_type": "mock"}))
+    return made
+
+
+def look(folder, engine, tokenizer=None, **how):
+    own = tokenizer or Wordy()
+    first_look(engine, MockVisionEncoder(), own, Checkpoint("m", folder), **how)
+
+
+def test_it_is_shown_two_pictures_with_a_few_tokens_around(folder):
+    engine, stages = Trying(), []
+    look(folder, engine, on_stage=stages.append)
+
+    (prompts,) = engine.shown
+    slots = [prompt.media[0] for prompt in prompts]
+    assert isinstance(engine, MediaTrial)
+    assert stages == ["first pictures"]
+    assert len(prompts) == 2
+    assert slots[0].digest != slots[1].digest
+    for prompt, slot in zip(prompts, slots, strict=True):
+        assert slot.start == NUM_AROUND
+        assert len(prompt) == slot.stop + NUM_AROUND
+        whole = Wordy().prompt([vlmkit.Message.of("user", "What is it?", [picture(96, 96)])])
+        (there,) = whole.media
+        assert prompt.token_ids[:NUM_AROUND] == whole.token_ids[: there.start][-NUM_AROUND:]
+
+
+def test_it_is_shown_none_where_it_wants_none(folder):
+    plain, unwilling = MockEngine(MockEngineSettings()), Trying()
+    unwilling.trial_name = None
+    broken = Wordy()
+    broken.failure = AssertionError("nobody asks for a prompt")
+    for engine in (plain, unwilling):
+        look(folder, engine, broken)
+    assert unwilling.shown == []
+
+
+def test_it_is_shown_them_again_when_something_changed(folder):
+    def shown(built_with="", name="a trial"):
+        engine = Trying()
+        engine.trial_name = name
+        look(folder, engine, built_with=built_with)
+        return bool(engine.shown)
+
+    assert shown()
+    assert not shown()
+    assert shown(built_with=("mock", {"block_tokens": 4}))
+    assert shown(name="another device")
+    (folder / "config.json").write_text("{} ")
+    assert shown()
+    assert not shown()
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "message", "hint"),
+    [
+        (CheckpointError("wrong", hint="so"), CheckpointError, "wrong", "so"),
+        (OutOfMemory("the images"), OutOfMemory, "the images", None),
+        (
+            EngineError("4 rows, and 16 places"),
+            CheckpointError,
+            "model 'm' cannot answer about pictures: 4 rows, and 16 places",
+            HINT,
+        ),
+        (
+            KeyError("a library's own words"),
+            CheckpointError,
+            "model 'm' cannot answer about pictures: the code of model type 'mock' fails at one",
+            HINT,
+        ),
+    ],
+)
+def test_what_fails_is_refused_in_a_sentence_every_time(folder, failure, kind, message, hint):
+    for _ in range(2):
+        engine = Trying()
+        engine.failure = failure
+        with pytest.raises(kind, match=message) as caught:
+            look(folder, engine)
+        assert "library" not in str(caught.value)
+        assert hint is None or caught.value.hint == hint
+
+
+def test_a_prompt_that_cannot_hold_a_picture_is_told_and_no_template_is_no_fault(folder):
+    tokenizer, engine = Wordy(), Trying()
+    tokenizer.failure = RequestError("the template places 0 of 1 images")
+    with pytest.raises(CheckpointError, match="no prompt can hold one: the template places 0"):
+        look(folder, engine, tokenizer)
+    tokenizer.failure = RequestError("there is none", code="no_chat_template")
+    look(folder, engine, tokenizer)
+    assert engine.shown == []
+
+
+def test_where_nothing_can_be_remembered_it_is_tried_each_time(folder, tmp_path):
+    (tmp_path / "cache").write_text("not a folder")
+    for _ in range(2):
+        engine = Trying()
+        look(folder, engine)
+        assert engine.shown
+    assert not user_cache.folder().exists()
+
+
+def test_a_folder_that_changed_just_now_is_tried_each_time(folder, monkeypatch):
+    monkeypatch.setattr(content, "SETTLED_NS", 10**15)
+    assert content.changes(folder) is None
+    for _ in range(2):
+        engine = Trying()
+        look(folder, engine)
+        assert engine.shown
+
+
+def test_a_cache_without_room_gives_no_answer_and_keeps_nothing():
+    engine, encoder = Trying(capacity_tokens=64), MockVisionEncoder()
+    shown = picture(96, 96)
+    prompt = MockTokenizer().prompt([vlmkit.Message.of("user", "word " * 80, [shown])])
+    assert answered(engine, encoder, prompt, [5]) is None
+
+    prompt = MockTokenizer().prompt([vlmkit.Message.of("user", "Hi", [shown])])
+    rows = answered(engine, encoder, prompt, [5, 6])
+    assert [np.asarray(row).shape for row in rows] == [(engine.limits.vocab_size,)] * 3
+    assert answered(engine, encoder, prompt, [5, 6]) is not None, "there is room again"
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=5),
+    rest=st.integers(1, 9),
+    most=st.integers(1, 20),
+)
+def test_chunks_cut_no_span_and_are_no_longer_than_they_must(sizes, rest, most):
+    spans, end = [], 0
+    for gap, length in sizes:
+        spans.append(Span(end + gap, end + gap + length))
+        end += gap + length
+    stops = list(_stops(PromptPlan(tuple(spans)), end + rest, most))
+
+    assert stops[-1] == end + rest
+    assert stops == sorted(set(stops))
+    for start, stop in zip([0, *stops], stops, strict=False):
+        assert not any(span.start < stop < span.stop for span in spans)
+        assert stop - start <= most or Span(start, stop) in spans
+
+
+def test_a_media_encoder_can_be_left_out():
+    with vlmkit.load("mock", media_encoder={"use": "none"}) as model:
+        assert model.runner.facts.modalities == ("text",)
+        assert model.generate("Hello", max_tokens=2).usage.completion_tokens == 2
+        with pytest.raises(RequestError, match="takes no images"):
+            model.generate([vlmkit.Message.of("user", "What?", [picture(8, 8)])])
+    with pytest.raises(ConfigError, match=r"media_encoder\.use is 'none'"):
+        vlmkit.load("mock", media_encoder={"use": "none", "max_batch_images": 2})
