@@ -90,9 +90,12 @@ def test_a_folder_that_keeps_no_images_loads_and_a_broken_one_is_told(folder: Pa
     load(folder)
 
 
-def test_kept_images_that_would_take_much_memory_are_refused(folder: Path) -> None:
+def test_kept_images_that_would_take_much_memory_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MAX_BYTES", 2**22)
     with (folder / kept.FILE).open("wb") as file:
-        np.savez_compressed(file, **{"0/in/pixel_values": np.zeros(kept.MAX_BYTES, np.uint8)})
+        np.savez_compressed(file, **{"0/in/pixel_values": np.zeros(2**22 + 1, np.uint8)})
     assert (folder / kept.FILE).stat().st_size < 2**20
 
     with pytest.raises(CheckpointError, match="is not what an export has beside its vision"):

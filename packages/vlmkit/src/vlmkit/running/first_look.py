@@ -8,6 +8,7 @@ knows; how large pictures are shown, the tokenizer.
 
 import hashlib
 import logging
+import math
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence as Seq
@@ -29,8 +30,10 @@ from vlmkit.seams.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-PICTURES = (((96, 96), 64), ((64, 176), 256))
+PICTURES = (((96, 96), (64,)), ((64, 176), (256, 64)))
 """Height and width of each, and how many tokens it is to take where that can be chosen."""
+
+MAX_NUMBERS = 2**20  # of a picture's arrays; where it has more, it is to take fewer tokens
 
 ENLARGED = 4  # each side of a picture that a processor finds too small
 NUM_AROUND = 16  # tokens of text before and behind an image; templates may begin with thousands
@@ -97,24 +100,38 @@ def first_look(
 
 
 def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
-    """Yield a short prompt for each picture.
+    """Yield a short prompt for each picture; one for both where all are shown in one size.
 
     Raises:
         RequestError: the tokenizer makes none.
     """
-    is_sized = "image_detail" in tokenizer.honours
-    for number, (size, num_tokens) in enumerate(PICTURES):
-        options = ImageOptions(wanted_tokens=num_tokens) if is_sized else PLAIN_IMAGE
+    known: list[dict[str, tuple[int, ...]]] = []
+    for number, (size, wishes) in enumerate(PICTURES):
         try:
-            prompt = _prompt(tokenizer, picture(*size, seed=number), options)
+            prompt = _affordable(tokenizer, picture(*size, seed=number), wishes)
         except ImageError:
             larger = picture(*(ENLARGED * side for side in size), seed=number)
-            prompt = _prompt(tokenizer, larger, options)
+            prompt = _affordable(tokenizer, larger, wishes)
         except RequestError as error:
             if error.code == "no_chat_template":  # pictures come in conversations alone
                 return
             raise
-        yield _shortened(prompt)
+        shapes = {name: array.shape for name, array in prompt.media[0].inputs.items()}
+        if shapes not in known:
+            yield _shortened(prompt)
+        known.append(shapes)
+
+
+def _affordable(tokenizer: Tokenizer, shown: Image, wishes: Seq[int]) -> Prompt:
+    """Return a prompt by the first wish that keeps a tower's work small, or else by the last."""
+    if "image_detail" not in tokenizer.honours:
+        return _prompt(tokenizer, shown, PLAIN_IMAGE)
+    for wish in wishes:
+        prompt = _prompt(tokenizer, shown, ImageOptions(wanted_tokens=wish))
+        arrays = prompt.media[0].inputs.values()
+        if sum(math.prod(array.shape) for array in arrays) <= MAX_NUMBERS:
+            break
+    return prompt
 
 
 def _prompt(tokenizer: Tokenizer, shown: Image, options: ImageOptions) -> Prompt:
