@@ -39,7 +39,8 @@ def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> st
 
     Args:
         model: any, on the CPU; all but its language model in single precision.
-        folder: where ``vision.onnx`` goes, and ``vision.onnx.data`` when it is large.
+        folder: where ``vision.onnx`` goes, ``vision.onnx.data`` when it is large, and two images
+            that the graph is tried with at load.
         on_stage: told what begins.
 
     Returns:
@@ -60,7 +61,7 @@ def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> st
     with tempfile.TemporaryDirectory(dir=folder) as made:
         _save(graph, Path(made))
         on_stage("checking the vision tower")
-        check_vision(model, Path(made) / FILE, samples)
+        check_vision(model, Path(made) / FILE, samples, Path(made))
         for file in Path(made).iterdir():
             shutil.move(file, folder / file.name)
     return FILE

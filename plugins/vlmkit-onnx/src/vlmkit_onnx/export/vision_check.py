@@ -22,16 +22,22 @@ from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
 
 TOLERANCE = 1e-4  # of the largest value of an image's rows
 MAX_BATCH_IMAGES = 8
-KEPT = (0, -1)  # of the samples, for whoever loads the graph; they differ in size where they can
+KEPT = (0, -1)  # of the samples; they differ in size where they can
 
 
-def check_vision(model: PreTrainedModel, file: Path, samples: Sequence[ImageInputs]) -> float:
-    """Compare a graph with the model, for all images in one batch; keep two of them beside it.
+def check_vision(
+    model: PreTrainedModel,
+    file: Path,
+    samples: Sequence[ImageInputs],
+    kept_in: Path | None = None,
+) -> float:
+    """Compare a graph with the model, for all images in one batch.
 
     Args:
         model: its vision side in single precision.
         file: the graph.
         samples: a processor's arrays, image by image.
+        kept_in: where two images and their rows are kept for whoever loads the graph.
 
     Returns:
         The largest difference, relative to an image's largest value.
@@ -50,7 +56,8 @@ def check_vision(model: PreTrainedModel, file: Path, samples: Sequence[ImageInpu
         raise _wrong(model) from error
     if not worst <= TOLERANCE:  # not-a-number fails too
         raise _wrong(model)
-    exported.write(file.parent, [(samples[i], expected[i]) for i in KEPT])
+    if kept_in is not None:
+        exported.write(kept_in, [(samples[i], expected[i]) for i in KEPT])
     return worst
 
 
