@@ -1,12 +1,14 @@
 """Engines that want it are shown two pictures at load, in short prompts, and only once."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 import vlmkit
+from vlmkit.ask.message import image_parts_of, images_of
 from vlmkit.errors import CheckpointError, ConfigError, EngineError, OutOfMemory, RequestError
 from vlmkit.kit import content, user_cache
 from vlmkit.kit.checkpoint import Checkpoint
@@ -39,15 +41,25 @@ class Trying(MockEngine):
 
 
 class Wordy(MockTokenizer):
-    """A tokenizer whose prompts are long, or refused."""
+    """A tokenizer whose prompts are long, or refused, and whose arrays are as large as pictures."""
 
     failure: Exception | None = None
+    has_one_size = False
 
     def prompt(self, messages, **how):
         if self.failure is not None:
             raise self.failure
         said = vlmkit.Message.of("user", "word " * 200)
-        return super().prompt([said, *messages, said], **how)
+        made = super().prompt([said, *messages, said], **how)
+        if self.has_one_size:
+            return made
+        shown = zip(made.media, images_of(messages), strict=True)
+        return replace(made, media=tuple(sized(slot, image) for slot, image in shown))
+
+
+def sized(slot, image):
+    pixels = np.zeros((image.height, image.width))
+    return replace(slot, inputs={**slot.inputs, "pixels": pixels})
 
 
 @pytest.fixture
@@ -82,6 +94,32 @@ def test_it_is_shown_two_pictures_with_a_few_tokens_around(folder):
         whole = Wordy().prompt([vlmkit.Message.of("user", "What is it?", [picture(96, 96)])])
         (there,) = whole.media
         assert prompt.token_ids[:NUM_AROUND] == whole.token_ids[: there.start][-NUM_AROUND:]
+
+
+def test_one_picture_shows_all_where_all_have_one_size(folder):
+    engine, tokenizer = Trying(), Wordy()
+    tokenizer.has_one_size = True
+    look(folder, engine, tokenizer)
+    assert [len(prompts) for prompts in engine.shown] == [1]
+
+
+def test_a_picture_that_would_take_a_tower_long_is_shown_in_fewer_tokens(folder, monkeypatch):
+    wishes = []
+
+    class Sized(Wordy):
+        honours = frozenset({"image_detail"})
+
+        def prompt(self, messages, **how):
+            (part,) = image_parts_of(messages)
+            wishes.append((part.image.height, part.options.wanted_tokens))
+            return super().prompt(messages, **how)
+
+    look(folder, Trying(), Sized())
+    assert wishes == [(96, 64), (64, 256)]
+    monkeypatch.setattr("vlmkit.running.first_look.MAX_NUMBERS", 1000)
+    wishes.clear()
+    look(folder, Trying(), Sized(), built_with="another")
+    assert wishes == [(96, 64), (64, 256), (64, 64)]
 
 
 def test_it_is_shown_none_where_it_wants_none(folder):
