@@ -151,7 +151,7 @@ def _image_processor_class(name: str) -> Any:
         return getattr(transformers, name)
     from vlmkit_hf.pillow.processor import processor_class
 
-    return processor_class(name)
+    return processor_class(name) or getattr(transformers, name)  # some need no torchvision
 
 
 def _processor_class(name: str) -> type[ProcessorMixin]:
