@@ -50,7 +50,7 @@ def ways(monkeypatch: Patch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("name", zoo.NAMES_VISION)
+@pytest.mark.parametrize("name", [*zoo.NAMES_VISION, *zoo.NAMES_MORE])
 def test_each_family_is_tried_with_pictures_of_two_sizes_where_it_has_two(
     name: str, saved: Saved, ways: list[str], monkeypatch: Patch
 ) -> None:

@@ -90,7 +90,7 @@ class _Plain:
         self._pixels = {
             name: to_tensor(slot.inputs[name], reader.device, reader.dtype)
             for name in slot.inputs
-            if name in taken
+            if name in taken and name not in self._text
         }
 
     def logits(self, *, noise: bool = False) -> torch.Tensor:
