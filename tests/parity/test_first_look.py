@@ -58,7 +58,9 @@ def test_each_family_is_tried_with_pictures_of_two_sizes_where_it_has_two(
     answered = picture_check.answered
 
     def noted(engine: Any, encoder: Any, prompt: Prompt, answer: Any) -> Any:
-        sizes.append(tuple(array.shape for array in prompt.media[0].inputs.values()))
+        (slot,) = prompt.media
+        shapes = tuple(array.shape for array in slot.inputs.values())
+        sizes.append((slot.num_features, shapes))
         return answered(engine, encoder, prompt, answer)
 
     monkeypatch.setattr(picture_check, "answered", noted)

@@ -105,7 +105,7 @@ def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
     Raises:
         RequestError: the tokenizer makes none.
     """
-    known: list[dict[str, tuple[int, ...]]] = []
+    known: list[object] = []
     for number, (size, wishes) in enumerate(PICTURES):
         try:
             prompt = _affordable(tokenizer, picture(*size, seed=number), wishes)
@@ -116,10 +116,11 @@ def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
             if error.code == "no_chat_template":  # pictures come in conversations alone
                 return
             raise
-        shapes = {name: array.shape for name, array in prompt.media[0].inputs.items()}
-        if shapes not in known:
+        (slot,) = prompt.media
+        shown = slot.num_features, {name: array.shape for name, array in slot.inputs.items()}
+        if shown not in known:
             yield _shortened(prompt)
-        known.append(shapes)
+        known.append(shown)
 
 
 def _affordable(tokenizer: Tokenizer, shown: Image, wishes: Seq[int]) -> Prompt:
