@@ -15,7 +15,7 @@ import PIL.ImageOps
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import vlmkit.ask.image
+from vlmkit.ask import base64_text
 from vlmkit.ask.image import Image
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
@@ -250,8 +250,8 @@ def test_base64_in_pieces_is_read_as_the_standard_library_reads_the_whole(text):
             return None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vlmkit.ask.image, "BASE64_PIECE_CHARS", 8)
-        pieces = read(lambda: vlmkit.ask.image._from_base64(f"data:,{text}", len("data:,")))
+        patch.setattr(base64_text, "PIECE_CHARS", 8)
+        pieces = read(lambda: base64_text.from_base64(f"data:,{text}", len("data:,")))
     assert pieces == read(lambda: base64.b64decode(text, validate=True))
 
 
