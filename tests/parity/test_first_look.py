@@ -209,6 +209,14 @@ def test_rounding_to_half_precision_is_no_fault(dtype: str, saved: Saved, ways: 
     assert set(ways) == {"qwen2_5_vl", "gemma3"}
 
 
+def test_a_picture_that_the_settings_do_not_allow_is_not_tried_and_one_that_they_allow_is(
+    saved: Saved, ways: list[str]
+) -> None:
+    name = "gemma4_unified"  # which shows the two in 64 and 65 tokens that cannot be cut
+    vlmkit.load(saved(name), engine={**TORCH, "max_chunk_tokens": 64}).close()
+    assert ways == [name]
+
+
 def test_an_encoder_with_weights_of_its_own_may_differ_by_its_precision(
     saved: Saved, ways: list[str]
 ) -> None:
