@@ -36,6 +36,12 @@ TORCH = {"use": "torch", "cache_tokens": 1200, "block_tokens": 4}
 TEXT_ALONE = 'media_encoder.use = "none" serves its text'
 
 
+@pytest.fixture(autouse=True)
+def _nothing_was_tried(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Remember in a folder of the test's own: others load the same models."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def ways(monkeypatch: Patch) -> list[str]:
     """Note how often a picture is answered about by the family's own code."""
@@ -228,7 +234,6 @@ def test_an_encoder_with_weights_of_its_own_may_differ_by_its_precision(
 def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
     saved: Saved, tmp_path: Path, ways: list[str], monkeypatch: Patch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     folder = shutil.copytree(saved("llava"), tmp_path / "m")
 
@@ -249,7 +254,6 @@ def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
 
 
 def test_what_is_refused_once_is_refused_again(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(content, "SETTLED_NS", 0)
     folder = unfit.save("ovis2", tmp_path / "m")
     for _ in range(2):

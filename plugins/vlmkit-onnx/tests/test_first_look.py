@@ -20,6 +20,12 @@ pytestmark = pytest.mark.torch
 FAMILY = "qwen2_5_vl"
 
 
+@pytest.fixture(autouse=True)
+def _nothing_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember in a folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def folder(exported: Callable[[str], Path], tmp_path: Path) -> Path:
     """An exported model, to be changed."""
