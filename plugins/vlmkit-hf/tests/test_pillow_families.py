@@ -95,7 +95,7 @@ def test_what_answers_no_questions_is_not_told_to_need_torchvision(tmp_path: Pat
     config = {"model_type": "pp_formulanet", "vision_config": {}, "image_token_id": 1}
     (path / "config.json").write_text(json.dumps(config))
     for file in ("preprocessor_config.json", "processor_config.json"):
-        (path / file).write_text("{}")
+        (path / file).write_text('{"do_resize": true}')
 
     with pytest.raises(CheckpointError) as caught:
         HfTokenizer(Checkpoint("m", path), HfTokenizerSettings())

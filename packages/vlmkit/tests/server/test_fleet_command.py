@@ -19,7 +19,8 @@ MIB = 2**20
 
 def guides_config():
     """Return the guide's config for several models, with mocks in place of what is not here."""
-    config = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)[1]
+    blocks = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+    (config,) = [block for block in blocks if "./checkpoints/large" in block]
     mocks = config.replace('"./checkpoints/large"', '"mock"').replace('"demo"', '"mock"')
     assert mocks.count('"mock"') == 2
     return mocks + "manage = true\n"

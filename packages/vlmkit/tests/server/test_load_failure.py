@@ -71,6 +71,7 @@ def test_a_server_without_a_model_that_can_be_loaded_ends_with_a_code(tmp_path):
     with command(tmp_path, BROKEN.format("one"), BROKEN.format("other")) as process:
         assert process.wait(300) == 1
     told = (tmp_path / "log").read_text()
-    assert "ERROR model 'one' could not be loaded: no installed tokenizer" in told
+    assert "ERROR model 'one' could not be loaded: " in told
+    assert "there are no *.safetensors weights" in told
     assert "\nerror: " in told
     assert "Ask it" not in told

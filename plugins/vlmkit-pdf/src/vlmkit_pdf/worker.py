@@ -29,14 +29,13 @@ def main() -> None:
 
 def _limit(memory_bytes: int, cpu_s: int) -> None:
     """Bound what this process can take, where the system knows how."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
     bounds = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_s, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0}
-    for name, most in bounds.items():
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # a system may know no such
-            resource.setrlimit(getattr(resource, name), (most, most))
+    if sys.platform != "win32":
+        import resource
+
+        for name, most in bounds.items():
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # unknown, or not here
+                resource.setrlimit(getattr(resource, name), (most, most))
 
 
 def _answer(job: dict[str, Any], data: bytes, answer: BinaryIO) -> None:
