@@ -76,7 +76,7 @@ class FileOpener:
     def _parts(self, file: FilePart, bounds: PipelineSettings) -> Seq[Part]:
         """Return what a file holds, its pictures as large as the file says."""
         parts = self._loaded(file, bounds)
-        num_images = sum(1 for part in parts if isinstance(part, ImagePart))
+        num_images = _num_images(parts)
         options = file.options
         if file.max_tokens is not None and num_images:
             share = file.max_tokens // num_images
@@ -126,12 +126,16 @@ class _Left:
 
     def take(self, parts: Seq[Part]) -> None:
         """Count what came of a file."""
-        num_images = sum(1 for part in parts if isinstance(part, ImagePart))
+        num_images = _num_images(parts)
         self.bounds = msgspec.structs.replace(
             self.bounds,
             max_images=max(0, self.bounds.max_images - num_images),
             max_media_bytes=max(0, self.bounds.max_media_bytes - sum(media_sizes(parts))),
         )
+
+
+def _num_images(parts: Seq[Part]) -> int:
+    return sum(1 for part in parts if isinstance(part, ImagePart))
 
 
 def media_sizes(parts: Seq[Part] | Iterator[Part]) -> list[int]:

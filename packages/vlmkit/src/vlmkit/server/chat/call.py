@@ -22,7 +22,6 @@ from vlmkit.server.chat.image_options import DETAIL_FIELD, idle_details
 from vlmkit.server.chat.prompt_options import EFFORT
 from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
-from vlmkit.server.fields.ignored import HEADER, STRICT_HEADER, counter_names, header_value, unknown
 from vlmkit.server.http.errors import WrongMediaType
 from vlmkit.server.http.owner import owner_of
 from vlmkit.server.work.bodies import announced_bytes, whole_body
@@ -101,15 +100,8 @@ class Call(ABC, Generic[B]):
         Raises:
             RequestError: there are some, and one of the two wants none ignored.
         """
-        if not ignored:
-            return
-        policy = self.service.settings.unknown_fields
-        if policy == "refuse" or self._request.headers.get(STRICT_HEADER) == "1":
-            raise unknown(ignored)
+        self.headers |= self.service.ignore(ignored, self._request.headers, besides=self._ignored)
         self._ignored |= ignored
-        if policy == "report":
-            self.headers[HEADER] = header_value(self._ignored)
-        self.service.num_ignored.update(counter_names(ignored))
 
     async def _body(self) -> bytes:
         """Read the body; a page in a browser cannot announce JSON without asking first."""

@@ -14,14 +14,7 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from vlmkit.server.fields.ignored import (
-    HEADER,
-    STRICT_HEADER,
-    counter_names,
-    header_value,
-    ignored_names,
-    unknown,
-)
+from vlmkit.server.fields.ignored import ignored_names
 from vlmkit.server.fields.unused import UnusedKey
 from vlmkit.server.files.form import boundary_of, sent_file
 from vlmkit.server.files.shapes import deleted, file_error, listed, told
@@ -124,7 +117,8 @@ class _Upload:
 
     async def _kept(self, body: bytes, boundary: str) -> ASGIApp:
         sent = await asyncio.to_thread(sent_file, body, boundary)
-        headers = self._told(sent.ignored)
+        ignored = ignored_names(UnusedKey(field, b'"') for field in sent.ignored)
+        headers = self._service.ignore(ignored, self._request.headers)
         form = sent.form
         file = self._files.add(
             owner_of(self._request),
@@ -135,16 +129,3 @@ class _Upload:
             lives_s=form.expires_after_seconds or form.expires_in_seconds,
         )
         return ASGIResponse(body=told(file, self._request.headers), headers=headers)
-
-    def _told(self, fields: frozenset[str]) -> dict[str, str]:
-        """Return the header that names fields without effect, or refuse them where that is asked.
-
-        Raises:
-            RequestError: there are some, and none may be.
-        """
-        names = ignored_names(UnusedKey(field, b'"') for field in fields)
-        policy = self._service.settings.unknown_fields
-        if names and (policy == "refuse" or self._request.headers.get(STRICT_HEADER) == "1"):
-            raise unknown(names)
-        self._service.num_ignored.update(counter_names(names))
-        return {HEADER: header_value(names)} if names and policy == "report" else {}

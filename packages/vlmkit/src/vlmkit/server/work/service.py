@@ -10,9 +10,17 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from litestar.datastructures import Headers
 from litestar.types import Receive
 
 from vlmkit.errors import RequestError
+from vlmkit.server.fields.ignored import (
+    HEADER,
+    STRICT_HEADER,
+    counter_names,
+    header_value,
+    unknown,
+)
 from vlmkit.server.fleet.fleet import Fleet
 from vlmkit.server.fleet.roster import Roster
 from vlmkit.server.http.errors import ClientGone, Overloaded, Unavailable
@@ -115,6 +123,27 @@ class Service:
         return self._num_admitted >= self.settings.max_requests or any(
             runner.is_full for runner in runners
         )
+
+    def ignore(
+        self, names: frozenset[str], headers: Headers, *, besides: frozenset[str] = frozenset()
+    ) -> dict[str, str]:
+        """Count fields without effect, and return the header that tells their sender, if any.
+
+        Args:
+            names: of the fields.
+            headers: of the request.
+            besides: fields that were told before, and are told again.
+
+        Raises:
+            RequestError: there are some, and client or operator wants none ignored.
+        """
+        if not names:
+            return {}
+        policy = self.settings.unknown_fields
+        if policy == "refuse" or headers.get(STRICT_HEADER) == "1":
+            raise unknown(names)
+        self.num_ignored.update(counter_names(names))
+        return {HEADER: header_value(names | besides)} if policy == "report" else {}
 
     # Who is in.
 
