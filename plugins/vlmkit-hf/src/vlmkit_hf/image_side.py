@@ -6,7 +6,6 @@ a whole conversation is checked once, when the model is loaded.
 """
 
 import hashlib
-import inspect
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import PIL.Image
 
@@ -24,6 +24,7 @@ from vlmkit.errors import CheckpointError, ImageError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.prompt import Array
 from vlmkit_hf.chat import Layout
+from vlmkit_hf.image_facts import ImageFacts, facts_of, grey, laid_out
 from vlmkit_hf.outline import Outlines
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.sizing.find import find_sizing
@@ -32,9 +33,6 @@ from vlmkit_hf.text_encoder import Expansion, TextEncoder
 from vlmkit_hf.transform import transform_of
 
 log = logging.getLogger(__name__)
-
-_FEATURE_KEYS = ("image_token_id", "image_token_index", "image_patch_id")
-_PLACEHOLDER_KEYS = (*_FEATURE_KEYS, "video_token_id", "video_token_index", "audio_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,65 +54,61 @@ class ImageSide:
         banned_ids: tokens that stand for images, video and sound.
         needs_image: whether the processor takes no text alone.
         begins_with: the token that the processor puts before a text, whatever its tokenizer does.
+        control_tokens: texts of the added tokens that the processor itself writes.
 
     Args:
-        processor: the family's processor, see :func:`vlmkit_hf.processor.load_processor`.
+        processor: the family's processor, see :func:`vlmkit_hf.processor.load_processor`; or ours.
         checkpoint: the model's files.
+        facts: what the processor says of itself; None asks it.
 
     Raises:
         CheckpointError: the processor is of a kind that is not known here.
     """
 
-    def __init__(self, processor: Any, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, processor: Any, checkpoint: Checkpoint, facts: ImageFacts | None = None
+    ) -> None:
         self._processor = processor
         self._owner = checkpoint.name
         try:
-            self._prepare_processor(checkpoint.config)
+            self._facts = facts or facts_of(processor, checkpoint.config)
+            self._options: dict[str, Any] = dict(self._facts.options)
+            self._sizing: Sizing | None = find_sizing(processor, self._options)
         except MemoryError:
             raise
         except Exception as error:  # a processor may raise anything
             raise self._unknown() from error
+        if not self._facts.has_sizes:
+            self._sizing = None
+        self.placeholder = self._facts.placeholder
+        self.banned_ids = frozenset(self._facts.banned_ids)
+        self.needs_image = self._facts.needs_image
+        self.begins_with = self._facts.begins_with
+        self.control_tokens = frozenset(self._facts.control_tokens)
+        self._fingerprint = bytes.fromhex(self._facts.fingerprint)
 
-    def _prepare_processor(self, config: Mapping[str, Any]) -> None:
-        processor = self._processor
-        self.placeholder: str = processor.image_token
-        merged = processor._merge_kwargs(  # noqa: SLF001 - the family's defaults, as its call has them
-            tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="np"
+    @property
+    def processor(self) -> Any:
+        """The family's."""
+        return self._processor
+
+    @property
+    def facts(self) -> ImageFacts:
+        """All that was found out of the processor, so that it need not be asked again."""
+        return msgspec.structs.replace(
+            self._facts, begins_with=self.begins_with, has_sizes=self.has_sizes
         )
-        self._options: dict[str, Any] = {**merged["images_kwargs"], "return_tensors": "np"}
-        self._own_options = {name: merged[name] for name in _asked(processor) if name in merged}
-        self._types_tokens = bool(merged.get("return_mm_token_type_ids"))
-        self._feature_id = next(
-            (config[key] for key in _FEATURE_KEYS if key in config), processor.image_token_id
-        )
-        ids = {config.get(key) for key in _PLACEHOLDER_KEYS} | {processor.image_token_id}
-        for kind in ("image_token_ids", "video_token_ids", "audio_token_ids"):
-            ids |= set(getattr(processor, kind, None) or ())
-        self.banned_ids = frozenset(int(i) for i in ids if i is not None)
-        self._fingerprint = _fingerprint(processor, self._options)
-        self._lays_out = self._lay_out("x" + self.placeholder, [_grey(28, 28)]) is not None
-        self.needs_image = self._refuses_plain_text()
-        self.begins_with = ""
-        self._sizing: Sizing | None = find_sizing(processor, self._options)
 
     @property
     def has_sizes(self) -> bool:
         """Whether a picture can be shown in other sizes than the processor would choose."""
         return self._sizing is not None
 
-    @property
-    def control_tokens(self) -> frozenset[str]:
-        """Texts of the added tokens that the processor itself writes."""
-        added = self._processor.tokenizer.get_added_vocab()
-        values = vars(self._processor).values()
-        return frozenset(v for v in values if isinstance(v, str) and v in added)
-
     def layout(self, num_images: int) -> Layout | None:
         """Return what the processor does to a text as a whole; None for nothing."""
-        if not num_images or not self._lays_out:
+        if not num_images or not self._facts.lays_out:
             return None
-        pictures = [_grey(28, 28)] * num_images  # how many there are is all that it looks at
-        return lambda text: self._lay_out(text, pictures) or text
+        return lambda text: laid_out(self._processor, text, num_images) or text
 
     def limits(self, image: Image, options: ImageOptions) -> Limits:
         """Return what the image processor is called with, besides its own options, for one image.
@@ -199,7 +193,7 @@ class ImageSide:
     ) -> tuple[Expansion, int]:
         """Return an image's own tokens, and how many of them its features take."""
         expansion = encoder.expand(written)
-        num_features = expansion.token_ids.count(self._feature_id) if expansion else 0
+        num_features = expansion.token_ids.count(self._facts.feature_id) if expansion else 0
         if expansion is None or num_features == 0:
             raise ImageError(
                 f"the model's image processor leaves nothing of an image of "
@@ -214,10 +208,10 @@ class ImageSide:
         Raises:
             CheckpointError: they differ, so this family needs something that is not known here.
         """
-        pictures = [_grey(64, 48), _grey(40, 88)]
+        pictures = [grey(64, 48), grey(40, 88)]
         text = f"{self.placeholder}a{self.placeholder} b"
         try:
-            layout = self._lay_out(text, pictures) or text
+            layout = laid_out(self._processor, text, len(pictures)) or text
             prepared = [self.prepare(Image.open(p), encoder) for p in pictures]
             ours = expand_slots(layout, self.placeholder, prepared, encoder)
             made = self._processor(
@@ -240,7 +234,7 @@ class ImageSide:
 
     def _is_as_it_seems(self, sizing: Sizing, encoder: TextEncoder) -> bool:
         """Tell whether pictures have as many tokens as the limits say, with and without them."""
-        for picture in (_grey(64, 48), _grey(40, 88)):
+        for picture in (grey(64, 48), grey(40, 88)):
             image, size = Image.open(picture), Size(picture.height, picture.width)
             try:
                 num_tokens = sizing.num_tokens(size, {})
@@ -266,37 +260,22 @@ class ImageSide:
     def _process(self, picture: PIL.Image.Image, limits: Limits) -> tuple[Mapping[str, Any], str]:
         layout = self._processor.prepare_inputs_layout(images=[picture], text=[self.placeholder])
         arrays, replacements = self._processor._process_images(  # noqa: SLF001 - no public way
-            layout[0], **{**self._options, **self._own_options, **limits}
+            layout[0], **{**self._options, **self._facts.own_options, **limits}
         )
         (written,) = replacements
         return arrays, written
 
     def _inputs(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
-        processor = self._processor
-        wanted = set(processor.model_input_names) - set(processor.tokenizer.model_input_names)
-        wanted -= set(processor.unused_input_names)
+        wanted = self._facts.input_names
         return {name: _array(arrays[name]) for name in arrays if name in wanted}
 
     def _types(self, token_ids: Sequence[int]) -> dict[str, Array]:
         """Return which tokens are told to be the image's, where not only those of features are."""
-        if not self._types_tokens:
+        if not self._facts.types_tokens:
             return {}
-        types = np.isin(token_ids, self._processor.image_token_ids).astype(np.int64)
-        is_plain = np.array_equal(types, np.equal(token_ids, self._feature_id))
+        types = np.isin(token_ids, self._facts.image_ids).astype(np.int64)
+        is_plain = np.array_equal(types, np.equal(token_ids, self._facts.feature_id))
         return {} if is_plain else {"mm_token_type_ids": types}
-
-    def _lay_out(self, text: str, pictures: Sequence[PIL.Image.Image]) -> str | None:
-        """Return the text as the processor lays it out; None if it leaves it alone."""
-        made = self._processor.prepare_inputs_layout(images=list(pictures), text=[text])
-        laid_out: str = made[1][0]
-        return None if laid_out == text else laid_out
-
-    def _refuses_plain_text(self) -> bool:
-        try:
-            self._processor.validate_inputs(images=None, text=["x"])
-        except ValueError:
-            return True
-        return False
 
 
 def expand_slots(
@@ -316,12 +295,6 @@ def expand_slots(
     for token_id in encoder.encode(segments):
         ids.extend(next(images).expansion.token_ids if token_id < 0 else (token_id,))
     return ids
-
-
-def _asked(processor: Any) -> list[str]:
-    """Return which of its own arguments a processor reads when it is given images."""
-    taken = inspect.signature(processor._process_images).parameters  # noqa: SLF001 - no public way
-    return [name for name, it in taken.items() if it.kind is not it.VAR_KEYWORD]
 
 
 def _refused(image: Image) -> ImageError:
@@ -344,22 +317,3 @@ def _array(value: Any) -> Array:
     array = np.ascontiguousarray(np.asarray(value))
     made: Array = array.astype(np.int64) if array.dtype.kind in "iu" else array
     return made
-
-
-def _grey(width: int, height: int) -> PIL.Image.Image:
-    return PIL.Image.new("RGB", (width, height), (120, 130, 140))
-
-
-def _fingerprint(processor: Any, options: Mapping[str, Any]) -> bytes:
-    """Return 32 bytes that change when the processor would make other arrays."""
-    import transformers
-
-    content = {
-        "transformers": transformers.__version__,
-        "processor": type(processor).__name__,
-        "image_processor": processor.image_processor.to_dict(),
-        "settings": {k: v for k, v in vars(processor).items() if isinstance(v, int | float | str)},
-        "options": dict(options),
-    }
-    written = json.dumps(content, sort_keys=True, default=str).encode()
-    return hashlib.sha256(written).digest()

@@ -1,0 +1,135 @@
+"""What a family's processor says of itself, found out once and true for every picture.
+
+It is asked of transformers' processor, or read from where it was written down.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import PIL.Image
+from msgspec import Meta
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Word = Annotated[str, Meta(max_length=2**10)]
+Options = Annotated[dict[Word, Any], Meta(max_length=2**8)]
+
+_FEATURE_KEYS = ("image_token_id", "image_token_index", "image_patch_id")
+_PLACEHOLDER_KEYS = (*_FEATURE_KEYS, "video_token_id", "video_token_index", "audio_token_id")
+
+
+class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One processor's.
+
+    Attributes:
+        placeholder: what stands for an image in a text.
+        options: what its image processor is called with.
+        own_options: what it is called with itself, besides.
+        feature_id: the token of which each has a feature.
+        image_ids: tokens that are told to be an image's.
+        types_tokens: whether they are told.
+        banned_ids: tokens that stand for images, video and sound.
+        control_tokens: texts of the added tokens that it writes.
+        input_names: of the arrays that the model takes.
+        fingerprint: hex digits that change when it would make other arrays.
+        lays_out: whether it changes a text as a whole.
+        needs_image: whether it takes no text alone.
+        begins_with: the token that it puts before a text, whatever its tokenizer does.
+        has_sizes: whether pictures can be shown in other sizes than it would choose.
+    """
+
+    placeholder: Word
+    options: Options
+    own_options: Options
+    feature_id: TokenId
+    image_ids: Annotated[tuple[TokenId, ...], Meta(max_length=2**10)]
+    types_tokens: bool
+    banned_ids: Annotated[tuple[TokenId, ...], Meta(max_length=2**10)]
+    control_tokens: Annotated[tuple[Word, ...], Meta(max_length=2**12)]
+    input_names: Annotated[tuple[Word, ...], Meta(max_length=2**6)]
+    fingerprint: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    lays_out: bool
+    needs_image: bool
+    begins_with: Word = ""
+    has_sizes: bool = True
+
+
+def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
+    """Ask a processor of transformers.
+
+    Args:
+        processor: see :func:`vlmkit_hf.processor.load_processor`.
+        config: the model's.
+    """
+    merged = processor._merge_kwargs(  # noqa: SLF001 - the family's defaults, as its call has them
+        tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="np"
+    )
+    options = {**merged["images_kwargs"], "return_tensors": "np"}
+    feature_id = next(
+        (config[key] for key in _FEATURE_KEYS if key in config), processor.image_token_id
+    )
+    banned = {config.get(key) for key in _PLACEHOLDER_KEYS} | {processor.image_token_id}
+    for kind in ("image_token_ids", "video_token_ids", "audio_token_ids"):
+        banned |= set(getattr(processor, kind, None) or ())
+    added = processor.tokenizer.get_added_vocab()
+    own = (value for value in vars(processor).values() if isinstance(value, str))
+    wanted = set(processor.model_input_names) - set(processor.tokenizer.model_input_names)
+    return ImageFacts(
+        placeholder=processor.image_token,
+        options=options,
+        own_options={name: merged[name] for name in _asked(processor) if name in merged},
+        feature_id=feature_id,
+        image_ids=tuple(i for i in processor.image_token_ids if i is not None),
+        types_tokens=bool(merged.get("return_mm_token_type_ids")),
+        banned_ids=tuple(sorted(int(i) for i in banned if i is not None)),
+        control_tokens=tuple(sorted({value for value in own if value in added})),
+        input_names=tuple(sorted(wanted - set(processor.unused_input_names))),
+        fingerprint=_fingerprint(processor, options).hex(),
+        lays_out=laid_out(processor, "x" + processor.image_token, 1) is not None,
+        needs_image=_refuses_plain_text(processor),
+    )
+
+
+def laid_out(processor: Any, text: str, num_images: int) -> str | None:
+    """Return a text as a processor lays it out; None if it leaves it alone."""
+    pictures = [grey(28, 28)] * num_images  # how many there are is all that it looks at
+    made = processor.prepare_inputs_layout(images=pictures, text=[text])
+    whole: str = made[1][0]
+    return None if whole == text else whole
+
+
+def grey(width: int, height: int) -> PIL.Image.Image:
+    """Return a picture of one colour."""
+    return PIL.Image.new("RGB", (width, height), (120, 130, 140))
+
+
+def _asked(processor: Any) -> list[str]:
+    """Return which of its own arguments a processor reads when it is given images."""
+    taken = inspect.signature(processor._process_images).parameters  # noqa: SLF001 - no public way
+    return [name for name, it in taken.items() if it.kind is not it.VAR_KEYWORD]
+
+
+def _fingerprint(processor: Any, options: Mapping[str, Any]) -> bytes:
+    """Return 32 bytes that change when the processor would make other arrays."""
+    import transformers
+
+    content = {
+        "transformers": transformers.__version__,
+        "processor": type(processor).__name__,
+        "image_processor": processor.image_processor.to_dict(),
+        "settings": {k: v for k, v in vars(processor).items() if isinstance(v, int | float | str)},
+        "options": dict(options),
+    }
+    written = json.dumps(content, sort_keys=True, default=str).encode()
+    return hashlib.sha256(written).digest()
+
+
+def _refuses_plain_text(processor: Any) -> bool:
+    try:
+        processor.validate_inputs(images=None, text=["x"])
+    except ValueError:
+        return True
+    return False
