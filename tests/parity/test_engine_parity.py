@@ -39,9 +39,9 @@ def library(request: pytest.FixtureRequest, saved: Saved, exported: Saved) -> Li
 
 
 def _counting(make: Callable[..., Any], made: list[Any]) -> Callable[..., Any]:
-    def counted(linear: Any) -> Any:
-        made.append(linear)
-        return make(linear)
+    def counted(*arguments: Any) -> Any:
+        made.append(arguments[0])
+        return make(*arguments)
 
     return counted
 
