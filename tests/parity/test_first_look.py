@@ -10,7 +10,7 @@ import pytest
 
 import vlmkit
 import zoo
-from parity import arrays, runner, unfit
+from parity import arrays, runner
 from parity.test_negative_controls import (
     Patch,
     bidirectional_off,
@@ -56,7 +56,7 @@ def ways(monkeypatch: Patch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("name", [*zoo.NAMES_VISION, *zoo.NAMES_MORE])
+@pytest.mark.parametrize("name", [*zoo.NAMES_VISION, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS])
 def test_each_family_is_tried_with_pictures_of_two_sizes_where_it_has_two(
     name: str, saved: Saved, ways: list[str], monkeypatch: Patch
 ) -> None:
@@ -76,24 +76,34 @@ def test_each_family_is_tried_with_pictures_of_two_sizes_where_it_has_two(
         assert pool.num_free_blocks == pool.num_blocks
         assert not pool._block_of, "a prefix of nobody's is kept"
         assert model.runner._engine._states == {}
-    has_one_size = name in ("llava", "gemma3", "paligemma")
+    has_one_size = name in ("llava", "gemma3", "paligemma", "video_llava", "aria")
     assert len(set(sizes)) == len(sizes) == 2 - has_one_size
     assert ways == [name] * len(sizes)
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("name", "place", "value", "sentence"),
     [
-        ("ovis2", "the model takes image features in no form that is known"),
-        ("video_llava", "the code of model type 'video_llava' fails at one"),
-        ("fuyu", "no prompt can hold one: this model takes no images"),
-        ("emu3", "no prompt can hold one: this model takes no images"),
+        ("ovis2", "vlmkit_torch.features.MARKS", "?", "takes image features in no form that is"),
+        (
+            "video_llava",
+            "vlmkit_hf.image_facts._OLD_NAMES",
+            "?",
+            "the code of model type 'video_llava' fails at one",
+        ),
+        (
+            "emu3",
+            "vlmkit_hf.tokenizer.takes_images",
+            lambda _: False,
+            "no prompt can hold one: this model takes no images",
+        ),
     ],
 )
 def test_a_family_that_would_refuse_every_picture_is_refused_at_load_and_can_serve_its_text(
-    name: str, sentence: str, tmp_path: Path
+    name: str, place: str, value: Any, sentence: str, saved: Saved, monkeypatch: Patch
 ) -> None:
-    folder = unfit.save(name, tmp_path / name)
+    monkeypatch.setattr(place, value)  # without which it has no answer about one
+    folder = saved(name)
     with pytest.raises(CheckpointError, match=sentence) as caught:
         vlmkit.load(folder, engine=TORCH)
     assert TEXT_ALONE in caught.value.hint
@@ -253,12 +263,12 @@ def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
     assert tried()
 
 
-def test_what_is_refused_once_is_refused_again(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_is_refused_once_is_refused_again(saved: Saved, monkeypatch: Patch) -> None:
     monkeypatch.setattr(content, "SETTLED_NS", 0)
-    folder = unfit.save("ovis2", tmp_path / "m")
+    monkeypatch.setattr("vlmkit_torch.features.MARKS", "?")
     for _ in range(2):
         with pytest.raises(CheckpointError, match="cannot answer about pictures"):
-            vlmkit.load(folder, engine=TORCH)
+            vlmkit.load(saved("ovis2"), engine=TORCH)
 
 
 def test_the_model_answers_afterwards_as_if_nobody_had_tried_it(saved: Saved) -> None:

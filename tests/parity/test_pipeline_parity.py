@@ -47,7 +47,7 @@ ENGINES = {
 }
 EXPORTED = [name for name in NAMES if name != "glm4v"]  # whose tower has no exporter
 PAIRS = [
-    *(("torch", name) for name in (*NAMES, *zoo.NAMES_MORE)),
+    *(("torch", name) for name in (*NAMES, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS)),
     *families.exported(EXPORTED, "onnx"),
 ]
 

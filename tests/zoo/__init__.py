@@ -16,10 +16,11 @@ vlmkit-hf's image processors, which are held to transformers' own where torchvis
 
 from zoo.picture import picture
 from zoo.reference import placeholder, processor, reference
-from zoo.save import NAMES_MORE, NAMES_TEXT, NAMES_VISION, save, save_processor
+from zoo.save import NAMES_MORE, NAMES_OTHERS, NAMES_TEXT, NAMES_VISION, save, save_processor
 
 __all__ = [
     "NAMES_MORE",
+    "NAMES_OTHERS",
     "NAMES_TEXT",
     "NAMES_VISION",
     "picture",

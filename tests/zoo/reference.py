@@ -25,6 +25,7 @@ from transformers.models.smolvlm import processing_smolvlm
 
 from zoo.family import Family, VisionSide
 from zoo.more import MORE
+from zoo.others import OTHERS
 from zoo.text import TEXT
 from zoo.vision import VISION
 
@@ -37,11 +38,13 @@ class NoVideo:
     model_input_names: Sequence[str] = ()
     num_frames = None
     fps = None
+    slice_mode = None
+    downsample_mode = None
 
 
 def family(name: str) -> Family:
     """Return a family of the zoo by its name."""
-    return {**VISION, **MORE, **TEXT}[name]
+    return {**VISION, **MORE, **OTHERS, **TEXT}[name]
 
 
 def placeholder(name: str) -> str:

@@ -248,6 +248,7 @@ _CHATML = (
 )
 LFM2 = _PARTS + "{{ bos_token }}" + _CHATML.replace("IMAGE", "'<image>'")
 MOLMO2 = _PARTS + _CHATML.replace("IMAGE", "'<|image|>'")
+CHATML = _PARTS + _CHATML  # IMAGE is to be replaced
 
 COHERE2 = (
     _PARTS + "{{ bos_token }}{% for message in messages %}<|START_OF_TURN_TOKEN|>"

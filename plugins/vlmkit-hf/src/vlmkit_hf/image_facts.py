@@ -19,6 +19,7 @@ Options = Annotated[dict[Word, Any], Meta(max_length=2**8)]
 
 _FEATURE_KEYS = ("image_token_id", "image_token_index", "image_patch_id")
 _PLACEHOLDER_KEYS = (*_FEATURE_KEYS, "video_token_id", "video_token_index", "audio_token_id")
+_OLD_NAMES = "return_legacy_image_output"
 
 
 class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,15 +68,14 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
     merged = processor._merge_kwargs(  # noqa: SLF001 - the family's defaults, as its call has them
         tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="np"
     )
-    options = {**merged["images_kwargs"], "return_tensors": "np"}
+    options = {**merged["images_kwargs"], "return_tensors": "np", **_new_names(processor)}
+    needs_image = _refuses_plain_text(processor)
     feature_id = next(
         (config[key] for key in _FEATURE_KEYS if key in config), processor.image_token_id
     )
     banned = {config.get(key) for key in _PLACEHOLDER_KEYS} | {processor.image_token_id}
     for kind in ("image_token_ids", "video_token_ids", "audio_token_ids"):
         banned |= set(getattr(processor, kind, None) or ())
-    added = processor.tokenizer.get_added_vocab()
-    own = (value for value in vars(processor).values() if isinstance(value, str))
     wanted = set(processor.model_input_names) - set(processor.tokenizer.model_input_names)
     return ImageFacts(
         placeholder=processor.image_token,
@@ -85,25 +85,60 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
         image_ids=tuple(i for i in processor.image_token_ids if i is not None),
         types_tokens=bool(merged.get("return_mm_token_type_ids")),
         banned_ids=tuple(sorted(int(i) for i in banned if i is not None)),
-        control_tokens=tuple(sorted({value for value in own if value in added})),
+        control_tokens=tuple(sorted(_control_tokens(processor))),
         input_names=tuple(sorted(wanted - set(processor.unused_input_names))),
         fingerprint=_fingerprint(processor, options).hex(),
         lays_out=laid_out(processor, "x" + processor.image_token, 1) is not None,
-        needs_image=_refuses_plain_text(processor),
+        needs_image=needs_image,
+        begins_with="" if needs_image else _beginning(processor),
     )
 
 
 def laid_out(processor: Any, text: str, num_images: int) -> str | None:
     """Return a text as a processor lays it out; None if it leaves it alone."""
     pictures = [grey(28, 28)] * num_images  # how many there are is all that it looks at
-    made = processor.prepare_inputs_layout(images=pictures, text=[text])
-    whole: str = made[1][0]
+    made = processor.prepare_inputs_layout(images=pictures, text=[text], add_special_tokens=False)
+    whole = _numbered(processor, made[1][0])
     return None if whole == text else whole
+
+
+def _numbered(processor: Any, text: str) -> str:
+    """Return a text with the number of each image before it, if the family counts them."""
+    if not getattr(processor, "default_use_image_id", False):
+        return text
+    runs = text.split(processor.image_token)
+    places = [processor.image_token] * (len(runs) - 1)
+    numbered = processor._prepend_local_ids([text], places, processor.image_token)  # noqa: SLF001 - no public way
+    return "".join(part for pair in zip(runs, [*numbered, ""], strict=True) for part in pair)
+
+
+def _beginning(processor: Any) -> str:
+    """Return what a processor itself puts before a text, whose tokenizer would not."""
+    made = processor.prepare_inputs_layout(text=["x"])
+    return str(made[1][0]).removesuffix("x")
+
+
+def _new_names(processor: Any) -> dict[str, bool]:
+    """Return the option by which arrays have the names that models know, where there are others."""
+    takers = (processor._process_images, processor.image_processor.preprocess)  # noqa: SLF001 - no public way
+    has_old = any(_OLD_NAMES in inspect.signature(taker).parameters for taker in takers)
+    return {_OLD_NAMES: False} if has_old else {}
 
 
 def grey(width: int, height: int) -> PIL.Image.Image:
     """Return a picture of one colour."""
     return PIL.Image.new("RGB", (width, height), (120, 130, 140))
+
+
+def _control_tokens(processor: Any) -> set[str]:
+    """Return the added tokens that a processor holds, or that stand in its code for an image."""
+    added = processor.tokenizer.get_added_vocab()
+    code, words = processor.replace_image_token.__code__, processor.replace_image_token.__doc__
+    written = [text for text in code.co_consts if isinstance(text, str) and text != words]
+    own = {value for value in vars(processor).values() if isinstance(value, str) and value in added}
+    return own | {
+        token for token in added if not token.isspace() and any(token in text for text in written)
+    }
 
 
 def _asked(processor: Any) -> list[str]:

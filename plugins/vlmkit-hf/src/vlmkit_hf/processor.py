@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -31,15 +31,21 @@ class Absent:
 
     model_input_names: tuple[str, ...] = ()
 
+    def __getattr__(self, name: str) -> None:
+        """Return None for every setting; those of how it is made and copied are not there."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
     def to_dict(self) -> dict[str, Any]:
         """Return nothing: it has no settings."""
         return {}
 
 
 def takes_images(checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint has a vision side."""
+    """Tell whether a checkpoint has a vision side, which need not be a tower."""
     has_tower = any("vision" in key or key == "vit_config" for key in checkpoint.config)
-    return has_tower and processor_class_name(checkpoint) is not None
+    has_eyes = has_tower or bool(_image_processor_forms(checkpoint))
+    return has_eyes and processor_class_name(checkpoint) is not None
 
 
 def processor_class_name(checkpoint: Checkpoint) -> str | None:
@@ -120,14 +126,17 @@ def _image_processor_names(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _name_for_torchvision(checkpoint: Checkpoint) -> str | None:
     """Return a family's image processor if transformers has it for torchvision alone."""
+    forms = _image_processor_forms(checkpoint)
+    return None if forms.get("pil") else forms.get("torchvision")
+
+
+def _image_processor_forms(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the names of a family's image processor; none where the family is not shown images."""
     from transformers.models.auto import image_processing_auto
 
     known = vars(image_processing_auto)["IMAGE_PROCESSOR_MAPPING_NAMES"]
     forms = known.get(checkpoint.model_type)
-    if not isinstance(forms, dict) or forms.get("pil"):
-        return None
-    name: str | None = forms.get("torchvision")
-    return name
+    return forms if isinstance(forms, dict) else {}
 
 
 def _hint(checkpoint: Checkpoint) -> str:

@@ -20,7 +20,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
 from vlmkit_torch import faults, hardware
-from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, to_tensor
+from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, MARKS, to_tensor
 from vlmkit_torch.settings import EncoderSettings
 from vlmkit_torch.weights import LoadedModel, shared_model
 
@@ -95,11 +95,12 @@ class TorchVisionEncoder:
         output = self._tower(**self._inputs(slots), return_dict=True)
         counts = [slot.num_features for slot in slots]
         layers = dict(_layers(output))
+        marks = {MARKS: output[MARKS]} if output.get(MARKS) is not None else {}
         total = {name: rows.shape[0] for name, rows in layers.items()}
         if set(total.values()) == {sum(counts)}:
             split = {name: torch.split(rows, counts) for name, rows in layers.items()}
             return [
-                _features({name: rows[i] for name, rows in split.items()})
+                _features({name: rows[i] for name, rows in split.items()} | marks)
                 for i in range(len(slots))
             ]
         if len(slots) > 1:  # this family pads or packs what stands together
@@ -133,15 +134,16 @@ def build(context: BuildContext) -> TorchVisionEncoder:
     return TorchVisionEncoder(loaded, context.files, settings.max_batch_images)
 
 
-# Arrays of numbers that count from the first row of another: they hold for an image alone.
-_COUNTING = frozenset({"image_token_pooling"})
+# Arrays of images that hold alone: of numbers that count from the first row of another; of pixels
+# that are one strip, whose first axis is of nothing.
+_ALONE = frozenset({"image_token_pooling", "target_sizes"})
 
 
 def _groups(slots: Sequence[MediaSlot], most: int) -> Iterator[list[MediaSlot]]:
     """Yield runs of neighbours whose arrays can be joined along the first axis."""
     group: list[MediaSlot] = []
     for slot in slots:
-        is_alone = not _COUNTING.isdisjoint(slot.inputs)
+        is_alone = not _ALONE.isdisjoint(slot.inputs)
         if group and (is_alone or len(group) == most or _signature(slot) != _signature(group[0])):
             yield group
             group = []

@@ -17,6 +17,7 @@ from vlmkit.seams.prompt import Array, MediaSlot
 
 DEEPSTACK = "deepstack."  # extra rows of the n-th level
 DEEPSTACK_AT = "deepstack_at."  # extra rows for a numbered layer
+MARKS = "visual_indicator_features"  # rows of tokens around an image, the same for all (Ovis2)
 
 
 class FeatureForm(Enum):
@@ -31,6 +32,7 @@ class FeatureOutput(BaseModelOutputWithPooling):
     """What a family's merging code gets in place of its own encoder's output."""
 
     deepstack_features: Any = None
+    visual_indicator_features: Any = None
 
 
 def to_tensor(array: Array, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -69,8 +71,12 @@ def compose(
     layers = sorted((n for n in extra if n.startswith(DEEPSTACK_AT)), key=_number)
     deepstack: list[Any] = [[rows(name)] for name in levels]
     deepstack += [(_number(name), [rows(name)]) for name in layers]
+    marks = to_tensor(extra[MARKS], device, dtype) if MARKS in extra else None
     return FeatureOutput(
-        pooler_output=wrapped, last_hidden_state=main, deepstack_features=deepstack or None
+        pooler_output=wrapped,
+        last_hidden_state=main,
+        deepstack_features=deepstack or None,
+        visual_indicator_features=marks,
     )
 
 
