@@ -67,6 +67,7 @@ def test_what_is_not_a_function_cannot_build(registry: Registry[Any]) -> None:
         ("why_not", "no GPU", "a function"),
         ("cannot_serve", None, "a function"),
         ("examine", "fast", "a function"),
+        ("keep", True, "a function"),
         ("list_models", ["a/b"], "a function"),
         ("settings", dict, "a subclass of msgspec.Struct"),
         ("priority", "9", "a whole number or a function"),

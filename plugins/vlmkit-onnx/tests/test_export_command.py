@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from vlmkit.errors import PluginUnavailable
-from vlmkit_onnx.export.command import Progress, export
+from vlmkit.plugins.registry import BuildContext
+from vlmkit_onnx.export.command import Progress, export_command
 from vlmkit_onnx.folder import export_cache, manifest
 
 
@@ -14,14 +15,18 @@ def test_without_the_exporters_packages_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(export_cache, "missing_packages", lambda: ["torch", "onnxscript"])
-    result = CliRunner().invoke(export, ["somewhere", str(tmp_path / "out")])
+    result = CliRunner().invoke(
+        export_command(BuildContext()), ["somewhere", str(tmp_path / "out")]
+    )
     assert isinstance(result.exception, PluginUnavailable)
     assert str(result.exception) == "to export a model to ONNX, torch, onnxscript must be installed"
     assert result.exception.hint == "pip install vlmkit-onnx[export]"
 
 
 def test_a_precision_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(export, ["m", str(tmp_path / "out"), "--precision", "int3"])
+    result = CliRunner().invoke(
+        export_command(BuildContext()), ["m", str(tmp_path / "out"), "--precision", "int3"]
+    )
     assert result.exit_code == 2
     assert "'int3' is not one of" in result.output
 
@@ -33,7 +38,8 @@ def test_a_folder_becomes_a_folder_of_graphs(tmp_path: Path) -> None:
 
     zoo.save("llama", tmp_path / "model")
     result = CliRunner().invoke(
-        export, [str(tmp_path / "model"), str(tmp_path / "out"), "--precision", "int8"]
+        export_command(BuildContext()),
+        [str(tmp_path / "model"), str(tmp_path / "out"), "--precision", "int8"],
     )
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path / 'out'}\n"

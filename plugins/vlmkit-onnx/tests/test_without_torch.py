@@ -1,6 +1,8 @@
 """An engine and an encoder that torch lies beside leave it, and transformers, where they are."""
 
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +32,36 @@ row = host.last_logits(prompt)
 heavy = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir"} & set(sys.modules)
 print(row.argmax(), sorted(heavy))
 """
+
+WHOLE = """
+import sys, PIL.Image, vlmkit, vlmkit.server.run
+with vlmkit.load(sys.argv[1], engine={"num_threads": 1, "cache_tokens": 640}) as model:
+    image = PIL.Image.new("RGB", (61, 40), (9, 99, 199))
+    answer = model.generate("What is it?", images=[image], max_tokens=2)
+print(answer.usage.prompt_tokens, sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_a_model_whose_text_side_was_written_answers_about_pictures_without_transformers(
+    one_thread: None, exported: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    shutil.copytree(exported("llava"), folder)
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def asked() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", WHOLE, str(folder)],
+            env=environ,
+            check=True,
+            capture_output=True,
+        )
+        return done.stdout.decode().split(maxsplit=1)
+
+    num_tokens, imported = asked()
+    assert "transformers" in imported  # of a folder without, which is kept then
+    assert asked() == [num_tokens, "[]\n"]
 
 
 def test_answers_about_images_import_neither_torch_nor_transformers(

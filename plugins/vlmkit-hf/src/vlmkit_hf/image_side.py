@@ -59,7 +59,7 @@ class ImageSide:
     Args:
         processor: the family's processor, see :func:`vlmkit_hf.processor.load_processor`; or ours.
         checkpoint: the model's files.
-        facts: what the processor says of itself; None asks it.
+        facts: what the processor said of itself, and was checked; None asks it.
 
     Raises:
         CheckpointError: the processor is of a kind that is not known here.
@@ -70,6 +70,7 @@ class ImageSide:
     ) -> None:
         self._processor = processor
         self._owner = checkpoint.name
+        self._is_checked = facts is not None
         try:
             self._facts = facts or facts_of(processor, checkpoint.config)
             self._options: dict[str, Any] = dict(self._facts.options)
@@ -203,11 +204,13 @@ class ImageSide:
         return expansion, num_features
 
     def check(self, encoder: TextEncoder) -> None:
-        """Compare with the processor's own call on a text with two images.
+        """Compare with the processor's own call on a text with two images, if none has yet.
 
         Raises:
             CheckpointError: they differ, so this family needs something that is not known here.
         """
+        if self._is_checked:
+            return
         pictures = [grey(64, 48), grey(40, 88)]
         text = f"{self.placeholder}a{self.placeholder} b"
         try:

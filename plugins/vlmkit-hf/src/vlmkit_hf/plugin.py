@@ -1,9 +1,11 @@
 """What vlmkit-hf offers: hooks only.
 
-transformers is imported when a tokenizer is built, huggingface_hub when a model is fetched.
+transformers is imported when a tokenizer is built whose text side was not written down before,
+huggingface_hub when a model is fetched.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
@@ -13,14 +15,30 @@ from vlmkit_hf import tokenizer_files
 from vlmkit_hf.settings import HfTokenizerSettings
 
 VLMKIT_API = (1, 0)
+_IS_KEPT = "vlmkit-hf: the text side was read as it was written"
 
 
 def _build_tokenizer(context: BuildContext) -> Tokenizer:
-    from vlmkit_hf.advice import import_transformers
+    from vlmkit_hf.light.reading import read
     from vlmkit_hf.tokenizer import HfTokenizer
 
-    import_transformers()
-    return HfTokenizer(context.files, context.settings)
+    settings = context.settings or HfTokenizerSettings()
+    parts = read(context.files, settings)
+    if parts is None:
+        from vlmkit_hf.advice import import_transformers
+
+        import_transformers()
+    else:
+        context.share(_IS_KEPT, lambda: True)
+    return HfTokenizer(context.files, settings, parts)
+
+
+def _keep(context: BuildContext, folder: Path | None) -> None:
+    if folder is None and _IS_KEPT in context.shared:
+        return
+    from vlmkit_hf.light.writing import keep
+
+    keep(context.files, folder)
 
 
 def _is_no_hub_id(reference: str) -> str | None:
@@ -50,6 +68,7 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
         cannot_serve=tokenizer_files.objection,
         settings=HfTokenizerSettings,
         description="tokenizer, chat template and image processor of a transformers checkpoint",
+        keep=_keep,
     )
 
 

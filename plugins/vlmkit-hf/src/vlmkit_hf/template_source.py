@@ -39,9 +39,19 @@ def template_sources(
         CheckpointError: none of several is the default, or one cannot be read.
         ConfigError: the operator's cannot be read.
     """
-    if settings.chat_template is not None:
-        return {DEFAULT: _operators_template(Path(settings.chat_template))}
+    if (operators := operators_template(settings)) is not None:
+        return operators
     found = templates_in_files(checkpoint) or _of_settings(checkpoint, tokenizer)
+    refuse_without_default(checkpoint, found)
+    return found
+
+
+def refuse_without_default(checkpoint: Checkpoint, found: Mapping[str, str]) -> None:
+    """Refuse templates of which none is the default; that there are none is only told.
+
+    Raises:
+        CheckpointError: it is so.
+    """
     if not found:
         log.warning(
             "model %r has no chat template: it goes on with texts and takes no messages; %s",
@@ -54,7 +64,6 @@ def template_sources(
             hint="write the one that is meant to a file, and name it: "
             'tokenizer.chat_template = "PATH"',
         )
-    return found
 
 
 def templates_in_files(checkpoint: Checkpoint) -> dict[str, str]:
@@ -96,9 +105,17 @@ def _of_settings(checkpoint: Checkpoint, tokenizer: Any) -> dict[str, str]:
     return named
 
 
-def _operators_template(path: Path) -> str:
+def operators_template(settings: HfTokenizerSettings) -> Mapping[str, str] | None:
+    """Return the template that the settings name, if they name one.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if settings.chat_template is None:
+        return None
+    path = Path(settings.chat_template)
     try:
-        return path.read_text(encoding="utf-8")
+        return {DEFAULT: path.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"tokenizer.chat_template {str(path)!r} cannot be read as text",

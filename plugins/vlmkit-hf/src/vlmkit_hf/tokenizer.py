@@ -23,16 +23,14 @@ from vlmkit_hf.calls import with_tokens
 from vlmkit_hf.channels import behind, in_tokens
 from vlmkit_hf.chat import Chat
 from vlmkit_hf.detokenizer import HfTokenStream, TokenBytes
-from vlmkit_hf.end_tokens import end_tokens
 from vlmkit_hf.image_side import ImageSide, PreparedImage
-from vlmkit_hf.load_tokenizer import load_tokenizer
-from vlmkit_hf.processor import load_processor, takes_images
 from vlmkit_hf.reasoning import Marks
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.template import ChatTemplate
-from vlmkit_hf.template_source import DEFAULT, GIVE_ONE, WITH_TOOLS, template_sources
+from vlmkit_hf.template_source import DEFAULT, GIVE_ONE, WITH_TOOLS
 from vlmkit_hf.text_encoder import TextEncoder
+from vlmkit_hf.text_parts import TextParts, resolved
 from vlmkit_hf.vocabulary_size import refuse_unknown_tokens
 
 _OPTIONS: frozenset[Option] = frozenset(get_args(Option))
@@ -47,22 +45,26 @@ class HfTokenizer:
     Args:
         checkpoint: the model's files.
         settings: see :class:`HfTokenizerSettings`.
+        parts: what the text side consists of; None lets transformers resolve it.
 
     Raises:
         CheckpointError: the files hold no tokenizer, or a processor that cannot work here.
         ConfigError: the chat template of the settings cannot be read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: HfTokenizerSettings) -> None:
-        tokenizer = load_tokenizer(checkpoint)
-        self._images: ImageSide | None = None
-        if takes_images(checkpoint):
-            self._images = ImageSide(load_processor(checkpoint, tokenizer), checkpoint)
-        self._backend = tokenizer.backend_tokenizer
-        self._bos, self._eos = tokenizer.bos_token, tokenizer.eos_token
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        settings: HfTokenizerSettings,
+        parts: TextParts | None = None,
+    ) -> None:
+        parts = parts or resolved(checkpoint, settings)
+        self._images: ImageSide | None = parts.images
+        self._backend = parts.backend
+        self._bos, self._eos = parts.bos, parts.eos
         templates = {
-            name: ChatTemplate(source, tokenizer.special_tokens_map, checkpoint.name)
-            for name, source in template_sources(checkpoint, tokenizer, settings).items()
+            name: ChatTemplate(source, parts.named, checkpoint.name)
+            for name, source in parts.templates.items()
             if name in (DEFAULT, WITH_TOOLS)
         }
         template = templates.get(DEFAULT)
@@ -72,7 +74,7 @@ class HfTokenizer:
             for name, made in templates.items()
         }
         self._knows_effort = template is not None and template.effort.is_known
-        self._added: Mapping[str, int] = tokenizer.get_added_vocab()
+        self._added: Mapping[str, int] = parts.added
         channels = self._chats[DEFAULT].channels if DEFAULT in self._chats else None
         self._channels = in_tokens(channels, self._added) if channels else None
         self._marks = None if self._channels else _marks(template, self._added)
@@ -86,7 +88,7 @@ class HfTokenizer:
         self._place_format = BY_FAMILY.get(checkpoint.model_type)
         self._token_bytes = TokenBytes(self._backend)
         self._vocab_size: int = 1 + max(vocabulary.values())
-        self._eos_ids = end_tokens(checkpoint, tokenizer, self._added)
+        self._eos_ids = parts.eos_ids
 
     @property
     def vocab_size(self) -> int:
@@ -265,7 +267,7 @@ class HfTokenizer:
             raise RequestError("this model needs an image", param="messages")
 
     def _begins(self, segments: Sequence[Segment]) -> bool:
-        return bool(self._bos) and _starts_with(segments, self._bos)
+        return self._bos is not None and self._bos != "" and _starts_with(segments, self._bos)
 
     def _begun(self, segments: list[Segment]) -> list[Segment]:
         """Put the token before a text that its processor would put there."""

@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.transform import Transform
+from vlmkit_hf.pillow.grids import nearest_in_shape, up_to
+from vlmkit_hf.pillow.sizes import best_canvas
 from vlmkit_hf.pillow.view import Cut, Pad, Plan, Resize, num_tiles
 from vlmkit_hf.sizing.sizing import Size
 
@@ -117,28 +119,20 @@ def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Tran
 
 def _stretched_tiles(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
     """InternVL: stretched to a grid of tiles; if there are several, once more to a single one."""
-    from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got_ocr2
-
     num_tiles = int(arrays["num_patches"][0])
     size = settings.get("size")
     height, width = size["height"], size["width"]
     if num_tiles == 1:
         return _report(image, (height, width))
-    columns, rows = got_ocr2.get_optimal_tiled_canvas(
-        (image.height, image.width),
-        (height, width),
-        settings.get("min_patches"),
-        settings.get("max_patches"),
-    )
+    allowed = up_to(settings.get("max_patches"), settings.get("min_patches"))
+    rows, columns = nearest_in_shape(Size(image.height, image.width), Size(height, width), allowed)
     return _report(image, (rows * height, columns * width), num_tiles=num_tiles)
 
 
 def _padded_tiles(image: Image, shape: tuple[int, ...], settings: _Settings) -> Transform:
     """LLaVA-NeXT: kept in shape, padded to a grid of tiles, and once more squeezed into one."""
-    from transformers.image_processing_utils import select_best_resolution
-
-    height, width = select_best_resolution(
-        (image.height, image.width), settings.get("image_grid_pinpoints")
+    height, width = best_canvas(
+        Size(image.height, image.width), settings.get("image_grid_pinpoints")
     )
     scale = min(height / image.height, width / image.width)
     used = (

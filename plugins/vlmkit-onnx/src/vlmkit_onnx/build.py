@@ -7,6 +7,7 @@ from pathlib import Path
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import EngineLimits
+from vlmkit_onnx import text_side
 from vlmkit_onnx.decoders.cache_nodes import cached_token_bytes
 from vlmkit_onnx.decoders.decoder import Decoder
 from vlmkit_onnx.engine import OnnxEngine
@@ -51,6 +52,7 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     longest = _harmless(layout.decoder, session, settings, longest)
     decoder = _open_decoder(layout.decoder, session, settings, longest + 1)
     limits = _limits(layout, settings, decoder, longest)
+    text_side.keep(context, checkpoint)
     shares = settings.prefix_cache and decoder.memory.is_shareable
     book = SlotBook(
         settings.max_sequences,

@@ -37,10 +37,10 @@ def _examine_encoder(context: BuildContext) -> str:
     return examine_encoder(context)
 
 
-def _build_export(_: BuildContext) -> Any:
-    from vlmkit_onnx.export.command import export
+def _build_export(context: BuildContext) -> Any:
+    from vlmkit_onnx.export.command import export_command
 
-    return export
+    return export_command(context)
 
 
 def _engine_cannot_serve(checkpoint: Checkpoint) -> str | None:

@@ -8,17 +8,12 @@ import difflib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from vlmkit.errors import (
-    ConfigError,
-    PluginError,
-    PluginUnavailable,
-    UnknownPlugin,
-    VlmkitError,
-)
+from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import hint_of, together
 from vlmkit.plugins.kinds import Kind
@@ -119,6 +114,7 @@ _EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("why_not", callable, "a function"),
     ("cannot_serve", callable, "a function"),
     ("examine", _is_function_or_none, "a function"),
+    ("keep", _is_function_or_none, "a function"),
     ("list_models", _is_function_or_none, "a function"),
     ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
     ("priority", _is_priority, "a whole number or a function"),
@@ -145,6 +141,8 @@ class Provider(Generic[T]):
         description: one line for ``vlmkit plugins --json``.
         examine: says in a few words how it would run a model, or raises what ``build`` would; for
             ``vlmkit doctor``. May import heavy libraries; loads no weights.
+        keep: writes what ``build`` finds out of a model where later builds find it: into a folder
+            that is being made, or for None into the user's cache folder.
         list_models: for sources of many models: the references of those that are on this disk.
         plugin: the distribution or file that offers it; filled in by the loader.
     """
@@ -157,6 +155,7 @@ class Provider(Generic[T]):
     priority: int | Callable[[Any], int] = 0
     description: str = ""
     examine: Callable[[BuildContext], str] | None = None
+    keep: Callable[[BuildContext, Path | None], None] | None = None
     list_models: Callable[[], Iterable[str]] | None = None
     plugin: str = "vlmkit"
 
@@ -215,7 +214,7 @@ class Registry(Generic[T]):
         """Yield the providers by name."""
         return iter(sorted(self._providers.values(), key=lambda provider: provider.name))
 
-    def add(
+    def add(  # noqa: PLR0913 - one each of what a provider consists of
         self,
         name: str,
         build: Callable[[BuildContext], T],
@@ -226,6 +225,7 @@ class Registry(Generic[T]):
         priority: int | Callable[[Any], int] = 0,
         description: str = "",
         examine: Callable[[BuildContext], str] | None = None,
+        keep: Callable[[BuildContext, Path | None], None] | None = None,
         list_models: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
@@ -249,6 +249,7 @@ class Registry(Generic[T]):
                 priority=priority,
                 description=description,
                 examine=examine,
+                keep=keep,
                 list_models=list_models,
                 plugin=self.plugin,
             )

@@ -14,6 +14,8 @@ from vlmkit_hf.sizing.sizing import Size
 
 Pixels = np.ndarray[Any, np.dtype[Any]]
 Resizer = Callable[[Pixels, Size], Pixels]
+Scaling = Callable[[Pixels, Any], Pixels]
+"""Levels in float32 to what a model is given, under a processor's settings."""
 
 
 def bytewise(picture: Pixels, size: Size, resample: int) -> Pixels:
@@ -25,6 +27,13 @@ def bytewise(picture: Pixels, size: Size, resample: int) -> Pixels:
         return picture
     across = PIL.Image.fromarray(picture).resize((size.width, picture.shape[0]), resample)
     return np.asarray(across.resize((size.width, size.height), resample))
+
+
+def at_once(picture: Pixels, size: Size, resample: int) -> Pixels:
+    """Resize bytes to bytes as Pillow does."""
+    if picture.shape[:2] == size:
+        return picture
+    return np.asarray(PIL.Image.fromarray(picture).resize((size.width, size.height), resample))
 
 
 def unclipped(picture: Pixels, size: Size, resample: int) -> Pixels:
@@ -64,23 +73,22 @@ def _between(old: int, new: int) -> tuple[Pixels, Pixels, Pixels]:
     return place - before, before, np.minimum(before + 1, old - 1)
 
 
-def scaled(pixels: Pixels, settings: Any, *, is_coarse: bool = False) -> Pixels:
+def scaled(pixels: Pixels, settings: Any, scaling: Scaling) -> Pixels:
     """Return what a model is given of levels ``[..., 3]``, in float32.
 
     Args:
         pixels: bytes, or numbers on the same scale.
         settings: of the processor: whether and how to rescale and normalise.
-        is_coarse: each step is rounded to bfloat16, as some families do.
+        scaling: in which steps, and how they are rounded.
     """
-    compute = _coarse if is_coarse else _fine
     if pixels.dtype != np.uint8:
-        return compute(pixels.astype(np.float32), settings)
+        return scaling(pixels.astype(np.float32), settings)
     levels = np.arange(256, dtype=np.float32)[:, None].repeat(3, 1)
-    table = compute(levels, settings)
+    table = scaling(levels, settings)
     return np.stack([table[pixels[..., c], c] for c in range(3)], -1)
 
 
-def _fine(levels: Pixels, settings: Any) -> Pixels:
+def fused(levels: Pixels, settings: Any) -> Pixels:
     """Rescale and normalise in one step."""
     factor = settings.rescale_factor if settings.do_rescale else 1.0
     if not settings.do_normalize:
@@ -94,7 +102,18 @@ def _fine(levels: Pixels, settings: Any) -> Pixels:
     return made
 
 
-def _coarse(levels: Pixels, settings: Any) -> Pixels:
+def stepwise(levels: Pixels, settings: Any) -> Pixels:
+    """Rescale, and then normalise what is rounded to float32."""
+    if settings.do_rescale:
+        levels = (levels.astype(np.float64) * settings.rescale_factor).astype(np.float32)
+    if not settings.do_normalize:
+        return levels
+    mean, deviation = np.float32(settings.image_mean), np.float32(settings.image_std)
+    made: Pixels = (levels - mean) / deviation
+    return made
+
+
+def coarse(levels: Pixels, settings: Any) -> Pixels:
     """Rescale and normalise in bfloat16."""
     if settings.do_rescale:
         levels = _rounded(levels * np.float32(settings.rescale_factor))

@@ -12,9 +12,9 @@ from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_base import BatchFeature
 from transformers.processing_utils import ImagesKwargs
 
-from vlmkit_hf.pillow.pixels import Pixels, scaled
-from vlmkit_hf.pillow.table import FAMILIES, Family
-from vlmkit_hf.pillow.view import Plan, show
+from vlmkit_hf.pillow.pixels import Pixels
+from vlmkit_hf.pillow.table import FAMILIES, Family, arrays_of
+from vlmkit_hf.pillow.view import Plan
 from vlmkit_hf.sizing.sizing import Size
 
 _COMMON = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
@@ -51,7 +51,7 @@ class PillowProcessor(PilBackend):
     ) -> BatchFeature:
         """Return the arrays of pictures ``[3, height, width]``."""
         settings = SimpleNamespace(**kwargs)
-        made = [self._arrays(np.moveaxis(image, 0, -1), settings) for image in images]
+        made = [arrays_of(self.family, np.moveaxis(image, 0, -1), settings) for image in images]
         if self.family.counts_patches in made[0]:
             _count_on(made, self.family.counts_patches)
         joined = {
@@ -65,23 +65,6 @@ class PillowProcessor(PilBackend):
         return BatchFeature(
             joined, tensor_type=kwargs.get("return_tensors"), skip_tensor_conversion=kept
         )
-
-    def _arrays(self, picture: Pixels, settings: Any) -> dict[str, Any]:
-        family = self.family
-        plan = family.plan(Size(*picture.shape[:2]), settings)
-
-        def resize(pixels: Pixels, size: Size) -> Pixels:
-            return family.resize(pixels, size, settings.resample)
-
-        views = [
-            scaled(
-                show(np.ascontiguousarray(picture), view, resize),
-                settings,
-                is_coarse=family.is_coarse,
-            )
-            for view in plan.views
-        ]
-        return {**family.form(views, settings), **plan.numbers}
 
 
 def processor_class(name: str) -> type[PillowProcessor] | None:

@@ -2,11 +2,15 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from vlmkit_hf.sizing.sizing import Size
+
+MOST_STRETCHED = 200
+SMALLEST, LARGEST = 1, 4096  # sides of a picture before it is split
 
 
 def size_of(setting: Any) -> Size:
@@ -119,6 +123,43 @@ def _merged(length: int, merge: int, most: int) -> int:
     return up if up <= most else max(merge, length - over)
 
 
+def patches_in_area(size: Size, side: int, least: int, most: int) -> Size:
+    """Return a size in whole blocks, of an area between two limits.
+
+    Args:
+        size: of the picture.
+        side: of a block.
+        least: pixels.
+        most: pixels.
+
+    Raises:
+        ValueError: one side is too much longer than the other.
+    """
+    if max(size) / min(size) > MOST_STRETCHED:
+        raise ValueError(f"a side is over {MOST_STRETCHED} times as long as the other")
+    height, width = (round(length / side) * side for length in size)
+    if height * width > most:
+        shrink = math.sqrt(size.height * size.width / most)
+        height, width = (max(side, math.floor(n / shrink / side) * side) for n in size)
+    elif height * width < least:
+        grow = math.sqrt(least / (size.height * size.width))
+        height, width = (math.ceil(n * grow / side) * side for n in size)
+    return Size(height, width)
+
+
+def within_edge(size: Size, edge: int, side: int) -> Size:
+    """Return a size in whole blocks, reduced to a longer side where it is over that.
+
+    Args:
+        size: of the picture.
+        edge: the longer side.
+        side: of a block.
+    """
+    ratio = max(size.height / edge, size.width / edge)
+    used = [math.floor(length / ratio) for length in size] if ratio > 1 else size
+    return Size(*(((length - 1) // side + 1) * side for length in used))
+
+
 def in_slice(size: tuple[float, float], resolution: int, side: int, *, grows: bool) -> Size:
     """Return a size in whole blocks, of the area that a model was trained on if larger.
 
@@ -138,3 +179,42 @@ def in_slice(size: tuple[float, float], resolution: int, side: int, *, grows: bo
 
 def _whole(length: float, side: int) -> int:
     return max(round(length / side) * side, side)
+
+
+def resized_to_split(size: Size, edge: int) -> Size:
+    """Return a picture's size, its longer side brought to a limit, before it is cut."""
+    shape = size.width / size.height
+    if size.width >= size.height:
+        width, height = edge, int(edge / shape)
+        height += height % 2
+    else:
+        height, width = edge, int(edge * shape)
+        width += width % 2
+    height, width = max(height, SMALLEST), max(width, SMALLEST)
+    shape = width / height
+    if width >= height and width > LARGEST:
+        width, height = LARGEST, int(LARGEST / shape)
+    elif height > width and height > LARGEST:
+        height, width = LARGEST, int(LARGEST * shape)
+    return Size(max(height, SMALLEST), max(width, SMALLEST))
+
+
+def best_canvas(size: Size, canvases: Sequence[Sequence[int]]) -> Size:
+    """Return the canvas that shows most of a picture, and of such the least wasteful."""
+    best, most, least = Size(0, 0), 0, math.inf
+    for height, width in canvases:
+        scale = min(width / size.width, height / size.height)
+        shown = int(size.width * scale) * int(size.height * scale)
+        shown = min(shown, size.width * size.height)
+        wasted = width * height - shown
+        if shown > most or (shown == most and wasted < least):
+            best, most, least = Size(height, width), shown, wasted
+    return best
+
+
+def within_canvas(size: Size, canvas: Size) -> Size:
+    """Return a picture's size, kept in shape, that fills a canvas one way."""
+    wide, tall = canvas.width / size.width, canvas.height / size.height
+    if wide < tall:
+        return Size(min(math.ceil(size.height * wide), canvas.height), canvas.width)
+    return Size(canvas.height, min(math.ceil(size.width * tall), canvas.width))

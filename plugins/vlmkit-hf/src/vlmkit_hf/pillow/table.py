@@ -5,12 +5,15 @@ Settings are those that a checkpoint's preprocessor_config.json may leave out.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from vlmkit_hf.pillow import forms, patching, pixels, tiling
 from vlmkit_hf.pillow.forms import Arrays
-from vlmkit_hf.pillow.pixels import Pixels
-from vlmkit_hf.pillow.view import Plan
+from vlmkit_hf.pillow.pixels import Pixels, Scaling
+from vlmkit_hf.pillow.view import Plan, show
 from vlmkit_hf.sizing.sizing import Size
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC = range(4)  # as Pillow numbers them
@@ -32,7 +35,7 @@ class Family:
         settings: by name, where a checkpoint says nothing.
         input_names: the arrays that the model takes.
         resize: the way in which pictures are resized.
-        is_coarse: levels are scaled in bfloat16.
+        scaling: how levels become numbers.
         lists: arrays that stay lists, since their rows may differ in length.
         axis: along which the pixels of several pictures are joined.
         counts_patches: the array whose numbers are of patches, in all pictures together.
@@ -45,12 +48,25 @@ class Family:
     settings: Mapping[str, Any]
     input_names: tuple[str, ...] = ("pixel_values",)
     resize: Callable[[Pixels, Size, int], Pixels] = pixels.bytewise
-    is_coarse: bool = False
+    scaling: Scaling = pixels.fused
     lists: tuple[str, ...] = ()
     axis: int = 0
     counts_patches: str = ""
     other_names: Mapping[str, str] = field(default_factory=dict)
     mistaken: Mapping[str, Any] = field(default_factory=dict)
+
+
+def arrays_of(family: Family, picture: Pixels, settings: Any) -> Arrays:
+    """Return the arrays of one picture ``[height, width, 3]`` under a processor's settings."""
+    plan = family.plan(Size(*picture.shape[:2]), settings)
+    resize = partial(_resized, family, settings)
+    views = [show(np.ascontiguousarray(picture), view, resize) for view in plan.views]
+    shown = [pixels.scaled(view, settings, family.scaling) for view in views]
+    return {**family.form(shown, settings), **plan.numbers}
+
+
+def _resized(family: Family, settings: Any, picture: Pixels, size: Size) -> Pixels:
+    return family.resize(picture, size, settings.resample)
 
 
 _GRID = ("pixel_values", "image_grid_thw")
@@ -65,7 +81,7 @@ FAMILIES: Mapping[str, Family] = {
             "max_patches": 16,
             "resize_to_max_canvas": False,
         },
-        is_coarse=True,
+        scaling=pixels.coarse,
     ),
     "Lfm2VlImageProcessor": Family(
         tiling.lfm2_vl,

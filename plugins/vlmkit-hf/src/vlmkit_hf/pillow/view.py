@@ -38,7 +38,16 @@ class Cut:
     step: Size | None = None
 
 
-View = tuple[Resize | Pad | Cut, ...]
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """All but a part of it left out."""
+
+    size: Size
+    top: int
+    left: int
+
+
+View = tuple[Resize | Pad | Crop | Cut, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ def show(picture: Pixels, view: View, resize: Resizer) -> Pixels:
             tiles = [resize(tile, step.size) for tile in tiles]
         elif isinstance(step, Pad):
             tiles = [_padded(tile, step) for tile in tiles]
+        elif isinstance(step, Crop):
+            tiles = [_cropped(tile, step) for tile in tiles]
         else:
             tiles = [part for tile in tiles for part in _cut(tile, step)]
     return np.stack(tiles)
@@ -89,6 +100,11 @@ def _padded(picture: Pixels, pad: Pad) -> Pixels:
     ground = np.full((*pad.size, channels), pad.fill, kind)
     ground[pad.top : pad.top + height, pad.left : pad.left + width] = picture
     return ground
+
+
+def _cropped(picture: Pixels, crop: Crop) -> Pixels:
+    bottom, right = crop.top + crop.size.height, crop.left + crop.size.width
+    return picture[crop.top : bottom, crop.left : right]
 
 
 def _cut(picture: Pixels, cut: Cut) -> list[Pixels]:

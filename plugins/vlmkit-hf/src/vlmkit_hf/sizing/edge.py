@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmkit_hf.sizing.sizing import Limits, Size, Sizing, edges, stand_in
+from vlmkit_hf.pillow.sizes import within_edge
+from vlmkit_hf.sizing.sizing import Limits, Size, Sizing, edges
 
 
 class Edge(Sizing):
@@ -35,12 +36,7 @@ class Edge(Sizing):
         return {"image_sizes": [self._resized(size, limits)]}
 
     def _resized(self, size: Size, limits: Limits) -> Size:
-        from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
-
-        high, wide = pixtral.get_resize_output_image_size(
-            stand_in(size), self._edge(limits), self._token_side, "channels_first"
-        )
-        return Size(int(high), int(wide))
+        return within_edge(size, self._edge(limits), self._token_side)
 
     def steps(self, limits: Limits) -> Sequence[int]:
         """Return pixels of the longer side."""

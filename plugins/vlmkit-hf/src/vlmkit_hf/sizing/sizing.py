@@ -5,8 +5,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vlmkit.errors import RequestError
 
 Limits = dict[str, Any]
@@ -116,8 +114,3 @@ def edges(given: Mapping[str, Any], most: Mapping[str, int]) -> dict[str, int]:
         place = f"{FIELD}.size"
         raise RequestError(f"{place} must have {' and '.join(most)} for this model", param=place)
     return {name: number(size, name, most[name]) for name in size}
-
-
-def stand_in(size: Size) -> "np.ndarray[Any, Any]":
-    """Return what has a picture's shape, and takes no memory."""
-    return np.broadcast_to(np.uint8(0), (3, *size))

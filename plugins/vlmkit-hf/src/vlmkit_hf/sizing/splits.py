@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmkit.errors import RequestError
-from vlmkit_hf.sizing.sizing import FIELD, Limits, Size, Sizing, edges, stand_in
+from vlmkit_hf.pillow.sizes import resized_to_split
+from vlmkit_hf.sizing.sizing import FIELD, Limits, Size, Sizing, edges
 
 
 class Splits(Sizing):
@@ -73,6 +74,4 @@ class Splits(Sizing):
 
     def _resized(self, size: Size, edge: int) -> Size:
         """Return a picture's size before it is cut."""
-        from transformers.models.idefics3 import image_processing_pil_idefics3 as idefics3
-
-        return Size(*idefics3.get_resize_output_image_size(stand_in(size), edge))
+        return resized_to_split(size, edge)

@@ -7,37 +7,53 @@ from typing import Any, Self, get_args
 
 import click
 
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.folder.manifest import Precision
 
 PRECISIONS = get_args(Precision)
 
 
-@click.command()
-@click.argument("model")
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    default="w8a8",
-    show_default=True,
-    help="How the decoder's linear layers are stored and computed.",
-)
-def export(*, model: str, folder: Path, precision: Precision) -> None:
-    """Write MODEL as ONNX into DIR, which must be absent or empty.
+def export_command(context: BuildContext) -> click.Command:
+    """Return the command.
 
-    The result is compared with the model before it gets its name. Serve it by naming DIR.
+    Args:
+        context: what plugins offer: one has the text side written beside the graphs.
     """
-    import vlmkit
-    from vlmkit_onnx.folder.export_cache import refuse_without_exporter
 
-    refuse_without_exporter()
-    checkpoint = vlmkit.fetch(model)
-    with Progress() as progress:
-        progress("loading the exporter")
-        from vlmkit_onnx.export.exporter import export as export_model
+    @click.command()
+    @click.argument("model")
+    @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+    @click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        default="w8a8",
+        show_default=True,
+        help="How the decoder's linear layers are stored and computed.",
+    )
+    def export(*, model: str, folder: Path, precision: Precision) -> None:
+        """Write MODEL as ONNX into DIR, which must be absent or empty.
 
-        export_model(checkpoint, folder, precision, progress)
-    click.echo(str(folder))
+        The result is compared with the model before it gets its name. Serve it by naming DIR.
+        """
+        import vlmkit
+        from vlmkit_onnx import text_side
+        from vlmkit_onnx.folder.export_cache import refuse_without_exporter
+
+        refuse_without_exporter()
+        checkpoint = vlmkit.fetch(model)
+        with Progress() as progress:
+            progress("loading the exporter")
+            from vlmkit_onnx.export.exporter import export as export_model
+
+            def complete(place: Path) -> None:
+                progress("writing the text side")
+                text_side.keep(context, Checkpoint(checkpoint.name, place), place)
+
+            export_model(checkpoint, folder, precision, progress, complete=complete)
+        click.echo(str(folder))
+
+    return export
 
 
 class Progress:

@@ -69,6 +69,7 @@ def export(
     on_stage: OnStage,
     *,
     with_tower: bool = True,
+    complete: Callable[[Path], None] = lambda _: None,
 ) -> Manifest:
     """Write a checkpoint as ONNX.
 
@@ -78,6 +79,7 @@ def export(
         precision: of the decoder's linear layers; the vision tower is float32.
         on_stage: told what begins.
         with_tower: whether the vision tower is exported, too.
+        complete: given the folder before it has its name; may write more into it.
 
     Raises:
         CheckpointError: the checkpoint is broken, or of a family that cannot be exported.
@@ -91,6 +93,7 @@ def export(
             copy = place / path.relative_to(checkpoint.path)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)
+        complete(place)
         _publish(place, folder)
     return made
 

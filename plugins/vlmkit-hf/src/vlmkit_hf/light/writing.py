@@ -1,0 +1,118 @@
+"""Writes down what transformers resolved of a text side, once both ways are seen to be equal.
+
+What is written makes a second tokenizer, and the two have to agree on conversations, texts and
+pictures: token ids, arrays bit for bit, digests, what is said of places.
+"""
+
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from vlmkit.errors import VlmkitError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.advice import import_transformers
+from vlmkit_hf.light import file
+from vlmkit_hf.light.alike import difference
+from vlmkit_hf.light.describing import UndescribedError, describe
+from vlmkit_hf.light.file import TextFile, WrittenImages, WrittenText
+from vlmkit_hf.light.reading import cached_folder, parts_of, versions, written
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.text_parts import TextParts, resolved
+from vlmkit_hf.tokenizer import HfTokenizer
+
+log = logging.getLogger(__name__)
+
+
+def keep(checkpoint: Checkpoint, folder: Path | None = None) -> None:
+    """Write a model's text side where later starts find it; if it is not there yet.
+
+    Args:
+        checkpoint: the model's files.
+        folder: the model's own, whose files are written at the same time; None is a folder of the
+            user's cache.
+
+    Raises:
+        CheckpointError: transformers cannot read the text side.
+        OSError: it cannot be written.
+    """
+    if folder is not None:
+        _write(checkpoint, folder)
+        return
+    found = written(checkpoint)
+    if found is None:
+        place = cached_folder(checkpoint)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".", dir=place.parent))
+        try:
+            _write(checkpoint, made)
+            _publish(made, place)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    elif found[1].text is None:
+        _tell(checkpoint, found[1].refusal)
+
+
+def _publish(made: Path, place: Path) -> None:
+    """Give a folder its name; one that is there is broken, or as good."""
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        made.rename(place)
+    except OSError:
+        if not (place / file.FILE).is_file():  # which another process has just written
+            raise
+
+
+def _write(checkpoint: Checkpoint, folder: Path) -> None:
+    import_transformers()
+    settings = HfTokenizerSettings()
+    parts = resolved(checkpoint, settings)
+    theirs = HfTokenizer(checkpoint, settings, parts)
+    sources = dict(file.digests_of_sources(checkpoint.path))
+    text, refusal = None, ""
+    try:
+        text = _described(checkpoint, folder, parts)
+        ours = HfTokenizer(checkpoint, settings, parts_of(checkpoint, settings, folder, text))
+        if found := difference(theirs, ours):
+            raise UndescribedError(found)
+    except (UndescribedError, VlmkitError) as error:
+        (folder / file.OWN_TOKENIZER).unlink(missing_ok=True)
+        text, refusal = None, str(error)[: 2**10]
+        _tell(checkpoint, refusal)
+    file.write(folder, TextFile(sources=sources, text=text, refusal=refusal, made_with=versions()))
+
+
+def _tell(checkpoint: Checkpoint, refusal: str) -> None:
+    log.warning(
+        "prompts of model %r are made by transformers, which costs each start seconds, and "
+        "hundreds of MiB where torch is installed: %s",
+        *(checkpoint.name, refusal),
+    )
+
+
+def _described(checkpoint: Checkpoint, folder: Path, parts: TextParts) -> WrittenText:
+    """Return a text side as data; write its tokenizer, unless the model's own file is the same.
+
+    Raises:
+        UndescribedError: ours cannot do what its processor does.
+    """
+    images = None
+    if parts.images is not None:
+        facts = parts.images.facts
+        images = WrittenImages(facts=facts, processor=describe(parts.images.processor, facts))
+    path, content = checkpoint.path / "tokenizer.json", parts.backend.to_str()
+    if not path.is_file() or Tokenizer.from_file(str(path)).to_str() != content:
+        path = folder / file.OWN_TOKENIZER
+        path.write_text(content, encoding="utf-8")
+    return WrittenText(
+        tokenizer=path.name,  # type: ignore[arg-type]
+        tokenizer_digest=file.digest(path),
+        named={k: v if isinstance(v, str) else tuple(map(str, v)) for k, v in parts.named.items()},
+        bos=parts.bos,
+        eos=parts.eos,
+        eos_ids=tuple(sorted(parts.eos_ids)),
+        templates=dict(parts.templates),
+        images=images,
+    )

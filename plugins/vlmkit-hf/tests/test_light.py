@@ -1,0 +1,248 @@
+"""What a text side resolved to is written down, and read without transformers: to the same."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zoo
+from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import ImageOptions
+from vlmkit.ask.message import ImagePart, Message
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit_hf import plugin
+from vlmkit_hf.light import alike, families, file
+from vlmkit_hf.light.reading import read, written
+from vlmkit_hf.light.writing import keep
+from vlmkit_hf.pillow import pixels
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.tokenizer import HfTokenizer
+
+PLAIN = HfTokenizerSettings()
+COVERED = tuple(name for name in zoo.NAMES_VISION if name != "glm4v")
+Load = Callable[[str], HfTokenizer]
+
+
+@pytest.fixture
+def folder_of(checkpoint_of: Callable[[str], Checkpoint], tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that copies a family's folder."""
+    return lambda name: Path(shutil.copytree(checkpoint_of(name).path, tmp_path / name))
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def light(folder: Path, settings: HfTokenizerSettings = PLAIN) -> HfTokenizer | None:
+    checkpoint = Checkpoint(folder.name, folder)
+    parts = read(checkpoint, settings)
+    return None if parts is None else HfTokenizer(checkpoint, settings, parts)
+
+
+@pytest.mark.parametrize("name", COVERED)
+def test_both_ways_make_the_same_of_texts_and_pictures(
+    name: str,
+    folder_of: Callable[[str], Path],
+    tokenizer_of: Load,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = folder_of(name)
+    monkeypatch.setattr(alike, "SIZES", ((33, 90), (260, 71), (150, 151)))
+    keep(Checkpoint(name, folder), folder)
+    made = light(folder)
+    assert made is not None, file.read(folder).refusal
+    monkeypatch.setattr(
+        alike, "SIZES", ((8, 8), (61, 300), (29, 28))
+    )  # others than it was tried at
+
+    assert alike.difference(tokenizer_of(name), made) == ""
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral", "phi3", "gpt_oss"])
+def test_both_ways_make_the_same_of_texts(
+    name: str, folder_of: Callable[[str], Path], tokenizer_of: Load
+) -> None:
+    folder = folder_of(name)
+    keep(Checkpoint(name, folder), folder)
+    made = light(folder)
+    assert made is not None, file.read(folder).refusal
+
+    assert alike.difference(tokenizer_of(name), made) == ""
+    calls = (
+        [
+            it.prompt([Message.of("user", "Hi.")], tools=[alike.TOOL]).calling
+            for it in (tokenizer_of(name), made)
+        ]
+        if name == "gpt_oss"
+        else [None, None]
+    )
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llava", {"do_pad": True, "image_processor_type": "LlavaImageProcessor"}),
+        ("llava", {"do_center_crop": False, "size": {"height": 28, "width": 42}}),
+        ("idefics3", {"do_image_splitting": False}),
+        ("qwen2_vl", {"min_pixels": 28 * 28, "max_pixels": 28 * 28 * 6}),
+        ("internvl", {"crop_to_patches": True, "min_patches": 2, "max_patches": 7}),
+    ],
+)
+def test_settings_of_a_folder_count_on_both_ways(
+    name: str, settings: Mapping[str, Any], folder_of: Callable[[str], Path]
+) -> None:
+    folder = folder_of(name)
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
+        path = folder / "processor_config.json"
+    stated = json.loads(path.read_text())
+    (stated if path.name.startswith("pre") else stated["image_processor"]).update(settings)
+    path.write_text(json.dumps(stated))
+    checkpoint = Checkpoint(name, folder)
+    keep(checkpoint, folder)
+    made = light(folder)
+    assert made is not None, file.read(folder).refusal
+
+    assert alike.difference(HfTokenizer(checkpoint, PLAIN), made) == ""
+
+
+def test_an_image_that_is_shown_otherwise_is_found_and_told(
+    folder_of: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder, name = folder_of("llava"), "CLIPImageProcessor"
+    other = replace(families.IMAGES[name], scaling=pixels.fused)  # the last bit of some numbers
+    monkeypatch.setattr(families, "IMAGES", families.IMAGES)
+    monkeypatch.setitem(families.IMAGES, name, other)  # type: ignore[arg-type]
+    keep(Checkpoint("llava", folder), folder)
+
+    assert light(folder) is None
+    assert file.read(folder).refusal.startswith("a picture of ")
+    assert "made by transformers, which costs each start seconds" in caplog.text
+
+
+def test_a_family_that_is_not_known_is_told_each_time_and_tried_once(
+    folder_of: Callable[[str], Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint = Checkpoint("glm4v", folder_of("glm4v"))
+    keep(checkpoint)
+    assert "Glm4vProcessor with Glm4vImageProcessor is not among them" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr("vlmkit_hf.light.writing.resolved", lambda *_: pytest.fail("asked again"))
+    keep(checkpoint)
+
+    assert "Glm4vProcessor with Glm4vImageProcessor is not among them" in caplog.text
+    assert read(checkpoint, PLAIN) is None
+
+
+def test_a_tokenizer_that_transformers_changed_is_written_as_it_was_changed(
+    folder_of: Callable[[str], Path], tokenizer_of: Load
+) -> None:
+    folder = folder_of("llama")
+    stated = json.loads((folder / "tokenizer_config.json").read_text())
+    stated["additional_special_tokens"] = ["<|new|>"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+    keep(Checkpoint("llama", folder), folder)
+    made = light(folder)
+
+    assert (folder / file.OWN_TOKENIZER).is_file()
+    assert made is not None
+    assert made.vocab_size == tokenizer_of("llama").vocab_size + 1
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0].content }}"),
+        lambda folder: (folder / "added_tokens.json").write_text("{}"),
+        lambda folder: (folder / file.FILE).write_bytes((folder / file.FILE).read_bytes()[:-20]),
+        lambda folder: (folder / file.FILE).write_text("[]"),
+        lambda folder: (folder / file.FILE).write_text(
+            (folder / file.FILE).read_text().replace('"eos_ids": [', '"eos_ids": [-1,')
+        ),
+        lambda folder: (folder / file.FILE).write_text(
+            (folder / file.FILE).read_text().replace('"CLIPImageProcessor"', '"OtherProcessor"')
+        ),
+        lambda folder: (folder / file.FILE).write_bytes(b" " * (file.MAX_BYTES + 1)),
+    ],
+    ids=["changed", "added", "torn", "no object", "out of bounds", "unknown", "too large"],
+)
+def test_what_is_torn_or_of_other_files_does_not_count(
+    harm: Callable[[Path], Any], folder_of: Callable[[str], Path]
+) -> None:
+    folder = folder_of("llava")
+    keep(Checkpoint("llava", folder), folder)
+    assert light(folder) is not None
+    harm(folder)
+
+    assert light(folder) is None
+
+
+def test_a_tokenizer_of_its_own_that_was_changed_does_not_count(
+    folder_of: Callable[[str], Path],
+) -> None:
+    folder = folder_of("llama")
+    (folder / "tokenizer_config.json").write_text('{"additional_special_tokens": ["<|new|>"]}')
+    keep(Checkpoint("llama", folder), folder)
+    path = folder / file.OWN_TOKENIZER
+    path.write_text(path.read_text().replace("<|new|>", "<|old|>"))
+
+    assert light(folder) is None
+
+
+def test_the_operators_template_counts_before_the_one_that_was_written(
+    folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = folder_of("llama")
+    keep(Checkpoint("llama", folder), folder)
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}?")
+    made = light(folder, HfTokenizerSettings(chat_template=str(tmp_path / "own.jinja")))
+
+    assert made is not None
+    assert made.decode(made.prompt([Message.of("user", "So")]).token_ids).endswith("So?")
+
+
+def test_the_cache_folder_holds_it_until_a_file_of_the_model_changes(
+    folder_of: Callable[[str], Path],
+) -> None:
+    folder = folder_of("qwen2")
+    checkpoint = Checkpoint("qwen2", folder)
+    keep(checkpoint)
+    assert not (folder / file.FILE).exists()
+    assert light(folder) is not None
+    (folder / "generation_config.json").write_text('{"eos_token_id": 3}')
+    assert written(checkpoint) is None
+
+    keep(checkpoint)
+    made = light(folder)
+    assert made is not None
+    assert 3 in made.eos_ids
+
+
+def test_the_plugin_reads_what_it_kept_and_keeps_nothing_twice(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry: Registry[Any] = Registry("tokenizer", "vlmkit-hf")
+    plugin.vlmkit_register_tokenizers(registry)
+    provider = registry.get("hf")
+    context = BuildContext("m", Checkpoint("m", folder_of("llava")))
+    assert provider.keep is not None
+    provider.keep(context, None)
+    monkeypatch.setattr("vlmkit_hf.text_parts.resolved", lambda *_: pytest.fail("transformers"))
+    monkeypatch.setattr("vlmkit_hf.tokenizer.resolved", lambda *_: pytest.fail("transformers"))
+    monkeypatch.setattr("vlmkit_hf.light.writing.keep", lambda *_: pytest.fail("kept again"))
+    made = provider.build(context)
+    provider.keep(context, None)
+    part = ImagePart(Image.open(zoo.picture(1, 60, 44)), ImageOptions())
+
+    assert made.prompt([Message.of("user", "What?", [part])]).media[0].num_features > 0
