@@ -14,8 +14,8 @@ import transformers
 
 import vlmkit
 from parity import runner
+from parity.pipeline import conversation
 from parity.test_negative_controls import images_blank
-from parity.test_pipeline_parity import conversation
 from vlmkit.ask.request import Request
 from vlmkit.kit.pooling import Mode
 

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-import vlmkit
 import zoo
 from parity import families, runner
-from vlmkit.ask.image_options import ImageOptions
-from vlmkit.ask.message import ImagePart, TextPart
+from parity.pipeline import load, stream_all
 
 pytest.importorskip("vlmkit_hf")
 pytestmark = pytest.mark.torch
@@ -25,50 +23,11 @@ NAMES = (*zoo.NAMES_VISION, *zoo.NAMES_TEXT)
 Saved = Callable[[str], Path]
 
 
-def conversation(request: runner.Request) -> list[vlmkit.Message]:
-    """Return a request of transformers' form in vlmkit's."""
-    images = iter([vlmkit.Image.open(image) for image in request.images])
-    shown = ImageOptions(processor=request.limits)
-    messages = []
-    for message in request.messages:
-        content = message["content"]
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        made = [
-            ImagePart(next(images), shown) if part["type"] == "image" else TextPart(part["text"])
-            for part in parts
-        ]
-        messages.append(vlmkit.Message(message["role"], tuple(made)))
-    return messages
-
-
-ENGINES = {
-    "torch": {"use": "torch", "cache_tokens": 1200, "block_tokens": 4, "max_chunk_tokens": 64},
-    "onnx": {"use": "onnx", "cache_tokens": 1200, "max_chunk_tokens": 64, "num_threads": 1},
-}
 EXPORTED = [name for name in NAMES if name != "glm4v"]  # whose tower has no exporter
 PAIRS = [
     *(("torch", name) for name in (*NAMES, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS)),
     *families.exported(EXPORTED, "onnx"),
 ]
-
-
-def load(folder: Path, engine: str = "torch") -> vlmkit.Model:
-    return vlmkit.load(folder, engine=ENGINES[engine], scheduler={"max_step_tokens": 13})
-
-
-def stream_all(model: vlmkit.Model, asked: list[runner.Request]) -> list[tuple[str, Any]]:
-    """Submit all requests, then read each one's text piece by piece, and its tokens."""
-    settings = {"max_tokens": runner.NUM_NEW, "temperature": 0, "ignore_eos": True}
-    streams = [
-        model.submit(model.request(conversation(request), logprobs=True, **settings))
-        for request in asked
-    ]
-    answers = []
-    for stream in streams:
-        chunks = list(stream)
-        samples = [sample for chunk in chunks for sample in chunk.samples]
-        answers.append(("".join(chunk.text for chunk in chunks), samples))
-    return answers
 
 
 @pytest.mark.parametrize(("engine", "name"), PAIRS)

@@ -15,14 +15,24 @@ vlmkit-hf's image processors, which are held to transformers' own where torchvis
 """
 
 from zoo.picture import picture
-from zoo.reference import placeholder, processor, reference
-from zoo.save import NAMES_MORE, NAMES_OTHERS, NAMES_TEXT, NAMES_VISION, save, save_processor
+from zoo.reference import model_type, placeholder, processor, reference
+from zoo.save import (
+    NAMES,
+    NAMES_MORE,
+    NAMES_OTHERS,
+    NAMES_TEXT,
+    NAMES_VISION,
+    save,
+    save_processor,
+)
 
 __all__ = [
+    "NAMES",
     "NAMES_MORE",
     "NAMES_OTHERS",
     "NAMES_TEXT",
     "NAMES_VISION",
+    "model_type",
     "picture",
     "placeholder",
     "processor",

@@ -29,6 +29,7 @@ from zoo.others import OTHERS
 from zoo.text import TEXT
 from zoo.vision import VISION
 
+FAMILIES: Mapping[str, Family] = {**VISION, **MORE, **OTHERS, **TEXT}
 _PIXTRAL = "transformers.models.pixtral"
 
 
@@ -44,7 +45,13 @@ class NoVideo:
 
 def family(name: str) -> Family:
     """Return a family of the zoo by its name."""
-    return {**VISION, **MORE, **OTHERS, **TEXT}[name]
+    return FAMILIES[name]
+
+
+def model_type(name: str) -> str:
+    """Return what a family's configuration calls it."""
+    chosen = family(name)
+    return chosen.config(chosen.tokenizer()).model_type
 
 
 def placeholder(name: str) -> str:

@@ -9,10 +9,11 @@ from transformers import PreTrainedTokenizerFast
 from zoo.family import Family, VisionSide
 from zoo.more import MORE
 from zoo.others import OTHERS
-from zoo.reference import family, image_processor, processor
+from zoo.reference import FAMILIES, family, image_processor, processor
 from zoo.text import TEXT
 from zoo.vision import VISION
 
+NAMES = tuple(FAMILIES)
 NAMES_VISION = tuple(VISION)
 NAMES_MORE = tuple(MORE)
 NAMES_OTHERS = tuple(OTHERS)

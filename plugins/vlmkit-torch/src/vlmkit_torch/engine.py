@@ -15,7 +15,16 @@ from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt, PromptPlan
 from vlmkit.seams.step import StepOutput, WorkItem
 from vlmkit.seams.view import SequenceView
-from vlmkit_torch import capacity, faults, hardware, packing, picture_check, rope, selfcheck
+from vlmkit_torch import (
+    capacity,
+    faults,
+    hardware,
+    packing,
+    picture_check,
+    rope,
+    selfcheck,
+    temperature,
+)
 from vlmkit_torch.attention.paged import Board, bind
 from vlmkit_torch.batch import Batcher, PromptState
 from vlmkit_torch.grouping import Costs
@@ -292,6 +301,7 @@ def build(context: BuildContext) -> TorchEngine:
 def _make(loaded: LoadedModel, settings: EngineSettings) -> TorchEngine:
     views = Views(loaded.model)
     rope.settle(views, capacity.max_sequence_tokens(views, settings))
+    temperature.settle(views.decoder)
     # States have no second place where a mistake would show: they are always checked.
     is_checked = settings.self_check or capacity.recurrent_states(views) is not None
     expected = selfcheck.reference(views, loaded.device) if is_checked else None

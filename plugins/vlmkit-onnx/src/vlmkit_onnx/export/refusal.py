@@ -18,6 +18,7 @@ ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention", "attention"}
 MECHANISMS = refusal.MECHANISMS | {
     "hidden_size_per_layer_input": "embeddings for each layer",
     "num_kv_shared_layers": "layers that share keys and values",
+    "attn_temperature_tuning": "attention that is scaled by a token's place",
     "mamba_d_state": "recurrent layers",
     "mamba_d_conv": "recurrent layers",
 }
