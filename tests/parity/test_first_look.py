@@ -259,7 +259,7 @@ def test_a_model_is_tried_once_until_a_file_a_setting_or_a_package_changes(
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config + "\n")
     assert tried()
-    monkeypatch.setattr("vlmkit.running.first_look._packages", lambda: {"torch 1.0"})
+    monkeypatch.setattr("vlmkit.kit.trial_notes.packages", lambda: {"torch 1.0"})
     assert tried()
 
 

@@ -1,5 +1,6 @@
 """What an exporter promises of batches is tried on the machine that runs the graph."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vlmkit.kit import content, trial_notes
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx import build
@@ -16,6 +18,7 @@ from vlmkit_onnx.engine import OnnxEngine
 from vlmkit_onnx.folder import layout
 from vlmkit_onnx.sessions.session import open_session
 from vlmkit_onnx.settings import ComputeSettings, EngineSettings
+from vlmkit_onnx.trials import decoder_trial
 from vlmkit_onnx.trials.invariance import keeps_rows_apart
 
 pytestmark = pytest.mark.torch  # exports what it runs
@@ -57,9 +60,40 @@ def test_one_slot_has_no_batch(exported: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_only_what_holds_here_is_promised(
-    keeps: bool, exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    keeps: bool, exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(build, "keeps_rows_apart", lambda decoder: keeps)
-    engine = built(exported("llama"))
-    assert engine.limits.is_batch_invariant is keeps
-    engine.close()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "SETTLED_NS", 0)
+    tried: list[object] = []
+    monkeypatch.setattr(
+        decoder_trial, "keeps_rows_apart", lambda decoder: tried.append(decoder) or keeps
+    )
+    for num_trials in (1, 1):  # the second time it is known
+        engine = built(exported("llama"))
+        assert engine.limits.is_batch_invariant is keeps
+        assert len(tried) == num_trials
+        engine.close()
+
+
+def test_a_decoder_is_tried_again_where_anything_differs(
+    exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "SETTLED_NS", 0)
+    tried: list[str] = []
+    monkeypatch.setattr(decoder_trial, "refuse_discontinuous", lambda *_, **__: tried.append("it"))
+    folder = tmp_path / "model"
+    shutil.copytree(exported("llama"), folder)
+    for count, change in enumerate(
+        (
+            lambda: None,
+            (folder / "decoder.onnx").touch,
+            lambda: monkeypatch.setattr(trial_notes, "packages", lambda: {"onnxruntime-9"}),
+            lambda: monkeypatch.setattr(trial_notes, "_processor", lambda: "another"),
+        ),
+        1,
+    ):
+        change()
+        for _ in range(2):
+            built(folder).close()
+        assert len(tried) == count

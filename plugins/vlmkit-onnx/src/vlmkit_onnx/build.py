@@ -24,8 +24,7 @@ from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSetting
 from vlmkit_onnx.slots import system_memory
 from vlmkit_onnx.slots.device_memory import CPU
 from vlmkit_onnx.slots.slot_book import SlotBook
-from vlmkit_onnx.trials.continuity import refuse_discontinuous
-from vlmkit_onnx.trials.invariance import keeps_rows_apart
+from vlmkit_onnx.trials.decoder_trial import try_decoder
 from vlmkit_onnx.trials.neighbours import tokens_without_effect
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 
@@ -50,8 +49,12 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     session = open_session(layout.decoder.file, settings)
     longest = _longest(layout, settings, session)
     longest = _harmless(layout.decoder, session, settings, longest)
-    decoder = _open_decoder(layout.decoder, session, settings, longest + 1)
-    limits = _limits(layout, settings, decoder, longest)
+    device = device_of(settings)
+    decoder = _driver(layout.decoder, session, settings.max_sequences, longest + 1, device)
+    is_invariant = try_decoder(
+        decoder, layout.decoder.file, settings, claims=layout.is_batch_invariant
+    )
+    limits = replace(_limits(settings, decoder, longest), is_batch_invariant=is_invariant)
     text_side.keep(context, checkpoint)
     shares = settings.prefix_cache and decoder.memory.is_shareable
     book = SlotBook(
@@ -184,20 +187,6 @@ def _longest(
     return min(longest, room)
 
 
-def _open_decoder(
-    graph: DecoderGraph,
-    session: onnxruntime.InferenceSession,
-    settings: EngineSettings,
-    slot_tokens: int,
-) -> Decoder:
-    device = device_of(settings)
-    decoder = _driver(graph, session, settings.max_sequences, slot_tokens, device)
-    on_cpu = device == CPU
-    hint = "" if on_cpu else 'engine.device = "cpu" computes it without the device'
-    refuse_discontinuous(decoder, graph.file.name, hint=hint)
-    return decoder
-
-
 def _harmless(
     graph: DecoderGraph,
     session: onnxruntime.InferenceSession,
@@ -270,9 +259,7 @@ def _open_table(part: TokenTable, decoder: Decoder) -> TableEmbeddings:
     return table
 
 
-def _limits(
-    layout: Layout, settings: EngineSettings, decoder: Decoder, longest: int
-) -> EngineLimits:
+def _limits(settings: EngineSettings, decoder: Decoder, longest: int) -> EngineLimits:
     """Return what the engine can do.
 
     Raises:
@@ -294,7 +281,6 @@ def _limits(
         max_sequences=settings.max_sequences,
         capacity_tokens=capacity,
         max_chunk_tokens=settings.max_chunk_tokens,
-        is_batch_invariant=layout.is_batch_invariant and keeps_rows_apart(decoder),
         max_item_rows=max_rows,
         max_draft_tokens=max_rows - 1 if decoder.memory.is_shareable else 0,
         hidden_size=decoder.spec.states_size,

@@ -6,11 +6,7 @@ same files, settings and packages on the same machine, is not tried again. What 
 knows; how large pictures are shown, the tokenizer.
 """
 
-import hashlib
-import logging
 import math
-import platform
-import sys
 from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +17,12 @@ from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.ask.message import ImagePart, Message
 from vlmkit.errors import CheckpointError, ImageError, OutOfMemory, RequestError, VlmkitError
-from vlmkit.kit import content, user_cache
+from vlmkit.kit import trial_notes
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.engine import Engine, MediaTrial
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 PICTURES = (((96, 96), (64,)), ((64, 176), (256, 64)))
 """Height and width of each, and how many tokens it is to take where that can be chosen."""
@@ -72,7 +66,7 @@ def first_look(
     try:
         prompts = list(_prompts(tokenizer))
         seen = _place(checkpoint, prompts, (name, built_with))
-        if not prompts or (seen is not None and seen.exists()):
+        if not prompts or (trial_notes.read(seen) is not None):
             return
         on_stage("first pictures")
         engine.try_media(prompts, encoder)
@@ -95,8 +89,7 @@ def first_look(
             f"{checkpoint.model_type!r} fails at one",
             hint=HINT,
         ) from error
-    if seen is not None:
-        _remember(seen)
+    trial_notes.write(seen)
 
 
 def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
@@ -159,30 +152,7 @@ def picture(height: int, width: int, *, seed: int = 0) -> Image:
 
 
 def _place(checkpoint: Checkpoint, prompts: Seq[Prompt], built_with: object) -> Path | None:
-    """Return the file that is there once this model went through; None where none can be."""
-    try:
-        changes = content.changes(checkpoint.path)
-        if changes is None:
-            return None
-        facts = [changes, str(checkpoint.path.resolve()), repr(built_with)]
-        facts += [sys.version, platform.platform(), platform.node(), *sorted(_packages())]
-        facts += [f"{prompt.token_ids} {prompt.media[0].digest!r}" for prompt in prompts]
-        name = hashlib.sha256("\n".join(facts).encode(errors="backslashreplace")).hexdigest()
-        return user_cache.folder() / "first-looks" / name
-    except (OSError, RuntimeError) as error:
-        log.info("it is not known whether model %r was tried: %s", checkpoint.name, error)
-        return None
-
-
-def _packages() -> set[str]:
-    """Return names and versions of what is installed, as folders are called: no file is read."""
-    places = filter(Path.is_dir, map(Path, sys.path))
-    return {found.name for place in places for found in place.glob("*.dist-info")}
-
-
-def _remember(place: Path) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.touch()
-    except OSError as error:
-        log.info("it is not remembered that a model was tried: %s", error)
+    """Return the note that is there once this model went through; None where none can be."""
+    facts = [repr(built_with)]
+    facts += [f"{prompt.token_ids} {prompt.media[0].digest!r}" for prompt in prompts]
+    return trial_notes.place(checkpoint.path, "first-looks", facts)

@@ -15,6 +15,7 @@ from vlmkit.errors import EngineError, VlmkitError
 from vlmkit.running.bits import Words, flags, holds
 from vlmkit.running.choosing.batch import send
 from vlmkit.running.isolation import engine_error
+from vlmkit.running.namespaces import namespace_of
 from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.step import WorkItem
 
@@ -71,7 +72,7 @@ class Masks:
         """
         if not self._places:
             return logits
-        xp: Any = array_api_compat.array_namespace(logits)
+        xp: Any = namespace_of(logits)
         sent = _Sent(
             np.array(self._places, np.int64),
             np.concatenate(self._words),

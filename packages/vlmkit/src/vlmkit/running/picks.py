@@ -15,6 +15,7 @@ import numpy as np
 from vlmkit.ask.sample import Logprob, Sample
 from vlmkit.ask.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from vlmkit.errors import EngineError
+from vlmkit.running.namespaces import namespace_of
 from vlmkit.seams.prompt import Array
 from vlmkit.seams.sampler import Pick
 
@@ -26,7 +27,7 @@ def readable(logits: Array) -> Any:
 
     From Apple's GPU, which has no float64, they are brought there.
     """
-    xp: Any = array_api_compat.array_namespace(logits)
+    xp: Any = namespace_of(logits)
     floats = xp.astype(logits, xp.float32, copy=False)
     place = floats.__dlpack_device__()[0]
     if place == METAL:
@@ -47,7 +48,7 @@ def picked(logits: Any, pick: Pick | None, given: Mapping[int, int]) -> Any:
     """
     if pick is not None and not given:
         return pick(logits)
-    xp: Any = array_api_compat.array_namespace(logits)
+    xp: Any = namespace_of(logits)
     device = array_api_compat.device(logits)
     rows = range(logits.shape[0])
     token_ids = xp.asarray([given.get(row, 0) for row in rows], dtype=xp.int64, device=device)
@@ -76,7 +77,7 @@ def samples(
     Raises:
         EngineError: there are not that many token ids, or one has no logit, or none that is finite.
     """
-    xp: Any = array_api_compat.array_namespace(logits)
+    xp: Any = namespace_of(logits)
     vocab_size = logits.shape[-1]
     token_ids = _checked(logits, token_ids, len(params))
     inside = token_ids % vocab_size  # one that is outside is refused once it was read

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence as Seq
 from typing import Any
 
-import array_api_compat.numpy as xp
 import numpy as np
 
 from vlmkit.running.choosing.batch import Choice, Columns, apply, changed, columns
@@ -46,7 +45,7 @@ def pick_on_host(logits: Numbers, choices: Seq[Choice]) -> Numbers:
 
 def _choose(logits: Numbers, choices: Seq[Choice]) -> Numbers:
     """Return the tokens of rows that may be written to."""
-    apply(xp, logits, changed(choices), scales=any(c.is_scaled for c in choices))
+    apply(np, logits, changed(choices), scales=any(c.is_scaled for c in choices))
     token_ids: Numbers = np.argmax(logits, axis=-1)
     vocab_size = logits.shape[-1]
     if cut := [place for place, c in enumerate(choices) if c.is_cut]:
@@ -101,7 +100,7 @@ def _floors(logits: Numbers, likeliest: Numbers, own: Columns) -> tuple[Numbers,
         def wanted(reached: Any, within: Sums = wanted) -> Any:
             return np.minimum(np.where(is_bounded, within(reached), shares), reached[:, -1:])
 
-    found = least_kept(xp, likeliest, inside, wanted)
+    found = least_kept(np, likeliest, inside, wanted)
     floors = np.maximum(found, likeliest[:, :1] + own.depths)
     is_known = is_bounded | (own.last == vocab_size - 1)
     return floors, is_whole | (is_known & (floors > likeliest[:, -1:]))
@@ -129,7 +128,7 @@ def _draw(logits: Numbers, own: Columns, likeliest: Numbers) -> Numbers:
     random_bits = bits(token_ids, own.first.astype(np.uint32), own.second.astype(np.uint32))
     # A token beats the likeliest if its own exponential number is less than that of the likeliest
     # times its weight. It is more than the share of words that are over the token's random bits.
-    limits = exponentials(xp, _at(random_bits, likeliest)) * (SLACK * WORD)
+    limits = exponentials(np, _at(random_bits, likeliest)) * (SLACK * WORD)
     chances = logits - top
     chances /= own.temperatures.astype(np.float32)
     np.exp(chances, out=chances)
@@ -153,8 +152,8 @@ def _noisiest(
     vocab_size = logits.shape[-1]
     flat = flat[logits.reshape(-1)[flat] >= floors[flat // vocab_size, 0]]
     rows, token_ids = np.divmod(flat, vocab_size)
-    drawn = exponentials(xp, bits(token_ids, own.first[rows, 0], own.second[rows, 0]))
-    sums = noisy(xp, logits.reshape(-1)[flat], own.temperatures[rows, 0], drawn)
+    drawn = exponentials(np, bits(token_ids, own.first[rows, 0], own.second[rows, 0]))
+    sums = noisy(np, logits.reshape(-1)[flat], own.temperatures[rows, 0], drawn)
     best = np.full(len(logits), -math.inf)
     np.maximum.at(best, rows, sums)
     hits = np.flatnonzero(sums == best[rows])[::-1]  # the first of equals is written last

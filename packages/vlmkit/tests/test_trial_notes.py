@@ -1,0 +1,73 @@
+"""Notes of trials: found where nothing changed, and never trusted to say more than was written."""
+
+from pathlib import Path
+
+import pytest
+
+from vlmkit.kit import content, trial_notes
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(content, "SETTLED_NS", 0)
+    made = tmp_path / "model"
+    made.mkdir()
+    (made / "config.json").write_text("{}")
+    return made
+
+
+def noted(folder: Path, fact: str = "one") -> str | None:
+    return trial_notes.read(trial_notes.place(folder, "trials", [fact]))
+
+
+def test_a_note_is_found_by_all_that_it_was_made_of(folder: Path) -> None:
+    assert noted(folder) is None
+    trial_notes.write(trial_notes.place(folder, "trials", ["one"]), "passed")
+
+    assert noted(folder) == "passed"
+    assert noted(folder, "another") is None
+    (folder / "config.json").write_text("[]")
+    assert noted(folder) is None
+
+
+def test_a_folder_that_changed_just_now_has_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "SETTLED_NS", 10**12)
+    assert trial_notes.place(folder, "trials", []) is None
+    trial_notes.write(None, "passed")
+
+    assert trial_notes.read(None) is None
+
+
+def test_a_note_that_cannot_be_written_or_read_costs_a_trial_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    note = trial_notes.place(folder, "trials", ["one"])
+    trial_notes.write(note, "passed")
+
+    assert note is not None
+    assert noted(folder) is None
+
+
+def test_a_note_is_read_up_to_its_bound(folder: Path) -> None:
+    note = trial_notes.place(folder, "trials", ["one"])
+    trial_notes.write(note, "x" * (trial_notes.MAX_BYTES + 1))
+
+    assert len(noted(folder) or "") == trial_notes.MAX_BYTES
+
+
+def test_another_processor_is_another_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = trial_notes.place(folder, "trials", [])
+    (tmp_path / "cpuinfo").write_text("flags : avx2\ncpu MHz : 1\n\nflags : avx2\n")
+    monkeypatch.setattr(trial_notes, "PROCESSOR", tmp_path / "cpuinfo")
+    two = trial_notes.place(folder, "trials", [])
+    (tmp_path / "cpuinfo").write_text("flags : avx2\ncpu MHz : 2\n")
+    assert trial_notes.place(folder, "trials", []) == two
+    (tmp_path / "cpuinfo").unlink()
+
+    assert len({one, two, trial_notes.place(folder, "trials", [])}) == 3
