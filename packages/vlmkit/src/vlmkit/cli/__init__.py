@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from vlmkit import __version__
-from vlmkit.cli import ask, chat, config, doctor, models, output, plugins, serve, verify
+from vlmkit.cli import ask, chat, config, doctor, keys, models, output, plugins, serve, verify
 from vlmkit.cli.group import CommandGroup
 from vlmkit.errors import ConfigError, UnknownPlugin, VlmkitError
 
@@ -60,6 +60,7 @@ for _command in (
     plugins.plugins,
     doctor.doctor,
     config.config,
+    keys.keys,
     models.models,
     verify.verify,
 ):

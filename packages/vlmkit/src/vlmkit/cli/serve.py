@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 ready. Ask it, for example, by
 
-  curl {url}/chat/completions -H 'content-type: application/json' \\
+  curl {url}/chat/completions -H 'content-type: application/json'{header} \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
   from openai import OpenAI
-  client = OpenAI(base_url="{url}", api_key="none")
+  client = OpenAI(base_url="{url}", api_key={key})
 """
 
 
@@ -72,14 +72,22 @@ def _run(
     def tell(names: Sequence[str]) -> None:
         if settings.port:
             shown = [*offers, *names][-1]  # one that is there, if any is
-            click.echo(EXAMPLE.format(url=_url(settings), model=shown), err=True)
+            click.echo(_example(settings, shown), err=True)
 
     run_server(offers, settings, tool_sources=sources, on_loaded=tell)
 
 
+def _example(settings: "ServerSettings", model: str) -> str:
+    asks = bool(settings.keys_file)
+    header = ' -H "authorization: Bearer $VLMKIT_API_KEY"' if asks else ""
+    key = 'os.environ["VLMKIT_API_KEY"]' if asks else '"none"'
+    return EXAMPLE.format(url=_url(settings), model=model, header=header, key=key)
+
+
 def _url(settings: "ServerSettings") -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{settings.port}/v1"
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://{host}:{settings.port}/v1"
 
 
 def _show_log(*, debug: bool) -> None:

@@ -14,6 +14,7 @@ from vlmkit.server.files.route import FilesController
 from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.origins import Origins
+from vlmkit.server.identity.guard import Guard
 from vlmkit.server.messages.route import MessagesController
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.operate.capabilities import CapabilitiesController
@@ -69,7 +70,7 @@ def create_app(
             CapabilitiesController,
             HealthController,
             OpenApiController,
-            *([GenerateController] if service.settings.allow_generate else []),
+            *([GenerateController] if service.settings.takes_generate else []),
         ],
         dependencies={
             "service": Provide(lambda: service, sync_to_thread=False, use_cache=True),
@@ -79,6 +80,7 @@ def create_app(
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
             "document": Provide(lambda: openapi_document(app), sync_to_thread=True, use_cache=True),
         },
+        guards=[Guard(service.keys)] if service.keys else [],
         on_startup=[service.fleet.start],
         on_shutdown=[service.toolbox.aclose],
         exception_handlers=error_handlers(),

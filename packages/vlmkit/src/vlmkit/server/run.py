@@ -11,7 +11,10 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Mapping, Sequence as Seq
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import partial
 from types import FrameType, MappingProxyType
 
@@ -60,6 +63,8 @@ def serve(
         VlmkitError: no model could be loaded: what the last loader raised. The same holds.
     """
     settings = settings or ServerSettings()
+    if settings.tls_certificate:
+        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
     service = Service(models, settings, Toolbox(tool_sources))
     service.fleet.on_loaded = partial(_settle, on_loaded)
     try:
@@ -101,6 +106,8 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 limit_concurrency=settings.max_connections,
+                ssl_certfile=settings.tls_certificate or None,
+                ssl_keyfile=settings.tls_private_key or None,
                 timeout_graceful_shutdown=LAST_WORDS_S,
             )
         )
@@ -108,10 +115,12 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port."""
         self._loop = asyncio.get_running_loop()
+        _on_hangup(self._reload)
         await super().startup(sockets)
+        scheme = "https" if self.config.is_ssl else "http"
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
-            log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+            log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain at the first signal; end the process at the second."""
@@ -129,6 +138,19 @@ class Server(uvicorn.Server):
             with contextlib.suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._start_drain)
 
+    def _reload(self) -> None:
+        """Read keys and certificates again, for whoever comes from now on."""
+        settings = self._service.settings
+        if self._service.keys is not None:
+            self._service.keys.reload()
+        if self.config.ssl is not None:
+            try:
+                _load_certificate(self.config.ssl, settings)
+            except ConfigError as error:
+                log.error("the certificate of before is kept: %s", error)  # noqa: TRY400
+            else:
+                log.info("the certificate was read again")
+
     def _start_drain(self) -> None:
         if self._drain is None:
             self._drain = asyncio.ensure_future(self._drain_and_exit())
@@ -139,13 +161,37 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def _on_hangup(reload: Callable[[], None]) -> None:
+    """Let SIGHUP reload, where there is such a signal and it is ours to take."""
+    if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+def _load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:
+    """Use the certificate that is in its files now.
+
+    Raises:
+        ConfigError: there is none, or its key is another's.
+    """
+    certificate, key = settings.tls_certificate, settings.tls_private_key or None
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else "not its PEM"
+        raise ConfigError(
+            f"server.tls_certificate {certificate!r} cannot be used with its key: {reason}"
+        ) from error
+
+
 def _listener(settings: ServerSettings) -> socket.socket:
     """Open the port."""
     host, port = settings.host, settings.port
-    if not is_loopback(host) and not settings.allow_public_without_key:
+    is_guarded = bool(settings.keys_file) or settings.allow_public_without_key
+    if not is_loopback(host) and not is_guarded:
         raise ConfigError(
-            f"host {host!r} can be reached by other machines, and there is no API key yet",
-            hint="listen on 127.0.0.1 behind a proxy that asks for one, or set "
+            f"host {host!r} can be reached by other machines, and no API key is asked for",
+            hint="make one by vlmkit keys add and name its file in server.keys_file, or, behind a "
+            "proxy that asks for one, set "
             "server.allow_public_without_key",
         )
     try:

@@ -10,6 +10,8 @@ from vlmkit.settings.fleet import FleetSettings
 
 Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\sA-Z]+$", max_length=512)]
 
+HostName = Annotated[str, Meta(pattern=r"^[a-z0-9._-]+$|^[0-9a-f:]+$", max_length=253)]
+
 TemplateVariable = Annotated[
     str, Meta(pattern=r"^[A-Za-z_]\w{0,63}:(bool|int|[\w.-]+(\|[\w.-]+)*)$", max_length=512)
 ]
@@ -64,17 +66,26 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         host: address to listen on. One that other machines can reach needs
-            ``allow_public_without_key``.
+            ``keys_file``, or ``allow_public_without_key``.
         port: port to listen on; 0 takes a free one.
+        keys_file: API keys that are taken, as ``vlmkit keys`` writes them; every request but
+            ``/healthz`` then needs one. None is asked for when empty.
+        allowed_hosts: names under which clients reach the server, besides its own, such as that of
+            a proxy that hands on ``Host``. A server that other machines can reach answers to every
+            name unless some are listed.
         allowed_origins: origins of web pages that may read answers, such as
             ``https://chat.example.com``; none unless listed.
         allow_public_without_key: listen to other machines although there is no API key.
+        tls_certificate: file of the certificate, and of those that vouch for it, in PEM; the server
+            then speaks HTTPS. HTTP when empty.
+        tls_private_key: file of its key, if that is not in the same file.
         unknown_fields: what is done about keys of a body that nothing here uses and that would not
             change the answer: they are named in the answer's header, refused, or ignored.
         chat_template_kwargs: variables of chat templates that clients may set, and to what: a name,
             a colon, and ``bool``, ``int`` or texts with ``|`` between them.
         allow_generate: answer ``/inference/v1/generate``, whose prompts are tokens as they are,
-            control tokens included, to whoever reaches the server.
+            control tokens included, to whoever reaches the server. Where keys are asked for, those
+            with the scope ``tokens`` are answered in any case.
         max_connections: open connections; more are answered 503.
         max_requests: requests under way, images and queue included; more are answered 429.
         max_body_bytes: size of one request's body.
@@ -96,8 +107,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8000
+    keys_file: str = ""
+    allowed_hosts: tuple[HostName, ...] = ()
     allowed_origins: tuple[Origin, ...] = ()
     allow_public_without_key: bool = False
+    tls_certificate: str = ""
+    tls_private_key: str = ""
     unknown_fields: Literal["report", "refuse", "ignore"] = "report"
     chat_template_kwargs: tuple[TemplateVariable, ...] = ("enable_thinking:bool", "thinking:bool")
     allow_generate: bool = False
@@ -118,3 +133,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     responses: ResponsesSettings = ResponsesSettings()
     files: FilesSettings = FilesSettings()
     fleet: FleetSettings = FleetSettings()
+
+    @property
+    def takes_generate(self) -> bool:
+        """Whether prompts that are tokens are taken, from some at least."""
+        return self.allow_generate or bool(self.keys_file)

@@ -22,8 +22,8 @@ from vlmkit.server.chat.image_options import DETAIL_FIELD, idle_details
 from vlmkit.server.chat.prompt_options import EFFORT
 from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
+from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import WrongMediaType
-from vlmkit.server.http.owner import owner_of
 from vlmkit.server.work.bodies import announced_bytes, whole_body
 from vlmkit.server.work.service import Service
 
@@ -48,7 +48,7 @@ class Call(ABC, Generic[B]):
         self, request: Request[Any, Any, Any], service: Service, reader: BodyReader[B]
     ) -> None:
         self.service = service
-        self.owner = owner_of(request)
+        self.caller = caller_of(request)
         self.headers: dict[str, str] = {}
         self._ignored: frozenset[str] = frozenset()
         self._request = request
@@ -157,7 +157,7 @@ class MessagesCall(Call[B]):
         if chat.reasoning_effort is not None and EFFORT not in facts.options:
             idle |= {effort}
         self.note(idle)
-        return await self.converter.request(chat, facts, request_id, self.owner, light=light)
+        return await self.converter.request(chat, facts, request_id, self.caller, light=light)
 
     def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
         """Tell the client and the operator where nothing keeps calls of tools to their schemas."""

@@ -26,6 +26,7 @@ from vlmkit.server.fields.forms import asked_form
 from vlmkit.server.fields.sampling import sampling_values
 from vlmkit.server.fields.wire_tools import tool_values
 from vlmkit.server.files.store import FileStore
+from vlmkit.server.http.caller import NOBODY, Caller
 from vlmkit.settings.server import ServerSettings
 
 _ROLES: dict[type[wire.ChatMessage], Role] = {
@@ -65,7 +66,7 @@ class Converter:
         chat: wire.ChatRequest,
         facts: RunnerFacts,
         request_id: str,
-        owner: bytes = b"",
+        caller: Caller = NOBODY,
         *,
         light: bool = False,
     ) -> tuple[Request, float]:
@@ -75,7 +76,7 @@ class Converter:
             chat: the body.
             facts: bounds of the model.
             request_id: how logs call it.
-            owner: whose stored files it may name.
+            caller: who asks, and whose stored files may be named.
             light: whether no more of images is wanted than their sizes.
 
         Raises:
@@ -86,13 +87,14 @@ class Converter:
         self._check_tools(chat, facts)
         shown = image_options(chat)
         messages = await self.messages(
-            chat.messages, facts, owner, shown, may_go_on=True, light=light
+            chat.messages, facts, caller.owner, shown, may_go_on=True, light=light
         )
         request = Request(
             messages=messages,
             params=params,
             constraint=form.constraint if form else None,
             options=replace(prompt_options(chat, self._template_kinds, facts.options), light=light),
+            tenant=caller.tenant,
             cache_salt=chat.cache_salt or "",
             places=bool(chat.return_places),
             **tool_values(chat),

@@ -65,7 +65,7 @@ class _CompletionCall(Call[CompletionRequest]):
         runner = await self.runner(body.model)
         params = completion_params(body, runner.facts)
         texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
-        prompts = _Prompts(body, runner, params, texts)
+        prompts = _Prompts(body, runner, params, texts, self.caller.tenant)
         head = answer_head("cmpl", body.model, runner)
         echoes = await prompts.echoes() if body.echo else []
         scores = await prompts.scores()
@@ -101,11 +101,17 @@ class _Prompts:
     """The texts of one body, and what is asked of each."""
 
     def __init__(
-        self, body: CompletionRequest, runner: Runner, params: SamplingParams, texts: Seq[Plain]
+        self,
+        body: CompletionRequest,
+        runner: Runner,
+        params: SamplingParams,
+        texts: Seq[Plain],
+        tenant: str,
     ) -> None:
         self._body = body
         self._runner = runner
         self._params = params
+        self._tenant = tenant
         self._form = asked_form(body)
         self._named = list(zip(plain_names(texts, "prompt"), texts, strict=True))
 
@@ -174,7 +180,12 @@ class _Prompts:
 
     def _request(self, **fields: Any) -> Asked:
         body = self._body
-        return Asked(cache_salt=body.cache_salt or "", priority=body.priority or 0, **fields)
+        return Asked(
+            tenant=self._tenant,
+            cache_salt=body.cache_salt or "",
+            priority=body.priority or 0,
+            **fields,
+        )
 
 
 def completion_texts(

@@ -45,7 +45,7 @@ class EmbeddingsController(Controller):
 
     path = "/v1/embeddings"
 
-    @post(status_code=200, operation=Operation(Embeddings, EmbeddingRequest))
+    @post(status_code=200, operation=Operation(Embeddings, EmbeddingRequest, access="embed"))
     async def create(
         self,
         request: Request[Any, Any, Any],
@@ -85,11 +85,16 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
     async def _requests(self, body: EmbeddingRequest, facts: RunnerFacts) -> list[Asked]:
         if (body.input is None) == (body.messages is None):
             raise RequestError("send either input or messages", param="input")
-        same: dict[str, Any] = {"task": "embed", "priority": body.priority or 0}
+        same: dict[str, Any] = {
+            "task": "embed",
+            "priority": body.priority or 0,
+            "tenant": self.caller.tenant,
+        }
         if body.input is None:
             said = body.messages or ()
             self.note(idle_details(said, facts))
-            messages = await self.converter.messages(said, facts, self.owner, image_options(body))
+            shown, owner = image_options(body), self.caller.owner
+            messages = await self.converter.messages(said, facts, owner, shown)
             return [Asked(messages=messages, **same)]
         texts = plain_texts(body.input, "input")
         try:

@@ -20,10 +20,10 @@ from vlmkit.server.files.form import boundary_of, sent_file
 from vlmkit.server.files.shapes import deleted, file_error, listed, told
 from vlmkit.server.files.store import FileStore
 from vlmkit.server.files.wire import DeletedFile, FileBody, FileForm, FilesPage, FilesQuery
+from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
-from vlmkit.server.http.owner import owner_of
 from vlmkit.server.work.bodies import announced_bytes, whole_body
 from vlmkit.server.work.service import Service
 
@@ -52,7 +52,7 @@ class FilesController(Controller):
         if request.method == HttpMethod.POST:
             return _Upload(request, service, files)
         query = dict(request.query_params.multi_items())
-        content = listed(files.all_of(owner_of(request)), query, request.headers)
+        content = listed(files.all_of(caller_of(request).owner), query, request.headers)
         return ASGIResponse(body=content)  # of which HEAD gets the headers
 
     @route(
@@ -68,7 +68,7 @@ class FilesController(Controller):
         file_id: FromPath[str],
     ) -> Response[bytes]:
         """Tell what is known of a file, or forget it."""
-        owner = owner_of(request)
+        owner = caller_of(request).owner
         if request.method == HttpMethod.DELETE:
             files.delete(file_id, owner)
             content = deleted(file_id, request.headers)
@@ -84,7 +84,7 @@ class FilesController(Controller):
         file_id: FromPath[str],
     ) -> Response[bytes]:
         """Return what a file holds."""
-        content = files.find(file_id, owner_of(request)).content
+        content = files.find(file_id, caller_of(request).owner).content
         return Response(content, media_type="application/octet-stream", headers=_NOT_SHOWN)
 
 
@@ -121,7 +121,7 @@ class _Upload:
         headers = self._service.ignore(ignored, self._request.headers)
         form = sent.form
         file = self._files.add(
-            owner_of(self._request),
+            caller_of(self._request).owner,
             form.file,
             filename=sent.filename,
             purpose=form.purpose or "user_data",

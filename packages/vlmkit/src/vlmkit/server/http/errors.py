@@ -53,6 +53,24 @@ class HostRefused(RequestError):  # noqa: N818
     code = "host_not_allowed"
 
 
+class KeyMissing(RequestError):  # noqa: N818
+    """There is no API key, and the server asks for one."""
+
+    code = "missing_api_key"
+
+
+class KeyRefused(RequestError):  # noqa: N818
+    """The API key is not one of those that are taken."""
+
+    code = "invalid_api_key"
+
+
+class MayNot(RequestError):  # noqa: N818
+    """The API key may not do this."""
+
+    code = "insufficient_permissions"
+
+
 class Overloaded(QueueFull):
     """The server has as many requests under way as it takes."""
 
@@ -79,6 +97,9 @@ class _Status(NamedTuple):
 
 
 _STATUS: Mapping[type[VlmkitError], _Status] = {
+    KeyMissing: _Status(401, "authentication_error"),
+    KeyRefused: _Status(401, "authentication_error"),
+    MayNot: _Status(403, "permission_error"),
     ModelNotFound: _Status(404, "invalid_request_error"),
     NotStored: _Status(404, "invalid_request_error"),
     BodyTooSlow: _Status(408, "invalid_request_error"),
@@ -193,6 +214,8 @@ def _parts(error: Exception, scope: Scope, write: WriteError) -> tuple[bytes, in
     headers = {}
     if (retry_after_s := getattr(error, "retry_after_s", status.retry_after_s)) is not None:
         headers["retry-after"] = str(retry_after_s)
+    if status.status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
     if status.status == HTTPStatus.REQUEST_TIMEOUT:
         headers["connection"] = "close"  # the rest of the body is not worth waiting for
     body = write(fault_of(error, scope), status.status, scope)

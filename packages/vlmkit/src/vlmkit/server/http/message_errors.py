@@ -8,6 +8,8 @@ from litestar.types import Scope
 from vlmkit.server.http.errors import Fault
 
 _TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.NOT_FOUND: "not_found_error",
     HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",

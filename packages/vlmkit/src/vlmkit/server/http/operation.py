@@ -1,10 +1,13 @@
 """What a route reads and answers, said beside the route; the OpenAPI document is made of it."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from vlmkit.server.http.errors import ErrorBody
+
+Access = Literal["open", "key", "chat", "embed", "tokens", "admin"]
+"""Who may ask: anybody, anybody with a key, or those whose key may do this."""
 
 
 class Operation(NamedTuple):
@@ -22,6 +25,7 @@ class Operation(NamedTuple):
         form: of a form that is sent with POST, where the route is read, too.
         posted: of the answer to that.
         links: methods and paths of what can be done with the ``id`` of an answer.
+        access: who may ask, where the server asks for keys.
     """
 
     answer: Any
@@ -35,6 +39,7 @@ class Operation(NamedTuple):
     form: type[msgspec.Struct] | None = None
     posted: type[msgspec.Struct] | None = None
     links: tuple[tuple[str, str], ...] = ()
+    access: Access = "chat"
 
     @property
     def types(self) -> list[Any]:

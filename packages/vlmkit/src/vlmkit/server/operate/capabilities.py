@@ -106,7 +106,7 @@ class Capabilities(msgspec.Struct):
 class CapabilitiesController(Controller):
     """For clients that ask before they send."""
 
-    @route("/v1/capabilities", http_method=READ, operation=Operation(Capabilities))
+    @route("/v1/capabilities", http_method=READ, operation=Operation(Capabilities, access="key"))
     async def tell(self, service: NamedDependency[Service]) -> Capabilities:
         """Tell what can be asked."""
         names, files = service.toolbox.names, service.settings.files
@@ -114,7 +114,7 @@ class CapabilitiesController(Controller):
 
 
 def _models(service: Service) -> list[ModelCapabilities]:
-    bodies = _BODIES | (_GENERATE if service.settings.allow_generate else {})
+    bodies = _BODIES | (_GENERATE if service.settings.takes_generate else {})
     return [_model(each, bodies) for each in service.models.values()]
 
 

@@ -57,13 +57,16 @@ class Version(msgspec.Struct):
     version: str
 
 
+_READINESS = Operation(Readiness, unready=Readiness, access="key")
+
+
 class HealthController(Controller):
     """For load balancers and supervisors."""
 
     @route(
         ["/healthz", "/health", "/ping"],
         http_method=READ,
-        operation=Operation(Health, unready=Health),
+        operation=Operation(Health, unready=Health, access="open"),
     )
     async def health(self, service: NamedDependency[Service]) -> Response[Health]:
         """Answer 200, or 503 if an engine failed for good."""
@@ -71,7 +74,7 @@ class HealthController(Controller):
             return Response(Health("failed"), status_code=503)
         return Response(Health())
 
-    @route("/readyz", http_method=READ, operation=Operation(Readiness, unready=Readiness))
+    @route("/readyz", http_method=READ, operation=_READINESS)
     async def readiness(self, service: NamedDependency[Service]) -> Response[Readiness]:
         """Answer 200 if new work is taken, or else 503 and when to ask again."""
         status = readiness_of(service)
@@ -81,7 +84,7 @@ class HealthController(Controller):
             return Response(body)
         return Response(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_S)})
 
-    @route("/version", http_method=READ, operation=Operation(Version))
+    @route("/version", http_method=READ, operation=Operation(Version, access="key"))
     async def version(self) -> Version:
         """Tell the version, whatever else is the matter."""
         return Version(__version__)

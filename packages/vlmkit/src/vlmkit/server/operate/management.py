@@ -34,7 +34,7 @@ class Managed(ModelBody, kw_only=True):
 
 
 NAMED = BodyReader(NamedModel)
-OPERATION = Operation(Managed, NamedModel)
+OPERATION = Operation(Managed, NamedModel, access="admin")
 
 
 class ManagementController(Controller):

@@ -41,13 +41,13 @@ class ModelsController(Controller):
 
     path = "/v1/models"
 
-    @route(http_method=READ, operation=Operation(ModelList))
+    @route(http_method=READ, operation=Operation(ModelList, access="key"))
     async def list_all(self, service: NamedDependency[Service]) -> ModelList:
         """List every name of every model, those included that are not in memory."""
         models = service.models.values()
         return ModelList([model_body(model, name) for model in models for name in model.names])
 
-    @route("/{name:path}", http_method=READ, operation=Operation(ModelBody))
+    @route("/{name:path}", http_method=READ, operation=Operation(ModelBody, access="key"))
     async def retrieve(self, service: NamedDependency[Service], name: FromPath[str]) -> ModelBody:
         """Describe one model; names may hold slashes."""
         name = name.removeprefix("/")

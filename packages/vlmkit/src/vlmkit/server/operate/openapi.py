@@ -61,7 +61,7 @@ _STRICT = {
 class OpenApiController(Controller):
     """For clients that are made from a description."""
 
-    @route("/openapi.json", http_method=READ, operation=Operation(dict[str, Any]))
+    @route("/openapi.json", http_method=READ, operation=Operation(dict[str, Any], access="key"))
     async def tell(self, document: NamedDependency[bytes]) -> Response[bytes]:
         """Describe every route of this server."""
         return Response(document, media_type=MediaType.JSON)

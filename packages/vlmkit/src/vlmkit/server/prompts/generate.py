@@ -53,7 +53,9 @@ class GenerateController(Controller):
 
     @post(
         status_code=200,
-        operation=Operation(Generated, GenerateRequest, "piece of an answer", has_timing=True),
+        operation=Operation(
+            Generated, GenerateRequest, "piece of an answer", has_timing=True, access="tokens"
+        ),
     )
     async def create(
         self,
@@ -116,6 +118,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             images=images,
             params=params,
             constraint=form.constraint if form else None,
+            tenant=self.caller.tenant,
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
             id=request_id,

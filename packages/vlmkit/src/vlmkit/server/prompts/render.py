@@ -188,6 +188,7 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
                 adds_special=body.add_special_tokens is not False,
                 params=params,
                 constraint=form.constraint if form else None,
+                tenant=self.caller.tenant,
                 cache_salt=body.cache_salt or "",
                 priority=body.priority or 0,
                 id=answer_head("cmpl", body.model, runner).id,

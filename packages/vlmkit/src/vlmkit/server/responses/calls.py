@@ -120,7 +120,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         )
         answer = _Answer(bodies(head), None)
         if is_kept:
-            turn = Turn(self.owner, kept_input(body.input), done.before)
+            turn = Turn(self.caller.owner, kept_input(body.input), done.before)
             answer = self._begun(head, bodies, turn, stream)
 
         def whole(completion: Completion) -> bytes:

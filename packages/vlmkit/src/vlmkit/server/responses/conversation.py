@@ -91,13 +91,13 @@ class ConversationCall(MessagesCall[B]):
         """
         before = None
         if body.previous_response_id is not None:
-            before = self.store.turn(body.previous_response_id, self.owner)
+            before = self.store.turn(body.previous_response_id, self.caller.owner)
         most = self.service.settings.max_body_bytes
         num_bytes = before.num_whole_bytes if before else 0
 
         def find(item_id: str) -> KeptItem:
             nonlocal num_bytes
-            item = self.store.item(item_id, self.owner)
+            item = self.store.item(item_id, self.caller.owner)
             num_bytes += len(item.content)
             _check_size(num_bytes, most, runner)
             return item

@@ -15,9 +15,9 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
 from vlmkit.server.chat.convert import Converter
+from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
-from vlmkit.server.http.owner import owner_of
 from vlmkit.server.responses.answer import ResponseBody
 from vlmkit.server.responses.calls import CountCall, CreateCall
 from vlmkit.server.responses.followed import Followed
@@ -98,7 +98,7 @@ class ResponsesController(Controller):
         response_id: FromPath[str],
     ) -> ASGIApp:
         """Return a response, or forget it; one that is answered in the background then ends."""
-        owner = owner_of(request)
+        owner = caller_of(request).owner
         if request.method == HttpMethod.DELETE:
             responses.delete(response_id, owner)
             return ASGIResponse(body=msgspec.json.encode(DeletedResponse(response_id)))
@@ -129,7 +129,7 @@ class ResponsesController(Controller):
         response_id: FromPath[str],
     ) -> Response[bytes]:
         """List what a stored response answers: all of the conversation before it."""
-        turn = responses.find(response_id, owner_of(request)).turn
+        turn = responses.find(response_id, caller_of(request).owner).turn
         before = turn.before.items() if turn.before else []
         query = dict(request.query_params.multi_items())
         return _json(listed([*before, *turn.said], query))
@@ -142,7 +142,7 @@ class ResponsesController(Controller):
         response_id: FromPath[str],
     ) -> Response[bytes]:
         """Stop an answer in the background; one that is over stays as it is."""
-        return _json(responses.cancel(response_id, owner_of(request)))
+        return _json(responses.cancel(response_id, caller_of(request).owner))
 
 
 def _admitted(app: ASGIApp, service: Service) -> ASGIApp:

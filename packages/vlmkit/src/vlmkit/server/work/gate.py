@@ -21,15 +21,16 @@ _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 class Gate:
     """Counts requests, names them and refuses those for other hosts.
 
-    A server on the loopback interface answers to loopback names only: a web page whose own name
-    was made to point at 127.0.0.1 gets nothing.
+    A server on the loopback interface answers to loopback names only, and those that its operator
+    lists: a web page whose own name was made to point at 127.0.0.1 gets nothing.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        host = service.settings.host
-        self._hosts = _LOOPBACK_NAMES | {host} if is_loopback(host) else None
+        host, allowed = service.settings.host, service.settings.allowed_hosts
+        is_open = not allowed and not is_loopback(host)
+        self._hosts = None if is_open else _LOOPBACK_NAMES | {host, *allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, with an id that its answer shows."""
@@ -49,7 +50,10 @@ class Gate:
         with self._service.opened():
             host = headers.get(b"host")
             if self._hosts is not None and host is not None and _name(host) not in self._hosts:
-                error = HostRefused("this server answers to its own address only")
+                error = HostRefused(
+                    "this server answers to its own address only",
+                    hint="its operator can name others in server.allowed_hosts",
+                )
                 await error_response(error, scope)(scope, receive, send_named)
                 return
             await self._app(scope, receive, send_named)

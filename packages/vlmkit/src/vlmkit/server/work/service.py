@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from litestar.datastructures import Headers
@@ -24,6 +25,7 @@ from vlmkit.server.fields.ignored import (
 from vlmkit.server.fleet.fleet import Fleet
 from vlmkit.server.fleet.roster import Roster
 from vlmkit.server.http.errors import ClientGone, Overloaded, Unavailable
+from vlmkit.server.identity.key_ring import KeyRing
 from vlmkit.server.offer import Loader, Offer, Served, runner_of
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.settings.server import ServerSettings
@@ -43,7 +45,8 @@ class Service:
         toolbox: the tools that the server runs; none when None.
 
     Raises:
-        ConfigError: two models have one name, or they cannot be within the memory budget.
+        ConfigError: two models have one name, they cannot be within the memory budget, or the file
+            of keys cannot be read.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Service:
             if isinstance(given, Served):
                 self.fleet.add(self.models[name], runner_of(given))
         self.settings = settings
+        self.keys = KeyRing(Path(settings.keys_file)) if settings.keys_file else None
         self.toolbox = toolbox or Toolbox()
         self.is_draining = False
         self.num_open = 0

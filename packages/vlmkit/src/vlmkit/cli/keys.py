@@ -1,0 +1,154 @@
+"""``vlmkit keys``: who may use a server."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmkit.cli import options, output
+
+if TYPE_CHECKING:
+    from vlmkit.server.identity.key import Key
+
+SCOPES = ("chat", "embed", "tokens", "admin")
+DAY_S = 86_400
+
+
+@click.group()
+def keys() -> None:
+    """Make, list and revoke API keys.
+
+    The file is server.keys_file of the config, or the one that --file names. A server that runs
+    takes what was changed after SIGHUP.
+    """
+
+
+def _in_file(command: Callable[..., Any]) -> Callable[..., Any]:
+    file = click.option(
+        "--file", "key_file", metavar="FILE", type=click.Path(path_type=Path), help="File of keys."
+    )
+    return options.configured(file(command))
+
+
+@keys.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(SCOPES),
+    multiple=True,
+    default=("chat", "embed"),
+    show_default="chat and embed",
+    help="What it may do: ask for answers, for embeddings, send prompts that are tokens, load and "
+    "unload models; may be repeated.",
+)
+@click.option("--tenant", metavar="NAME", help="Whose it is: keys of one tenant share caches.")
+@click.option("--days", type=click.IntRange(min=1), help="Days until it ends; for ever unless set.")
+@_in_file
+def add(
+    *,
+    name: str,
+    scopes: Sequence[Any],
+    tenant: str | None,
+    days: int | None,
+    key_file: Path | None,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Make a key called NAME and print its secret, which cannot be had again."""
+    import msgspec
+
+    from vlmkit.errors import ConfigError
+    from vlmkit.server.identity import key as key_module
+    from vlmkit.server.identity.key_file import add_line, read_lines
+
+    path = _path(key_file, config_file, assignments)
+    lives_s = None if days is None else days * DAY_S
+    key, secret = key_module.made(name, tuple(scopes), tenant=tenant, lives_s=lives_s)
+    try:
+        msgspec.convert(msgspec.to_builtins(key), key_module.Key)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            "NAME and --tenant must be 1 to 64 letters, digits or any of _ . @ : + -"
+        ) from error
+    if path.exists():
+        read_lines(path)  # nothing is added to what is no file of keys
+    add_line(path, key)
+    click.echo(secret)
+    click.echo(
+        f"key {key.id} was added to {path}; a server that runs takes it after SIGHUP", err=True
+    )
+
+
+@keys.command("list")
+@options.as_json
+@_in_file
+def list_(
+    *,
+    as_json: bool,
+    key_file: Path | None,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Print all keys, without their secrets."""
+    from vlmkit.server.identity.key import Key
+    from vlmkit.server.identity.key_file import read_lines, valid_keys
+
+    lines = read_lines(_path(key_file, config_file, assignments))
+    valid = {key.id for key in valid_keys(lines)}
+    rows = [_row(line, line.id in valid) for line in lines if isinstance(line, Key)]
+    names = ("id", "name", "tenant", "scopes", "created", "expires", "state")
+    if as_json:
+        output.json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        output.columns(tuple(name.upper() for name in names), rows)
+
+
+@keys.command()
+@click.argument("key_id", metavar="ID")
+@_in_file
+def revoke(
+    *,
+    key_id: str,
+    key_file: Path | None,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Let the key ID be taken no more."""
+    import time
+
+    from vlmkit.errors import ConfigError
+    from vlmkit.server.identity.key_file import Revoked, add_line, read_lines, valid_keys
+
+    path = _path(key_file, config_file, assignments)
+    if key_id not in {key.id for key in valid_keys(read_lines(path))}:
+        raise ConfigError(f"there is no valid key {key_id!r} in {path}", hint="vlmkit keys list")
+    add_line(path, Revoked(key_id, int(time.time())))
+    click.echo(f"revoked; a server that runs refuses key {key_id} after SIGHUP", err=True)
+
+
+def _path(key_file: Path | None, config_file: Path | None, assignments: Sequence[str]) -> Path:
+    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.errors import ConfigError
+
+    if key_file is not None:
+        return key_file
+    layered, _ = read_with_plugins(config_file, assignments)
+    if not (named := layered.config.server.keys_file):
+        raise ConfigError("no file of keys is named", hint="--file FILE, or server.keys_file")
+    return Path(named)
+
+
+def _row(key: "Key", is_valid: bool) -> tuple[str, ...]:
+    state = "valid" if is_valid else "revoked"
+    if is_valid and key.is_over(datetime.now(UTC).timestamp()):
+        state = "expired"
+    ends = "never" if key.expires_s is None else _day(key.expires_s)
+    scopes = ",".join(key.scopes)
+    return (key.id, key.name, key.tenant, scopes, _day(key.created_s), ends, state)
+
+
+def _day(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")

@@ -1,0 +1,47 @@
+"""The keys that are taken now: looked up by their secrets, in a time that tells nothing of them."""
+
+import hmac
+import logging
+import time
+from pathlib import Path
+
+from vlmkit.errors import ConfigError
+from vlmkit.server.identity.key import Key, digest_of
+from vlmkit.server.identity.key_file import read_lines, valid_keys
+
+log = logging.getLogger(__name__)
+
+
+class KeyRing:
+    """The keys of a file.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys = valid_keys(read_lines(path))
+
+    def find(self, secret: str) -> Key | None:
+        """Return the key of a secret, if there is one whose time has not ended.
+
+        Every key is compared, whichever it is.
+        """
+        digest, found = digest_of(secret), None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return None if found is None or found.is_over(time.time()) else found
+
+    def reload(self) -> None:
+        """Read the file again; where it cannot be read, the keys of before stay."""
+        try:
+            self._keys = valid_keys(read_lines(self._path))
+        except ConfigError as error:
+            log.error("the keys of before are kept: %s", error)  # noqa: TRY400 - it says it all
+        else:
+            log.info("keys were read again: %d", len(self._keys))
