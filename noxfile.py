@@ -127,13 +127,13 @@ def core_alone(session: nox.Session) -> None:
 
 @nox.session
 def torchvision(session: nox.Session) -> None:
-    """Compare our image processors with those that transformers has for torchvision alone."""
-    install(session, CORE, HF, groups=("test",))
+    """Compare our image processors with those that want torchvision; try towers of timm with it."""
+    install(session, CORE, HF, TORCH, groups=("test",))
     # Without what it requires: its builds want a torch of theirs, and pictures need none of that.
     session.install("-q", *TORCH_PIN, "pillow", "numpy")
-    session.install("-q", "--no-deps", "torchvision==0.28.*")
-    tests = f"{HF}/tests/test_torchvision.py"
-    session.run("python", "tests/with_torchvision.py", tests, *session.posargs)
+    session.install("-q", "--no-deps", "torchvision==0.28.*", "timm>=1.0")
+    tests = [f"{HF}/tests/test_torchvision.py", "tests/parity/test_timm_towers.py"]
+    session.run("python", "tests/with_torchvision.py", *tests, *session.posargs)
 
 
 @nox.session

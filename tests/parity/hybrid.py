@@ -59,7 +59,34 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         num_experts_per_tok=2,
         shared_intermediate_size=48,
     ),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **{key: SIZES[key] for key in SIZES if key != "num_hidden_layers"},
+        head_dim=16,
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=2,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        moe_shared_expert_intermediate_size=48,
+    ),
 }
+
+
+def opt() -> Any:
+    """Return the configuration of a model without such layers, whose decoder lies deeper."""
+    return transformers.OPTConfig(
+        vocab_size=320,
+        hidden_size=64,
+        ffn_dim=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        word_embed_proj_dim=64,
+        init_std=0.15,
+        max_position_embeddings=512,
+    )
 
 
 def save(name: str, folder: Path) -> Path:

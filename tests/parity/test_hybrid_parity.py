@@ -29,3 +29,14 @@ def test_a_family_with_recurrent_layers_is_answered_as_by_generate(
 
         assert outcome.is_parity, outcome
         assert made.limits.prefix_block_tokens == 0
+
+
+def test_a_decoder_that_lies_inside_the_base_model_is_answered_as_by_generate(
+    tmp_path: Path,
+) -> None:
+    folder = runner.save_random(hybrid.opt(), tmp_path)
+    settings = EngineSettings(cache_tokens=400, block_tokens=4)
+    made = engine.build(BuildContext("", Checkpoint("opt", folder), settings, {}))
+    outcome = runner.compare(runner.run(made, None, hybrid.prompts()), expected(folder))
+
+    assert outcome.is_parity, outcome

@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from zoo.family import Family, VisionSide
-from zoo.template import CHATML, LLAVA
+from zoo.template import CHATML, LLAVA, PARTS
 from zoo.text import sizes
 from zoo.tokenizer import byte_level
 from zoo.vision import CLIP, CLIP_IMAGE, SQUARE_28, TOWER
@@ -198,6 +198,163 @@ def _muse_spark(tokenizer: Tokenizer) -> PreTrainedConfig:
     )
 
 
+QFORMER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "initializer_range": 0.3,
+}
+ASKED = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ 'Question: ' + say(message, IMAGE) }}{% else %}{{ ' Answer: ' + say(message, '') + ' ' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ ' Answer:' }}{% endif %}"
+)
+
+
+def _opt_tokenizer() -> Tokenizer:
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<image>"]
+    named = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return byte_level(special, named=named, adds_bos=True)
+
+
+def _blip2(tokenizer: Tokenizer) -> PreTrainedConfig:
+    text = {
+        "model_type": "opt",
+        "vocab_size": -(-len(tokenizer) // 16) * 16,
+        "hidden_size": 64,
+        "ffn_dim": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 64,
+        "max_position_embeddings": 512,
+        "init_std": 0.15,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return transformers.Blip2Config(
+        vision_config={**TOWER, "image_size": 28, "patch_size": 7},
+        qformer_config=QFORMER,
+        text_config=text,
+        num_query_tokens=6,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+
+
+def _nemotron_h_omni(tokenizer: Tokenizer) -> PreTrainedConfig:
+    text = _text(
+        tokenizer,
+        "nemotron_h",
+        head_dim=16,
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=2,
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        moe_shared_expert_intermediate_size=48,
+    )
+    del text["num_hidden_layers"]
+    tower = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 7,
+        "image_size": 28,
+        "max_img_size": 112,
+        "num_cls_tokens": 2,
+        "num_registers": 2,
+        "video_temporal_patch_size": 2,
+        "initializer_range": 0.3,
+    }
+    return transformers.NemotronH_Omni_Reasoning_V3_Config(
+        vision_config=tower,
+        text_config=text,
+        projector_hidden_size=48,
+        vision_hidden_size=32,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<video>"),
+        audio_token_id=tokenizer.convert_tokens_to_ids("<so_embedding>"),
+    )
+
+
+def _fast_vlm(tokenizer: Tokenizer) -> PreTrainedConfig:
+    tower = {
+        "model_type": "timm_wrapper",
+        "architecture": "fastvit_mci3",
+        "hidden_size": 64,
+        "model_args": {
+            "inference_mode": True,
+            "layers": [1, 1, 1, 1, 1],
+            "embed_dims": [8, 8, 8, 32, 32],
+        },
+    }
+    return transformers.FastVlmConfig(
+        vision_config=tower,
+        text_config=_text(tokenizer, "qwen2"),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=4,
+    )
+
+
+def _perception_lm(tokenizer: Tokenizer) -> PreTrainedConfig:
+    tower = {
+        "model_type": "timm_wrapper",
+        "architecture": "vit_pe_lang_large_patch14_448",
+        "model_args": {
+            "img_size": [28, 28],
+            "patch_size": 7,
+            "embed_dim": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "ref_feat_shape": [4, 4],
+        },
+    }
+    return transformers.PerceptionLMConfig(
+        vision_config={**tower, "num_features": 32},
+        text_config=_text(tokenizer, "llama"),
+        image_token_id=tokenizer.image_token_id,
+        video_token_id=tokenizer.video_token_id,
+        projector_pooling_ratio=2,
+        tie_word_embeddings=False,
+    )
+
+
+PERCEPTION = {"image_token": "<|image|>", "video_token": "<|video|>"}
+TIMM: dict[str, Family] = {
+    "fast_vlm": _family(
+        ("<image>",),
+        _fast_vlm,
+        VisionSide(
+            "CLIPImageProcessorPil",
+            {"size": {"shortest_edge": 128}, "crop_size": {"height": 128, "width": 128}},
+            "LlavaProcessor",
+            "<image>",
+            {
+                "patch_size": 64,
+                "vision_feature_select_strategy": "full",
+                "num_additional_image_tokens": 0,
+            },
+        ),
+    ),
+    "perception_lm": _family(
+        tuple(PERCEPTION.values()),
+        _perception_lm,
+        VisionSide(
+            "PerceptionLMImageProcessor",
+            {"tile_size": 28, "max_num_tiles": 4, "vision_input_type": "thumb+tile"},
+            "PerceptionLMProcessor",
+            "<|image|>",
+            {"patch_size": 7},
+        ),
+        PERCEPTION,
+    ),
+}
+"""Families whose tower is one of timm's, which needs torchvision."""
+
 OTHERS: dict[str, Family] = {
     "minicpmv4_6": _family(
         tuple(MINICPM.values()),
@@ -280,6 +437,29 @@ OTHERS: dict[str, Family] = {
             {"patch_size": 7, "max_image_tokens": 12},
             "MuseSparkProcessor",
             "<|patch|>",
+        ),
+    ),
+    "nemotron_h_omni": _family(
+        ("<image>", "<video>", "<so_embedding>", "<img>", "</img>", "<so_start>", "<so_end>"),
+        _nemotron_h_omni,
+        VisionSide(
+            "NemotronH_Omni_Reasoning_V3ImageProcessor",
+            {"patch_size": 7, "min_num_patches": 4, "max_num_patches": 200, "max_model_len": 128},
+            "NemotronH_Omni_Reasoning_V3Processor",
+            "<image>",
+        ),
+    ),
+    "blip-2": Family(
+        _opt_tokenizer,
+        _blip2,
+        PARTS + ASKED.replace("IMAGE", "'<image>'"),
+        ("</s>",),
+        VisionSide(
+            "BlipImageProcessorPil",
+            {"size": SQUARE_28},
+            "Blip2Processor",
+            "<image>",
+            {"num_query_tokens": 6},
         ),
     ),
 }

@@ -25,11 +25,13 @@ from transformers.models.smolvlm import processing_smolvlm
 
 from zoo.family import Family, VisionSide
 from zoo.more import MORE
-from zoo.others import OTHERS
+from zoo.others import OTHERS, TIMM
 from zoo.text import TEXT
 from zoo.vision import VISION
 
 FAMILIES: Mapping[str, Family] = {**VISION, **MORE, **OTHERS, **TEXT}
+WITHOUT_PLACES = frozenset({"Blip2Processor"})
+"""They put a picture before a text, which has no placeholder."""
 _PIXTRAL = "transformers.models.pixtral"
 
 
@@ -45,7 +47,7 @@ class NoVideo:
 
 def family(name: str) -> Family:
     """Return a family of the zoo by its name."""
-    return FAMILIES[name]
+    return {**FAMILIES, **TIMM}[name]
 
 
 def model_type(name: str) -> str:
@@ -117,7 +119,9 @@ def reference(
         )
         return _as(return_tensors, made)
     made = processor(name)
-    text = _rendered(made, messages, tools)
+    text = _rendered(made, messages, tools, family(name).template)
+    if _vision(name).processor in WITHOUT_PLACES:
+        text = text.replace(placeholder(name), "")
     bos = made.tokenizer.bos_token
     more = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
     shown = {"images": list(images), **(limits or {})} if images else {}
@@ -139,13 +143,18 @@ def _rendered(
     made: ProcessorMixin,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
+    template: str | None,
 ) -> str:
-    if made.chat_template is None:  # PaliGemma: images first, then the words
+    if template is None:  # PaliGemma: images first, then the words
         parts = [part for message in messages for part in message["content"]]
         shown = sum(part["type"] == "image" for part in parts)
         return "<image>" * shown + "".join(part.get("text", "") for part in parts)
     return made.apply_chat_template(
-        list(messages), tools=tools, add_generation_prompt=True, tokenize=False
+        list(messages),
+        chat_template=template,
+        tools=tools,
+        add_generation_prompt=True,
+        tokenize=False,
     )
 
 

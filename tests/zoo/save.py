@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from zoo.family import Family, VisionSide
 from zoo.more import MORE
-from zoo.others import OTHERS
+from zoo.others import OTHERS, TIMM
 from zoo.reference import FAMILIES, family, image_processor, processor
 from zoo.text import TEXT
 from zoo.vision import VISION
@@ -17,6 +17,7 @@ NAMES = tuple(FAMILIES)
 NAMES_VISION = tuple(VISION)
 NAMES_MORE = tuple(MORE)
 NAMES_OTHERS = tuple(OTHERS)
+NAMES_TIMM = tuple(TIMM)
 NAMES_TEXT = tuple(TEXT)
 SEED = 0
 

@@ -3,7 +3,7 @@ roles, trimming and images, in our own words.
 """
 
 # A message's parts, written where they stand.
-_PARTS = (
+PARTS = (
     "{% macro say(message, image) %}"
     "{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for part in message['content'] %}"
@@ -50,7 +50,7 @@ IDEFICS3 = "<|begin_of_text|>" + _IDEFICS
 SMOLVLM = "<|im_start|>" + _IDEFICS
 
 QWEN_VL = (
-    _PARTS + "{% for message in messages %}"
+    PARTS + "{% for message in messages %}"
     "{% if loop.first and message['role'] != 'system' %}"
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
     "<|im_start|>{{ message['role'] }}\n"
@@ -77,7 +77,7 @@ _CALLS = (
 )
 
 QWEN3_VL = (
-    _PARTS + _TOOLS + "{% for message in messages %}"
+    PARTS + _TOOLS + "{% for message in messages %}"
     "{% if message['role'] == 'user' %}<|im_start|>user\n"
     "{{ say(message, '<|vision_start|><|image_pad|><|vision_end|>') }}<|im_end|>\n"
     "{% elif message['role'] == 'assistant' %}<|im_start|>assistant\n"
@@ -108,7 +108,7 @@ GEMMA3 = (
 )
 
 MISTRAL3 = (
-    _PARTS + "{{ bos_token }}{% for message in messages %}"
+    PARTS + "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}[SYSTEM_PROMPT]{{ say(message, '') }}[/SYSTEM_PROMPT]"
     "{% elif message['role'] == 'user' %}[INST]{{ say(message, '[IMG]') }}[/INST]"
     "{% elif message['role'] == 'assistant' %}{{ say(message, '') }}{{ eos_token }}"
@@ -117,13 +117,13 @@ MISTRAL3 = (
 )
 
 INTERNVL = (
-    _PARTS + "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    PARTS + "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ say(message, '<IMG_CONTEXT>\n') }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 GLM4V = (
-    _PARTS + "[gMASK]<sop>{% for message in messages %}<|{{ message['role'] }}|>\n"
+    PARTS + "[gMASK]<sop>{% for message in messages %}<|{{ message['role'] }}|>\n"
     "{{ say(message, '<|begin_of_image|><|image|><|end_of_image|>') }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
@@ -138,7 +138,7 @@ LLAMA = (
 QWEN2 = QWEN_VL
 
 QWEN3 = (
-    _PARTS + _TOOLS + "{% for message in messages %}"
+    PARTS + _TOOLS + "{% for message in messages %}"
     "{% if message['role'] == 'user' %}<|im_start|>user\n{{ message['content'] }}<|im_end|>\n"
     "{% elif message['role'] == 'tool' %}<|im_start|>user\n<tool_response>\n"
     "{{ message['content'] }}\n</tool_response><|im_end|>\n"
@@ -234,7 +234,7 @@ GPT_OSS = (
 )
 
 LLAMA4 = (
-    _PARTS + "{{ bos_token }}{% for message in messages %}"
+    PARTS + "{{ bos_token }}{% for message in messages %}"
     "<|header_start|>{{ message['role'] }}<|header_end|>\n\n"
     "{{ say(message, '<|image|>') }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n\n{% endif %}"
@@ -246,12 +246,12 @@ _CHATML = (
     "{{ say(message, IMAGE) }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-LFM2 = _PARTS + "{{ bos_token }}" + _CHATML.replace("IMAGE", "'<image>'")
-MOLMO2 = _PARTS + _CHATML.replace("IMAGE", "'<|image|>'")
-CHATML = _PARTS + _CHATML  # IMAGE is to be replaced
+LFM2 = PARTS + "{{ bos_token }}" + _CHATML.replace("IMAGE", "'<image>'")
+MOLMO2 = PARTS + _CHATML.replace("IMAGE", "'<|image|>'")
+CHATML = PARTS + _CHATML  # IMAGE is to be replaced
 
 COHERE2 = (
-    _PARTS + "{{ bos_token }}{% for message in messages %}<|START_OF_TURN_TOKEN|>"
+    PARTS + "{{ bos_token }}{% for message in messages %}<|START_OF_TURN_TOKEN|>"
     "{% if message['role'] == 'assistant' %}<|CHATBOT_TOKEN|>"
     "{% else %}<|{{ message['role'].upper() }}_TOKEN|>{% endif %}"
     "{{ say(message, '<|IMG_PATCH|>') }}<|END_OF_TURN_TOKEN|>{% endfor %}"
@@ -259,14 +259,14 @@ COHERE2 = (
 )
 
 GEMMA4 = (
-    _PARTS + "{{ bos_token }}{% for message in messages %}"
+    PARTS + "{{ bos_token }}{% for message in messages %}"
     "<|turn>{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n"
     "{{ say(message, '<|image|>') }}<turn|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
 )
 
 KIMI = (
-    _PARTS + "{% for message in messages %}<|im_{{ message['role'] }}|>{{ message['role'] }}"
+    PARTS + "{% for message in messages %}<|im_{{ message['role'] }}|>{{ message['role'] }}"
     "<|im_middle|>"
     "{{ say(message, '<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n') }}"
     "<|im_end|>{% endfor %}"

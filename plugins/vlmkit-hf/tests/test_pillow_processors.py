@@ -13,6 +13,7 @@ import pytest
 import zoo
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import Message
+from vlmkit.errors import RequestError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.pillow import pixels
 from vlmkit_hf.pillow.processor import processor_class
@@ -92,12 +93,38 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def test_a_prompt_has_the_tokens_of_the_familys_processor(tokenizer: HfTokenizer) -> None:
     pictures = [zoo.picture(1, 84, 40), zoo.picture(2, 50, 100)]
-    name = tokenizer._images._owner  # type: ignore[union-attr]
+    images = tokenizer._images
+    assert images is not None
+    if images.leads:
+        pictures = pictures[:1]
+    name = images._owner
     made = tokenizer.prompt([Message.of("user", "What?", [Image.open(p) for p in pictures])])
-    parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "What?"}]
+    parts = [*({"type": "image"} for _ in pictures), {"type": "text", "text": "What?"}]
     wanted = zoo.reference(name, [{"role": "user", "content": parts}], pictures)
 
     assert list(made.token_ids) == np.asarray(wanted["input_ids"])[0].tolist()
+
+
+def test_a_model_that_takes_one_picture_refuses_another_by_name(tmp_path: Path) -> None:
+    checkpoint = Checkpoint("m", zoo.save_processor("blip-2", tmp_path))
+    made = HfTokenizer(checkpoint, HfTokenizerSettings())
+    shown = [Image.open(zoo.picture(1)), Image.open(zoo.picture(2))]
+
+    with pytest.raises(RequestError, match="takes one image, and there are 2") as caught:
+        made.prompt([Message.of("user", "What?", shown)])
+    assert caught.value.code == "too_many_images"
+
+
+def test_a_picture_that_leads_does_so_wherever_it_is_shown(tmp_path: Path) -> None:
+    checkpoint = Checkpoint("m", zoo.save_processor("blip-2", tmp_path))
+    made = HfTokenizer(checkpoint, HfTokenizerSettings())
+    said = Message.of("user", "Wait."), Message.of("assistant", "Yes.")
+    shown = Message.of("user", "What?", [Image.open(zoo.picture(1))])
+    prompt = made.prompt([*said, shown])
+    alone = made.prompt([*said, Message.of("user", "What?")])
+
+    assert (prompt.media[0].start, prompt.media[0].stop) == (0, 6)
+    assert prompt.token_ids[6:] == alone.token_ids
 
 
 def test_a_picture_that_is_only_outlined_has_the_same_tokens(tokenizer: HfTokenizer) -> None:

@@ -16,7 +16,7 @@ from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable, Vlmki
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.loader import load as load_plugins
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch import engine, refusal, weights
+from vlmkit_torch import engine, quantized, reading, refusal, weights
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
 pytestmark = pytest.mark.torch
@@ -65,12 +65,61 @@ def build(made: Checkpoint, **settings: Any) -> Any:
             "'indexed_attention'",
         ),
         ({"model_type": "deepseek_v32", "index_topk": 2048}, "sparse attention"),
+        ({"model_type": "florence2", "is_encoder_decoder": True}, "encoder-decoder models"),
+        ({"model_type": "instructblip"}, "features of a picture that depend on the question"),
     ],
 )
 def test_a_config_that_cannot_be_run_gives_its_reason(
     config: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     assert reason in str(refusal.engine_cannot_serve(checkpoint(tmp_path, config)))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            lambda: transformers.MiniMaxM3VLConfig(
+                text_config={
+                    "num_hidden_layers": 2,
+                    "sparse_attention_config": {"sparse_attention_freq": [0, 1]},
+                }
+            ),
+            "'minimax_m3_sparse' (sparse attention with an indexer) is not supported",
+        ),
+        (transformers.UnlimitedOcrConfig, "a window over an answer, and none over its prompt"),
+        (transformers.Inkling2Config, "convolutions beside attention with a window"),
+    ],
+)
+def test_layers_that_only_a_familys_own_defaults_name_are_refused_before_weights_are_read(
+    config: Callable[[], Any], reason: str, tmp_path: Path
+) -> None:
+    made = checkpoint(tmp_path, {"model_type": config().model_type})
+
+    with pytest.raises(CheckpointError) as caught:
+        reading.auto_class(made, config())
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "fast_vlm", "vision_config": {"model_type": "timm_wrapper"}},
+        {"model_type": "perception_lm"},
+    ],
+)
+def test_a_tower_of_timm_names_the_packages_that_it_needs(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, has = checkpoint(tmp_path, config), {"timm"}
+    monkeypatch.setattr(quantized, "is_installed", has.__contains__)
+
+    reason = refusal.engine_cannot_serve(made)
+    assert "one of timm, which needs torchvision, and torchvision must be installed" in str(reason)
+    has.clear()
+    assert "timm and torchvision must be installed" in str(refusal.encoder_cannot_serve(made))
+    has |= {"timm", "torchvision"}
+    assert refusal.engine_cannot_serve(made) is None
 
 
 def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
@@ -133,15 +182,10 @@ def test_registering_imports_no_heavy_library() -> None:
             "does not let its attention be replaced",
         ),
         (
-            lambda: transformers.OPTConfig(
-                vocab_size=96,
-                hidden_size=32,
-                num_attention_heads=2,
-                ffn_dim=48,
-                num_hidden_layers=1,
-                word_embed_proj_dim=32,
+            lambda: transformers.CodeGenConfig(
+                vocab_size=96, n_embd=32, n_layer=1, n_head=2, rotary_dim=8
             ),
-            "'opt' is built in a way that this engine does not know",
+            "'codegen' is built in a way that this engine does not know",
         ),
         (
             lambda: transformers.T5Config(
@@ -150,7 +194,7 @@ def test_registering_imports_no_heavy_library() -> None:
             "encoder-decoder",
         ),
     ],
-    ids=["mamba", "jamba", "bloom", "opt", "t5"],
+    ids=["mamba", "jamba", "bloom", "codegen", "t5"],
 )
 def test_a_model_that_would_be_run_wrong_is_refused_at_load(
     config: Callable[[], Any], reason: str, tmp_path: Path

@@ -38,6 +38,8 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         fingerprint: hex digits that change when it would make other arrays.
         lays_out: whether it changes a text as a whole.
         needs_image: whether it takes no text alone.
+        leads: whether an image stands before everything, even the token that begins a text; then
+            there can be one.
         begins_with: the token that it puts before a text, whatever its tokenizer does.
         has_sizes: whether pictures can be shown in other sizes than it would choose.
     """
@@ -54,6 +56,7 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fingerprint: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     lays_out: bool
     needs_image: bool
+    leads: bool = False
     begins_with: Word = ""
     has_sizes: bool = True
 
@@ -78,7 +81,7 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
         banned |= set(getattr(processor, kind, None) or ())
     wanted = set(processor.model_input_names) - set(processor.tokenizer.model_input_names)
     return ImageFacts(
-        placeholder=processor.image_token,
+        placeholder=str(processor.image_token),
         options=options,
         own_options={name: merged[name] for name in _asked(processor) if name in merged},
         feature_id=feature_id,
@@ -90,6 +93,7 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
         fingerprint=_fingerprint(processor, options).hex(),
         lays_out=laid_out(processor, "x" + processor.image_token, 1) is not None,
         needs_image=needs_image,
+        leads=getattr(processor, "image_leads", False),
         begins_with="" if needs_image else _beginning(processor),
     )
 

@@ -53,6 +53,7 @@ class ImageSide:
         placeholder: what stands for an image in a text.
         banned_ids: tokens that stand for images, video and sound.
         needs_image: whether the processor takes no text alone.
+        leads: whether an image stands before everything; there can be one.
         begins_with: the token that the processor puts before a text, whatever its tokenizer does.
         control_tokens: texts of the added tokens that the processor itself writes.
 
@@ -84,6 +85,7 @@ class ImageSide:
         self.placeholder = self._facts.placeholder
         self.banned_ids = frozenset(self._facts.banned_ids)
         self.needs_image = self._facts.needs_image
+        self.leads = self._facts.leads
         self.begins_with = self._facts.begins_with
         self.control_tokens = frozenset(self._facts.control_tokens)
         self._fingerprint = bytes.fromhex(self._facts.fingerprint)
@@ -206,6 +208,8 @@ class ImageSide:
     def check(self, encoder: TextEncoder) -> None:
         """Compare with the processor's own call on a text with two images, if none has yet.
 
+        With one image, where there can be one.
+
         Raises:
             CheckpointError: they differ, so this family needs something that is not known here.
         """
@@ -213,6 +217,8 @@ class ImageSide:
             return
         pictures = [grey(64, 48), grey(40, 88)]
         text = f"{self.placeholder}a{self.placeholder} b"
+        if self.leads:
+            pictures, text = pictures[:1], f"{self.placeholder}a b"
         try:
             layout = laid_out(self._processor, text, len(pictures)) or text
             prepared = [self.prepare(Image.open(p), encoder) for p in pictures]

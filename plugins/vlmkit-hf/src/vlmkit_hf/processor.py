@@ -17,6 +17,7 @@ from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.leading import FAMILIES as LEADING, leading
 from vlmkit_hf.processor_files import processor_settings, refuse_without_images
 
 # Not settings of a processor: what it consists of, or how transformers found it.
@@ -69,7 +70,7 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
     refuse_without_images(checkpoint)
     try:
         own = _processor_class(str(name))
-        kind = _without_other_senses(own)
+        kind = _without_other_senses(leading(own) if name in LEADING else own)
         parts = {part: _part(part, checkpoint, tokenizer) for part in kind.get_attributes()}
         accepted = kind.__init__.__code__.co_varnames
         settings = processor_settings(checkpoint, accepted)

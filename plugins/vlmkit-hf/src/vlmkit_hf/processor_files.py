@@ -47,6 +47,8 @@ def processor_settings(checkpoint: Checkpoint, accepted: Collection[str]) -> dic
         accepted: the arguments of the processor's class.
     """
     settings = dict(checkpoint.read_json(PROCESSOR))
+    if "num_query_tokens" in accepted and settings.get("num_query_tokens") is None:
+        settings["num_query_tokens"] = checkpoint.config.get("num_query_tokens")
     if "num_additional_image_tokens" not in accepted:
         return settings
     tower = checkpoint.config.get("vision_config") or {}

@@ -265,16 +265,33 @@ class HfTokenizer:
             )
         if not images and self._images is not None and self._images.needs_image:
             raise RequestError("this model needs an image", param="messages")
+        if len(images) > 1 and self._images is not None and self._images.leads:
+            raise RequestError(
+                f"this model takes one image, and there are {len(images)}",
+                param="messages",
+                code="too_many_images",
+            )
 
-    def _begins(self, segments: Sequence[Segment]) -> bool:
-        return self._bos is not None and self._bos != "" and _starts_with(segments, self._bos)
+    def _begins(self, segments: list[Segment]) -> bool:
+        text = self._led(segments)[1]
+        return self._bos is not None and self._bos != "" and _starts_with(text, self._bos)
+
+    def _led(self, segments: list[Segment]) -> tuple[list[Segment], list[Segment]]:
+        """Return an image that stands before everything, and what follows it."""
+        place = self._images.placeholder if self._images and self._images.leads else ""
+        if not place or not _starts_with(segments, place):
+            return [], segments
+        rest = segments[0].text.removeprefix(place)
+        first = [Segment(rest, is_client=False)] if rest else []
+        return [Segment(place, is_client=False)], [*first, *segments[1:]]
 
     def _begun(self, segments: list[Segment]) -> list[Segment]:
         """Put the token before a text that its processor would put there."""
         first = self._images.begins_with if self._images else ""
-        if not first or _starts_with(segments, first):
+        image, text = self._led(segments)
+        if not first or _starts_with(text, first):
             return segments
-        return [Segment(first, is_client=False), *segments]
+        return [*image, Segment(first, is_client=False), *text]
 
     def _cut_at_images(self, segments: Sequence[Segment], num_images: int) -> list[Segment | None]:
         """Put None where the template placed an image."""

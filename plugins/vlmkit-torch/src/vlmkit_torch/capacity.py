@@ -17,7 +17,7 @@ from vlmkit_torch.attention.step import Step
 from vlmkit_torch.grouping import Costs
 from vlmkit_torch.kv_cache import LayerShape
 from vlmkit_torch.recurrent import RecurrentStates, layer_types
-from vlmkit_torch.refusal import ATTENTION_TYPES, LAYER_TYPES, STATE_TYPES
+from vlmkit_torch.refusal import ATTENTION_TYPES, STATE_TYPES
 from vlmkit_torch.settings import EngineSettings
 from vlmkit_torch.uploads import Uploads
 from vlmkit_torch.views import Views
@@ -49,9 +49,6 @@ class Needs:
 def refuse_unsupported(model: PreTrainedModel) -> None:
     """Raise CheckpointError for a model that keeps what this engine cannot keep."""
     names = layer_types(model.config.get_text_config())
-    for name in names:
-        if name not in LAYER_TYPES:
-            raise CheckpointError(f"layer type {name!r} is not supported")
     has_attention = not names or not ATTENTION_TYPES.isdisjoint(names)
     is_stateful = model._is_stateful  # noqa: SLF001 - transformers' only word for it
     if not has_attention or (is_stateful and STATE_TYPES.isdisjoint(names)):

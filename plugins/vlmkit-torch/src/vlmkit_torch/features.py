@@ -33,6 +33,8 @@ class FeatureOutput(BaseModelOutputWithPooling):
 
     deepstack_features: Any = None
     visual_indicator_features: Any = None
+    qformer_outputs: Any = None  # which a family hands on, and nobody reads
+    vision_outputs: Any = None
 
 
 def to_tensor(array: Array, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -78,6 +80,12 @@ def compose(
         deepstack_features=deepstack or None,
         visual_indicator_features=marks,
     )
+
+
+def blank(slots: Sequence[MediaSlot], like: torch.Tensor) -> FeatureOutput:
+    """Return rows of zeros for all images, as wide as others."""
+    count = sum(slot.num_features for slot in slots)
+    return FeatureOutput(pooler_output=like.new_zeros(1, count, like.shape[-1]))
 
 
 def _number(name: str) -> int:

@@ -21,7 +21,8 @@ def decoder_of(model: PreTrainedModel) -> Any:
     decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
     while decoder.get_output_embeddings() is not None:  # a whole causal LM inside a VLM
         decoder = decoder.model
-    return decoder
+    inner: Any = decoder.get_decoder()
+    return inner if inner is not None else decoder
 
 
 def head_of(model: PreTrainedModel, decoder: Any) -> Any:
@@ -29,9 +30,26 @@ def head_of(model: PreTrainedModel, decoder: Any) -> Any:
 
     It has every scaling and cap of the family, and holds neither decoder nor towers.
     """
-    base: Any = model.base_model
-    inner = decoder if base is model else base
-    return with_replaced(model, inner, _Passage(inner))
+    whole = _causal_lm(model, decoder)
+    sees = whole.base_model is not whole and hasattr(whole.base_model, "get_image_features")
+    inner: Any = whole.base_model if sees else decoder
+    return with_replaced(whole, inner, _Passage(inner))
+
+
+def _causal_lm(model: PreTrainedModel, decoder: Any) -> Any:
+    """Return the innermost module of a model that makes logits of a decoder's hidden states.
+
+    Nearly always the model itself; a few hold a whole causal LM, head and all.
+    """
+    found: Any = model
+    if model.base_model is not model:
+        return found
+    inner: Any
+    for inner in model.modules():
+        has_head = isinstance(inner, PreTrainedModel) and inner.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if has_head and inner is not decoder and decoder in inner.modules():
+            found = inner
+    return found
 
 
 def replace_attention(decoder: Any, implementation: str) -> None:

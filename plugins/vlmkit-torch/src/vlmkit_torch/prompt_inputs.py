@@ -5,7 +5,7 @@ depends on the tokens and the images' sizes only and is read without any feature
 read when features arrive, with zero rows for images that are cached already or not reached yet.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from vlmkit.errors import EngineError
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot, Prompt, Span
 from vlmkit_torch.attention.kind import Visibility
-from vlmkit_torch.features import FeatureForm, compose, to_tensor
+from vlmkit_torch.features import FeatureForm, blank, compose, to_tensor
 from vlmkit_torch.views import Views
 
 TYPES = "mm_token_type_ids"
@@ -137,6 +137,7 @@ class PromptReader:
         self._is_prefix_typed = config.model_type in PREFIX_TYPED
         self._positional = views.positional_inputs()
         self._masks_padding = views.positions_take_mask()
+        self._wants_images = views.has_prepare and views.wants_images()
         self._form: FeatureForm | None = None
         text = self._ask(Prompt(views.text_tokens(NUM_SAMPLE_TOKENS)))
         self._text = text if text.is_of_text else None
@@ -196,7 +197,7 @@ class PromptReader:
         if not self.views.has_prepare:
             return {"inputs_embeds": self.views.embed(token_ids)}
         inputs = {"input_ids": token_ids, "position_ids": torch.zeros_like(token_ids)}
-        arguments = self.views.prepare(inputs)
+        arguments = self.views.prepare({**inputs, **self._blank(())})
         return self._sort(arguments, token_ids.shape[1], frozenset()).per_token
 
     def typed(self, prompt: Prompt) -> dict[str, torch.Tensor]:
@@ -211,7 +212,7 @@ class PromptReader:
             inputs["token_type_ids"] = is_text if self._is_prefix_typed else is_image
         return inputs
 
-    def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+    def _inputs(self, prompt: Prompt) -> dict[str, Any]:
         """Return what the family's code needs to place images: ids, token types, sizes."""
         inputs = self.typed(prompt)
         if self._masks_padding:
@@ -220,7 +221,14 @@ class PromptReader:
             if prompt.media and name in prompt.media[0].inputs:
                 parts = [self._array(slot, name) for slot in prompt.media]
                 inputs[name] = torch.cat(parts)
-        return inputs
+        return {**inputs, **self._blank(prompt.media)}
+
+    def _blank(self, slots: Sequence[MediaSlot]) -> dict[str, Any]:
+        """Return features of nothing, for families whose code wants some in any case."""
+        if not self._wants_images:
+            return {}
+        like = self.views.decoder.get_input_embeddings().weight
+        return {"mm_encoder_outputs": {"image": blank(slots, like)}}
 
     def _types(self, prompt: Prompt, is_image: torch.Tensor) -> torch.Tensor:
         """Return which tokens are images', as those say whose other tokens are so, too."""

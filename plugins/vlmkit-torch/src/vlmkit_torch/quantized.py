@@ -68,7 +68,7 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
             "'quantization_config'",
             hint="fetch a later form of it, which has; or " + _UNQUANTIZED,
         )
-    absent = {name: pip for name, pip in _NEEDED[method] if not _is_installed(name)}
+    absent = {name: pip for name, pip in _NEEDED[method] if not is_installed(name)}
     if not absent:
         return None
     return Objection(
@@ -85,7 +85,8 @@ def expand(stated: Any) -> Any:
     return stated
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Tell whether a module is there; imports at most its package."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of a module whose package is absent

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_torch import faults, quantized
-from vlmkit_torch.refusal import ANOTHER
+from vlmkit_torch.refusal import ANOTHER, layer_objection
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,9 @@ def auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
         raise CheckpointError(
             f"model {checkpoint.name!r} is an encoder-decoder, not supported", hint=ANOTHER
         )
+    for name in getattr(config.get_text_config(), "layer_types", None) or ():
+        if reason := layer_objection(name):
+            raise CheckpointError(f"model {checkpoint.name!r}: {reason}", hint=reason.hint)
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForImageTextToText
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:

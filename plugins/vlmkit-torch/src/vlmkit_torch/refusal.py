@@ -27,12 +27,25 @@ LAYER_TYPES = ATTENTION_TYPES | STATE_TYPES | OTHER_TYPES
 ANOTHER = "take a model of another family"
 
 # Families that no key of theirs gives away.
-FAMILIES = {"jamba": "layers of Mamba 1, which cannot read a prompt in chunks,"}
+FAMILIES = {
+    "jamba": "layers of Mamba 1, which cannot read a prompt in chunks,",
+    "instructblip": "features of a picture that depend on the question, which its Q-Former reads,",
+}
+
+# Layers that keep or see what this engine cannot, by the family's name for them.
+LAYER_REASONS = {
+    "minimax_m3_sparse": "sparse attention with an indexer",
+    "reference_sliding_attention": "a window over an answer, and none over its prompt",
+    "hybrid_sliding": "convolutions beside attention with a window",
+}
 
 # What a model of a class with such a name was trained for, which is not to go on with a text.
 OTHER_TASKS = re.compile(
     r".*For(Sequence|Token|Image|Audio|Video)Classification|.*ForQuestionAnswering|.*ForMaskedLM"
 )
+
+TIMM_TOWERS = frozenset({"timm_wrapper", "timm_backbone"})
+TIMM_FAMILIES = frozenset({"fast_vlm", "perception_lm"})  # which need not say what tower they have
 
 # Keys of config.json that only families with such a mechanism have.
 MECHANISMS = {
@@ -73,9 +86,17 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
             if part.get(key):
                 return Objection(f"{mechanism} is not supported", hint=ANOTHER)
         for layer_type in part.get("layer_types") or ():
-            if layer_type not in LAYER_TYPES:
-                return Objection(f"layer type {layer_type!r} is not supported", hint=ANOTHER)
+            if reason := layer_objection(layer_type):
+                return reason
     return None
+
+
+def layer_objection(name: str) -> Objection | None:
+    """Say why layers of a kind cannot be run; None where they can."""
+    if name in LAYER_TYPES:
+        return None
+    what = f" ({LAYER_REASONS[name]})" if name in LAYER_REASONS else ""
+    return Objection(f"layer type {name!r}{what} is not supported", hint=ANOTHER)
 
 
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
@@ -93,6 +114,7 @@ def _files_reason(checkpoint: Checkpoint) -> str | None:
         weight_files.objection(checkpoint)
         or _family_reason(checkpoint)
         or _task_reason(checkpoint)
+        or _tower_reason(checkpoint)
         or quantized.objection(checkpoint)
     )
 
@@ -129,6 +151,21 @@ def _task_reason(checkpoint: Checkpoint) -> str | None:
     return Objection(
         f"it is a {first!r}, which generates no text",
         hint="load the model that it was made from",
+    )
+
+
+def _tower_reason(checkpoint: Checkpoint) -> str | None:
+    """Say what a tower needs that is not installed."""
+    tower = checkpoint.config.get("vision_config")
+    kind = tower.get("model_type") if isinstance(tower, Mapping) else None
+    is_timms = kind in TIMM_TOWERS or (kind is None and checkpoint.model_type in TIMM_FAMILIES)
+    absent = [name for name in ("timm", "torchvision") if not quantized.is_installed(name)]
+    if not is_timms or not absent:
+        return None
+    return Objection(
+        f"its image tower is one of timm, which needs torchvision, and {' and '.join(absent)} must "
+        "be installed",
+        hint="pip install timm, which brings torchvision: take the build for the torch at hand",
     )
 
 

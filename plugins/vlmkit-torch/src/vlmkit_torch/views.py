@@ -95,6 +95,12 @@ class Views:
         """Whether the family's own code has an argument of this name."""
         return name in _names(self.base.forward)
 
+    def wants_images(self) -> bool:
+        """Whether the family's own code cannot do without features, even of a text."""
+        arguments = inspect.signature(self.base.forward).parameters
+        pixels = arguments.get("pixel_values")
+        return pixels is not None and pixels.default is pixels.empty
+
     def positional_inputs(self) -> frozenset[str]:
         """Return the processor outputs that the family computes image positions from."""
         known = {"input_ids", "attention_mask", "mm_token_type_ids", "kwargs"}
@@ -133,6 +139,12 @@ class _Preparing:
         self._view.config = copy.deepcopy(base.config)  # only this view sees the probes
         self._view.config.get_text_config()._attn_implementation_internal = masks
         self._turn = threading.Lock()
+        arguments = inspect.signature(base.forward).parameters.values()
+        self._absent = {
+            it.name: None
+            for it in arguments
+            if it.default is it.empty and it.kind is it.POSITIONAL_OR_KEYWORD
+        }
 
     def arguments(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the family's code; return what the decoder would get."""
@@ -140,7 +152,7 @@ class _Preparing:
             if "rope_deltas" in vars(self._view):
                 self._view.rope_deltas = None  # left by the prompt before
             try:
-                self._view(**inputs, use_cache=False)
+                self._view(**{**self._absent, **inputs}, use_cache=False)
             except _Recorded:
                 return self._recorder.take()
         raise RuntimeError("the decoder was never reached")
