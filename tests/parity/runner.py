@@ -28,6 +28,8 @@ from vlmkit.settings.scheduler import SchedulerSettings
 NUM_NEW = 10
 TOLERANCE = 1e-3  # of a logit: CPUs differ by 1e-4, a lost mechanism makes 1e-2 and more
 IMAGE_TOKENS = ("image_token_id", "video_token_id")
+ROOMS = {"phi4_multimodal": 1700, "got_ocr2": 1300}
+"""Tokens of a cache, for families that take hundreds for a picture, however small it is."""
 PADS_TOGETHER = frozenset({"emu3", "perception_lm"})
 """Whose processor makes one array of the pictures of a request: they must be of one size."""
 TAKES_ONE = frozenset({"blip-2"})
@@ -97,10 +99,13 @@ def _ask(text: str, images: list[Any]) -> Request:
 
 def load_reference(name: str, folder: Path) -> Any:
     """Return transformers' own model, whose answers never end early."""
-    auto = transformers.AutoModelForImageTextToText
+    kind = transformers.AutoModelForImageTextToText
     if name in zoo.NAMES_TEXT:
-        auto = transformers.AutoModelForCausalLM
-    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+        kind = transformers.AutoModelForCausalLM
+    elif answers := zoo.family(name).answers:
+        kind = getattr(transformers, answers)
+    how = {"dtype": torch.float32, "attn_implementation": zoo.family(name).attention}
+    model = kind.from_pretrained(folder, **how).eval()
     whole = model.language_model if name in TAKES_ONE else model
     for each in (model, whole):
         each.generation_config.eos_token_id = None
@@ -223,6 +228,7 @@ def load_engine(
     shared: dict[Any, Any] = {}
     checkpoint = Checkpoint(name, folder)
     tiny = {"cache_tokens": 600, "block_tokens": 4, "max_chunk_tokens": 64, **settings}
+    tiny["cache_tokens"] = max(tiny["cache_tokens"], ROOMS.get(name, 0))
     made = engine.build(BuildContext("", checkpoint, EngineSettings(**tiny), shared))
     config = config_of(folder)
     if name in zoo.NAMES_TEXT:
@@ -248,13 +254,16 @@ def load_onnx_engine(
 
 
 def config_of(folder: Path) -> Any:
-    """Return a checkpoint's configuration, as transformers reads it."""
-    return transformers.AutoConfig.from_pretrained(folder)
+    """Return the configuration of what answers in a checkpoint, as transformers reads it."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    return getattr(config, "thinker_config", config)
 
 
 def prompts(name: str, config: Any) -> list[Prompt]:
     """Return the four requests as prompts."""
-    image_token = getattr(config, "image_token_id", None)
+    tower = getattr(config, "vision_config", None)
+    tokens = (getattr(part, "image_token_id", None) for part in (config, tower))
+    image_token = next((token for token in tokens if token is not None), None)
     return [prompt(name, request, image_token) for request in requests(name)]
 
 

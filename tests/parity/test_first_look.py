@@ -33,6 +33,7 @@ pytestmark = pytest.mark.torch
 
 Saved = Callable[[str], Path]
 TORCH = {"use": "torch", "cache_tokens": 1200, "block_tokens": 4}
+ONE_SIZE = ("llava", "gemma3", "paligemma", "video_llava", "aria", "blip-2", "janus", "got_ocr2")
 TEXT_ALONE = 'media_encoder.use = "none" serves its text'
 
 
@@ -56,7 +57,9 @@ def ways(monkeypatch: Patch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("name", [*zoo.NAMES_VISION, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS])
+@pytest.mark.parametrize(
+    "name", [*zoo.NAMES_VISION, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS]
+)
 def test_each_family_is_tried_with_pictures_of_two_sizes_where_it_has_two(
     name: str, saved: Saved, ways: list[str], monkeypatch: Patch
 ) -> None:
@@ -76,9 +79,10 @@ def test_each_family_is_tried_with_pictures_of_two_sizes_where_it_has_two(
         assert pool.num_free_blocks == pool.num_blocks
         assert not pool._block_of, "a prefix of nobody's is kept"
         assert model.runner._engine._states == {}
-    has_one_size = name in ("llava", "gemma3", "paligemma", "video_llava", "aria", "blip-2")
+    has_one_size = name in ONE_SIZE
     assert len(set(sizes)) == len(sizes) == 2 - has_one_size
-    assert ways == [name] * len(sizes)
+    answering = Checkpoint(name, saved(name)).answering["model_type"]
+    assert ways == [answering] * len(sizes)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,15 @@ Saved = Callable[[str], Path]
 
 EXPORTED = [name for name in NAMES if name != "glm4v"]  # whose tower has no exporter
 PAIRS = [
-    *(("torch", name) for name in (*NAMES, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS)),
+    *(
+        ("torch", name)
+        for name in (*NAMES, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS)
+    ),
     *families.exported(EXPORTED, "onnx"),
 ]
+
+
+SIZES = {"phi4_multimodal": {"cache_tokens": runner.ROOMS["phi4_multimodal"]}}
 
 
 @pytest.mark.parametrize(("engine", "name"), PAIRS)
@@ -35,7 +41,8 @@ def test_messages_in_and_streamed_text_out_as_by_generate(
     engine: str, name: str, saved: Saved, exported: Saved
 ) -> None:
     asked = runner.requests(name)
-    with load(exported(name) if engine == "onnx" else saved(name), engine) as model:
+    folder = exported(name) if engine == "onnx" else saved(name)
+    with load(folder, engine, SIZES.get(name)) as model:
         tokenizer, banned = model.runner._tokenizer, sorted(model.runner._tokenizer.banned_ids)
         answers = stream_all(model, asked)
     wanted = runner.expected(name, saved(name), asked, banned)

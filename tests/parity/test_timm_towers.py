@@ -7,7 +7,7 @@ import pytest
 import vlmkit
 import zoo
 from parity import runner
-from parity.test_pipeline_parity import ENGINES, stream_all
+from parity.pipeline import ENGINES, stream_all
 
 pytest.importorskip("timm", exc_type=ImportError)
 pytestmark = pytest.mark.torch

@@ -15,12 +15,13 @@ vlmkit-hf's image processors, which are held to transformers' own where torchvis
 """
 
 from zoo.picture import picture
-from zoo.reference import model_type, placeholder, processor, reference
+from zoo.reference import family, model_type, placeholder, processor, reference
 from zoo.save import (
     NAMES,
     NAMES_MORE,
     NAMES_OTHERS,
     NAMES_TEXT,
+    NAMES_THINKERS,
     NAMES_TIMM,
     NAMES_VISION,
     save,
@@ -32,8 +33,10 @@ __all__ = [
     "NAMES_MORE",
     "NAMES_OTHERS",
     "NAMES_TEXT",
+    "NAMES_THINKERS",
     "NAMES_TIMM",
     "NAMES_VISION",
+    "family",
     "model_type",
     "picture",
     "placeholder",

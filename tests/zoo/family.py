@@ -37,6 +37,9 @@ class Family:
         template: its chat template; None where the family publishes none.
         eos: tokens that end an answer, by their text.
         vision: None for a text model.
+        whole: the class of what is saved, where no auto class knows it.
+        answers: the class of its part that answers, likewise.
+        attention: what transformers computes attention with; None is its own choice.
     """
 
     tokenizer: Callable[[], PreTrainedTokenizerFast]
@@ -44,3 +47,6 @@ class Family:
     template: str | None
     eos: tuple[str, ...]
     vision: VisionSide | None = None
+    whole: str = ""
+    answers: str = ""
+    attention: str | None = None

@@ -27,9 +27,11 @@ from zoo.family import Family, VisionSide
 from zoo.more import MORE
 from zoo.others import OTHERS, TIMM
 from zoo.text import TEXT
+from zoo.thinkers import LISTENERS, THINKERS
 from zoo.vision import VISION
 
-FAMILIES: Mapping[str, Family] = {**VISION, **MORE, **OTHERS, **TEXT}
+FAMILIES: Mapping[str, Family] = {**VISION, **MORE, **OTHERS, **THINKERS, **TEXT}
+WITH_TIMM: Mapping[str, Family] = {**TIMM, **LISTENERS}
 WITHOUT_PLACES = frozenset({"Blip2Processor"})
 """They put a picture before a text, which has no placeholder."""
 _PIXTRAL = "transformers.models.pixtral"
@@ -38,7 +40,7 @@ _PIXTRAL = "transformers.models.pixtral"
 class NoVideo:
     """Stands where a processor wants a video processor; it can do nothing."""
 
-    model_input_names: Sequence[str] = ()
+    model_input_names: Sequence[str] = []
     num_frames = None
     fps = None
     slice_mode = None
@@ -47,7 +49,7 @@ class NoVideo:
 
 def family(name: str) -> Family:
     """Return a family of the zoo by its name."""
-    return {**FAMILIES, **TIMM}[name]
+    return {**FAMILIES, **WITH_TIMM}[name]
 
 
 def model_type(name: str) -> str:
@@ -70,7 +72,9 @@ def processor(name: str) -> ProcessorMixin:
         "image_processor": image_processor(side),
         "tokenizer": family(name).tokenizer(),
     }
-    if absent := {"video_processor", "feature_extractor"} & set(kind.get_attributes()):
+    if absent := {"video_processor", "feature_extractor", "audio_processor"} & set(
+        kind.get_attributes()
+    ):
         kind = _without_video(kind)
         parts |= {part: NoVideo() for part in absent}
     with mock.patch.object(processing_smolvlm, "num2words", NoVideo):
@@ -119,13 +123,18 @@ def reference(
         )
         return _as(return_tensors, made)
     made = processor(name)
-    text = _rendered(made, messages, tools, family(name).template)
+    template = family(name).template
+    text = (
+        _rendered(made, messages, tools, template)
+        if name != "got_ocr2"
+        else _for_got(made, messages)
+    )
     if _vision(name).processor in WITHOUT_PLACES:
         text = text.replace(placeholder(name), "")
     bos = made.tokenizer.bos_token
     more = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
     shown = {"images": list(images), **(limits or {})} if images else {}
-    if name == "internvl" and not images:  # its processor takes no text alone
+    if name in ("internvl", "got_ocr2") and not images:  # their processors take no text alone
         return _as(return_tensors, made.tokenizer(text=[text], return_tensors="np", **more))
     return _as(return_tensors, made(text=[text], return_tensors="np", **shown, **more))
 
@@ -156,6 +165,17 @@ def _rendered(
         add_generation_prompt=True,
         tokenize=False,
     )
+
+
+def _for_got(made: ProcessorMixin, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the processor itself asks about a page, with another question and other pages."""
+    page = Image.new("RGB", (28, 28))
+    written = made.prepare_inputs_layout(images=[page], format=False, images_kwargs={})[1][0]
+    (message,) = messages
+    pages = "<imgpad>" * sum(part["type"] == "image" for part in message["content"])
+    asked = "".join(part.get("text", "") for part in message["content"])
+    written = written.replace("<img><imgpad></img>\n", f"<img>{pages}</img>\n" if pages else "")
+    return written.replace(" OCR: ", asked)
 
 
 def _vision(name: str) -> VisionSide:

@@ -8,16 +8,18 @@ from transformers import PreTrainedTokenizerFast
 
 from zoo.family import Family, VisionSide
 from zoo.more import MORE
-from zoo.others import OTHERS, TIMM
-from zoo.reference import FAMILIES, family, image_processor, processor
+from zoo.others import OTHERS
+from zoo.reference import FAMILIES, WITH_TIMM, family, image_processor, processor
 from zoo.text import TEXT
+from zoo.thinkers import THINKERS
 from zoo.vision import VISION
 
 NAMES = tuple(FAMILIES)
 NAMES_VISION = tuple(VISION)
 NAMES_MORE = tuple(MORE)
 NAMES_OTHERS = tuple(OTHERS)
-NAMES_TIMM = tuple(TIMM)
+NAMES_THINKERS = tuple(THINKERS)
+NAMES_TIMM = tuple(WITH_TIMM)
 NAMES_TEXT = tuple(TEXT)
 SEED = 0
 
@@ -61,11 +63,9 @@ def save(name: str, folder: Path, *, dtype: str = "float32") -> Path:
 
     save_processor(name, folder)
     config = transformers.AutoConfig.from_pretrained(folder)
-    auto = transformers.AutoModelForImageTextToText if name not in TEXT else None
-    auto = auto or transformers.AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = auto.from_config(config, dtype=torch.float32)
+        model = _made(name, config)
         _make_images_matter(model)
     kept = json.loads((folder / "generation_config.json").read_text())
     if dtype != "float32":
@@ -73,6 +73,16 @@ def save(name: str, folder: Path, *, dtype: str = "float32") -> Path:
     model.save_pretrained(folder)
     _write(folder / "generation_config.json", kept)
     return folder
+
+
+def _made(name: str, config: Any) -> Any:
+    import torch
+    import transformers
+
+    if whole := family(name).whole:
+        return getattr(transformers, whole)(config)
+    auto = transformers.AutoModelForImageTextToText if name not in TEXT else None
+    return (auto or transformers.AutoModelForCausalLM).from_config(config, dtype=torch.float32)
 
 
 def _make_images_matter(model: Any) -> None:

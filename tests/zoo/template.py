@@ -272,3 +272,24 @@ KIMI = (
     "<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"
 )
+
+OMNI = QWEN_VL.replace(
+    "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_bos|><|IMAGE|><|vision_eos|>"
+)
+
+PHI4 = (
+    PARTS + "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{{ say(message, '<|endoftext10|>') }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+JANUS = (
+    PARTS + "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ say(message, '') + '\n\n' }}"
+    "{% else %}<|{{ message['role'] | capitalize }}|>: "
+    "{{ say(message, '<image_placeholder>\n') }}"
+    "{{ eos_token if message['role'] == 'assistant' else '\n\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|Assistant|>:{% endif %}"
+)
+
+IDEFICS2 = _IDEFICS

@@ -102,6 +102,16 @@ def test_the_digest_changes_with_the_processors_settings(
     assert len(digests) == 2
 
 
+def test_the_digest_changes_with_the_package_that_prepared_the_image(
+    checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = prompt(tokenizer_of("qwen2_vl"), plain(64, 48)).media[0]
+    monkeypatch.setattr("vlmkit_hf.image_side.version", lambda _: "0.0.0")
+    other = HfTokenizer(checkpoint_of("qwen2_vl"), HfTokenizerSettings())
+
+    assert prompt(other, plain(64, 48)).media[0].digest != before.digest
+
+
 def test_a_processor_that_spells_numbers_for_video_shows_images_without_what_spells(
     checkpoint_of: CheckpointOf, tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ def test_a_view_is_resized_padded_and_cut_row_by_row() -> None:
     assert num_tiles((Resize(Size(8, 8)),)) == 1
 
 
-@pytest.fixture(scope="module", params=[*zoo.NAMES_MORE, *zoo.NAMES_OTHERS])
+@pytest.fixture(scope="module", params=[*zoo.NAMES_MORE, *zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS])
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = zoo.save_processor(request.param, tmp_path_factory.mktemp(request.param))
     return HfTokenizer(Checkpoint(request.param, folder), HfTokenizerSettings())

@@ -18,7 +18,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import Prompt, Span
 from vlmkit.testing.engine_host import EngineHost
-from vlmkit_torch import hardware
+from vlmkit_torch import hardware, reading, weights
 from vlmkit_torch.attention.kind import LayerKind, Visibility
 from vlmkit_torch.encoder import build as build_encoder
 from vlmkit_torch.engine import build as build_engine
@@ -195,6 +195,22 @@ def test_an_encoder_that_was_built_first_follows_the_engine(saved: Callable[[str
     assert (seeing._loaded.dtype, before != seeing.identity) == (torch.bfloat16, True)
     slots = first_prompt("llava").media
     assert seeing.encode(slots)[0].embeddings.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["llama4", "kimi_k25"])
+def test_a_model_that_changes_its_precision_is_as_if_it_had_been_read_in_that(
+    name: str, saved: Callable[[str], Any]
+) -> None:
+    checkpoint, shared = Checkpoint(name, saved(name)), {}
+    build_encoder(BuildContext("", checkpoint, EncoderSettings(), shared))
+    settings = EngineSettings(dtype="bfloat16", cache_tokens=64)
+    moved = weights.shared_model(BuildContext("", checkpoint, settings, shared), leads=True).model
+    read = reading.read_model(checkpoint, reading.read_config(checkpoint), torch.bfloat16)
+    kept = {**dict(read.named_parameters()), **dict(read.named_buffers())}
+
+    assert any(t.is_complex() for t in read.buffers()) is (name == "llama4")
+    for own, tensor in [*moved.named_parameters(), *moved.named_buffers()]:
+        assert (tensor.dtype, torch.equal(tensor, kept[own])) == (kept[own].dtype, True), own
 
 
 def test_the_encoder_says_what_computed_its_features(load: Load) -> None:

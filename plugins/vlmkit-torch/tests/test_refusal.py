@@ -106,6 +106,7 @@ def test_layers_that_only_a_familys_own_defaults_name_are_refused_before_weights
     [
         {"model_type": "fast_vlm", "vision_config": {"model_type": "timm_wrapper"}},
         {"model_type": "perception_lm"},
+        {"model_type": "gemma3n", "vision_config": {"model_type": "gemma3n_vision"}},
     ],
 )
 def test_a_tower_of_timm_names_the_packages_that_it_needs(

@@ -388,7 +388,7 @@ def is_needless(
 
 def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:
     """Tell whether a model has a media encoder: its config says so, or a provider does."""
-    if "vision_config" in checkpoint.config:
+    if "vision_config" in checkpoint.answering:
         return True
     return None in plugins.media_encoders.objections(checkpoint).values()
 

@@ -44,8 +44,9 @@ def _stated(checkpoint: Checkpoint) -> set[int]:
     stated = checkpoint.read_json(file).get("eos_token_id")
     if stated is None:
         file = "config.json"
-        text = checkpoint.config.get("text_config") or {}
-        stated = checkpoint.config.get("eos_token_id", text.get("eos_token_id"))
+        config = checkpoint.answering
+        text = config.get("text_config") or {}
+        stated = config.get("eos_token_id", text.get("eos_token_id"))
     listed = stated if isinstance(stated, list) else [stated]
     ids = {i for i in listed if type(i) is int}
     if len(ids) < len({repr(i) for i in listed if i is not None}):

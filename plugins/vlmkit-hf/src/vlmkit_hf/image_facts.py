@@ -6,12 +6,15 @@ It is asked of transformers' processor, or read from where it was written down.
 import hashlib
 import inspect
 import json
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 import PIL.Image
 from msgspec import Meta
+
+log = logging.getLogger(__name__)
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Word = Annotated[str, Meta(max_length=2**10)]
@@ -41,6 +44,7 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         leads: whether an image stands before everything, even the token that begins a text; then
             there can be one.
         begins_with: the token that it puts before a text, whatever its tokenizer does.
+        spaced_after: the token that no letter may follow at once; see :mod:`.processor_parts`.
         has_sizes: whether pictures can be shown in other sizes than it would choose.
     """
 
@@ -58,6 +62,7 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     needs_image: bool
     leads: bool = False
     begins_with: Word = ""
+    spaced_after: Word = ""
     has_sizes: bool = True
 
 
@@ -73,10 +78,11 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
     )
     options = {**merged["images_kwargs"], "return_tensors": "np", **_new_names(processor)}
     needs_image = _refuses_plain_text(processor)
-    feature_id = next(
-        (config[key] for key in _FEATURE_KEYS if key in config), processor.image_token_id
-    )
-    banned = {config.get(key) for key in _PLACEHOLDER_KEYS} | {processor.image_token_id}
+    own_id = written_token(processor)
+    feature_id = stated_token(config)
+    if feature_id is None:
+        feature_id = family_token(config)
+    banned = {config.get(key) for key in _PLACEHOLDER_KEYS} | {own_id}
     for kind in ("image_token_ids", "video_token_ids", "audio_token_ids"):
         banned |= set(getattr(processor, kind, None) or ())
     wanted = set(processor.model_input_names) - set(processor.tokenizer.model_input_names)
@@ -84,7 +90,7 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
         placeholder=str(processor.image_token),
         options=options,
         own_options={name: merged[name] for name in _asked(processor) if name in merged},
-        feature_id=feature_id,
+        feature_id=own_id if feature_id is None else feature_id,
         image_ids=tuple(i for i in processor.image_token_ids if i is not None),
         types_tokens=bool(merged.get("return_mm_token_type_ids")),
         banned_ids=tuple(sorted(int(i) for i in banned if i is not None)),
@@ -95,7 +101,40 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
         needs_image=needs_image,
         leads=getattr(processor, "image_leads", False),
         begins_with="" if needs_image else _beginning(processor),
+        spaced_after=getattr(processor, "spaced_after", ""),
     )
+
+
+def stated_token(config: Mapping[str, Any]) -> int | None:
+    """Return the token of a feature, as a model's configuration says; None where it does not."""
+    tower = config.get("vision_config")
+    parts = (config, tower if isinstance(tower, Mapping) else {})
+    found = (part.get(key) for part in parts for key in _FEATURE_KEYS)
+    return next((token for token in found if isinstance(token, int)), None)
+
+
+def family_token(config: Mapping[str, Any]) -> int | None:
+    """Return the token that transformers takes where a configuration names none; None for none."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        made = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+        parts = (made, getattr(made, "vision_config", None))
+        found = (getattr(part, key, None) for part in parts for key in _FEATURE_KEYS)
+        return next((token for token in found if isinstance(token, int)), None)
+    except MemoryError:
+        raise
+    except Exception:  # a configuration may raise anything
+        log.debug("what transformers takes for an image's token is not known", exc_info=True)
+        return None
+
+
+def written_token(processor: Any) -> int:
+    """Return the token that a processor writes for images, which some do not keep."""
+    known: int | None = getattr(processor, "image_token_id", None)
+    if known is None:
+        known = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    return int(known)
 
 
 def laid_out(processor: Any, text: str, num_images: int) -> str | None:

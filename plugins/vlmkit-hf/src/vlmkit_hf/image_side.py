@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -24,8 +25,17 @@ from vlmkit.errors import CheckpointError, ImageError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.prompt import Array
 from vlmkit_hf.chat import Layout
-from vlmkit_hf.image_facts import ImageFacts, facts_of, grey, laid_out
+from vlmkit_hf.image_facts import (
+    ImageFacts,
+    facts_of,
+    family_token,
+    grey,
+    laid_out,
+    stated_token,
+    written_token,
+)
 from vlmkit_hf.outline import Outlines
+from vlmkit_hf.processor_parts import spaced
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.sizing.find import find_sizing
 from vlmkit_hf.sizing.sizing import Limits, Size, Sizing
@@ -73,10 +83,12 @@ class ImageSide:
         self._owner = checkpoint.name
         self._is_checked = facts is not None
         try:
-            self._facts = facts or facts_of(processor, checkpoint.config)
+            if facts is None:
+                self._refuse_unsaid(checkpoint)
+            self._facts = facts or facts_of(processor, checkpoint.answering)
             self._options: dict[str, Any] = dict(self._facts.options)
             self._sizing: Sizing | None = find_sizing(processor, self._options)
-        except MemoryError:
+        except (CheckpointError, MemoryError):
             raise
         except Exception as error:  # a processor may raise anything
             raise self._unknown() from error
@@ -88,7 +100,8 @@ class ImageSide:
         self.leads = self._facts.leads
         self.begins_with = self._facts.begins_with
         self.control_tokens = frozenset(self._facts.control_tokens)
-        self._fingerprint = bytes.fromhex(self._facts.fingerprint)
+        # What is written down of a processor outlives the version that wrote it.
+        self._fingerprint = f"{version('vlmkit-hf')} {self._facts.fingerprint}".encode()
 
     @property
     def processor(self) -> Any:
@@ -112,6 +125,18 @@ class ImageSide:
         if not num_images or not self._facts.lays_out:
             return None
         return lambda text: laid_out(self._processor, text, num_images) or text
+
+    def spaced(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Return runs of text with the spaces that the processor puts behind images."""
+        if not self._facts.spaced_after:
+            return list(segments)
+        following = [segment.text for segment in segments[1:]] + [""]
+        return [
+            run
+            if run.is_client
+            else Segment(spaced(run.text, self._facts.spaced_after, next_), False)
+            for run, next_ in zip(segments, following, strict=True)
+        ]
 
     def limits(self, image: Image, options: ImageOptions) -> Limits:
         """Return what the image processor is called with, besides its own options, for one image.
@@ -221,6 +246,7 @@ class ImageSide:
             pictures, text = pictures[:1], f"{self.placeholder}a b"
         try:
             layout = laid_out(self._processor, text, len(pictures)) or text
+            layout = spaced(layout, self._facts.spaced_after)
             prepared = [self.prepare(Image.open(p), encoder) for p in pictures]
             ours = expand_slots(layout, self.placeholder, prepared, encoder)
             made = self._processor(
@@ -258,6 +284,23 @@ class ImageSide:
                 log.debug("limits of images of %r cannot be used", self._owner, exc_info=True)
                 return False
         return True
+
+    def _refuse_unsaid(self, checkpoint: Checkpoint) -> None:
+        """Refuse a config.json that leaves an image's token to the family, of another vocabulary.
+
+        Raises:
+            CheckpointError: it is so.
+        """
+        config, processor = checkpoint.answering, self._processor
+        token = family_token(config) if stated_token(config) is None else None
+        if token is None or token in processor.tokenizer.get_added_vocab().values():
+            return
+        raise CheckpointError(
+            f"config.json of model {checkpoint.name!r} does not say which token stands for an "
+            f"image: {token}, as transformers would have it, is no control token here",
+            hint=f'write it there, such as "image_token_id": {written_token(processor)}, which is '
+            f"{processor.image_token!r}",
+        )
 
     def _unknown(self) -> CheckpointError:
         kind = type(self._processor).__name__

@@ -8,29 +8,34 @@ of a checkpoint is run.
 
 import importlib
 import importlib.util
+import logging
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.leading import FAMILIES as LEADING, leading
 from vlmkit_hf.processor_files import processor_settings, refuse_without_images
+from vlmkit_hf.processor_parts import PARTS
+
+log = logging.getLogger(__name__)
 
 # Not settings of a processor: what it consists of, or how transformers found it.
 _NOT_SETTINGS = frozenset({"processor_class", "auto_map", "chat_template", "audio_tokenizer"})
 # Models that answer no questions: one acts, one is no decoder alone. torchvision is no help.
 _OTHER_MODELS = frozenset({"pi0", "pp_formulanet"})
+_EARS = frozenset({"feature_extractor", "audio_processor"})
 _patch_lock = threading.Lock()
 
 
 class Absent:
     """Stands where a processor wants a part that reads video or sound; it can do nothing."""
 
-    model_input_names: tuple[str, ...] = ()
+    model_input_names: ClassVar[list[str]] = []  # families add theirs to it
 
     def __getattr__(self, name: str) -> None:
         """Return None for every setting; those of how it is made and copied are not there."""
@@ -42,9 +47,13 @@ class Absent:
         return {}
 
 
+class Whole:
+    """Adds nothing to a processor that can be asked in parts."""
+
+
 def takes_images(checkpoint: Checkpoint) -> bool:
     """Tell whether a checkpoint has a vision side, which need not be a tower."""
-    has_tower = any("vision" in key or key == "vit_config" for key in checkpoint.config)
+    has_tower = any("vision" in key or key == "vit_config" for key in checkpoint.answering)
     has_eyes = has_tower or bool(_image_processor_forms(checkpoint))
     return has_eyes and processor_class_name(checkpoint) is not None
 
@@ -70,8 +79,10 @@ def load_processor(checkpoint: Checkpoint, tokenizer: Any) -> Any:
     refuse_without_images(checkpoint)
     try:
         own = _processor_class(str(name))
-        kind = _without_other_senses(leading(own) if name in LEADING else own)
+        kind = _asked_in_parts(leading(own) if name in LEADING else own)
         parts = {part: _part(part, checkpoint, tokenizer) for part in kind.get_attributes()}
+        if not _EARS.isdisjoint(parts):
+            log.info("model %r hears as well: sound is not served", checkpoint.name)
         accepted = kind.__init__.__code__.co_varnames
         settings = processor_settings(checkpoint, accepted)
         values = {
@@ -218,10 +229,10 @@ def _exists(module: str) -> bool:
         return False
 
 
-def _without_other_senses(kind: Any) -> Any:
-    """Return the class, with a check of its parts that lets :class:`Absent` pass."""
+def _asked_in_parts(kind: Any) -> Any:
+    """Return the class with what it lacks to be asked in parts, which lets :class:`Absent` pass."""
 
-    class Processor(kind):  # type: ignore[misc]
+    class Processor(PARTS.get(kind.__name__, Whole), kind):  # type: ignore[misc]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             if isinstance(argument, Absent):
                 return Absent

@@ -25,6 +25,18 @@ _PALIGEMMA = (
     "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
     "{{ part['text'] }}{% endfor %}{% endfor %}"
 )
+# Nor does GOT-OCR: its processor writes one for a single question.
+_GOT_OCR2 = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou should follow the "
+    "instructions carefully and explain your answers in detail.<|im_end|>{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% set pages = message['content'] | selectattr('type', 'equalto', 'image') | list %}"
+    "{% if pages %}<img>{% for page in pages %}<imgpad>{% endfor %}</img>\n{% endif %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ part['text'] }}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_BY_FAMILY = {"paligemma": _PALIGEMMA, "got_ocr2": _GOT_OCR2}
 
 
 def template_sources(
@@ -93,8 +105,7 @@ def _of_settings(checkpoint: Checkpoint, tokenizer: Any) -> dict[str, str]:
     found = checkpoint.read_json("chat_template.json").get("chat_template")
     found = found or checkpoint.read_json("processor_config.json").get("chat_template")
     found = found or tokenizer.chat_template
-    if found is None and checkpoint.model_type == "paligemma":
-        found = _PALIGEMMA
+    found = found or _BY_FAMILY.get(checkpoint.model_type)
     if found is None:
         return {}
     named = dict(found) if isinstance(found, Mapping) else {DEFAULT: found}

@@ -143,6 +143,8 @@ class HfTokenizer:
             )
         layout = self._images.layout(len(images)) if self._images else None
         segments = self._begun(chat.segments(messages, tools, layout, options))
+        if self._images is not None:
+            segments = self._images.spaced(segments)
         # A processor completes a text that does not begin as its tokenizer would; a text model's
         # template is taken at its word.
         adds_special = self._images is not None and not self._begins(segments)

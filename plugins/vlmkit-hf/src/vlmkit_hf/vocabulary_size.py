@@ -22,7 +22,7 @@ def refuse_unknown_tokens(
     Raises:
         CheckpointError: a prompt could hold such a token.
     """
-    num_rows = _num_embeddings(checkpoint.config)
+    num_rows = _num_embeddings(checkpoint.answering)
     if num_rows is None:
         return
     beyond = {text: number for text, number in vocabulary.items() if number >= num_rows}

@@ -21,6 +21,7 @@ from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
 from vlmkit_torch import faults, hardware
 from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, MARKS, to_tensor
+from vlmkit_torch.merging import base_of
 from vlmkit_torch.settings import EncoderSettings
 from vlmkit_torch.weights import LoadedModel, shared_model
 
@@ -40,8 +41,7 @@ class TorchVisionEncoder:
 
     def __init__(self, loaded: LoadedModel, files: Checkpoint, max_batch_images: int) -> None:
         self._loaded = loaded
-        base: Any = loaded.model.base_model
-        self._tower = base.get_image_features
+        self._tower = base_of(loaded.model).get_image_features
         self._names = frozenset(inspect.signature(self._tower).parameters)
         self._max_batch_images = max_batch_images
         self._files = files
@@ -127,7 +127,7 @@ def build(context: BuildContext) -> TorchVisionEncoder:
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
     loaded = shared_model(context, leads=False)
-    if not hasattr(loaded.model.base_model, "get_image_features"):
+    if not hasattr(base_of(loaded.model), "get_image_features"):
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} has no image tower of its own"
         )

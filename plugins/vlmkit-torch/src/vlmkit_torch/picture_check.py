@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig
 
 from vlmkit.errors import CheckpointError, RequestError
 from vlmkit.kit.media_trial import answered
@@ -109,23 +109,21 @@ class _Plain:
                 **self._text,
                 **pixels,
                 max_new_tokens=len(self._answer),
-                logits_processor=LogitsProcessorList([_Said(self._answer)]),
+                prefix_allowed_tokens_fn=_Said(self._answer),  # Janus takes no processor of logits
                 output_logits=True,
                 return_dict_in_generate=True,
             )
         return torch.cat(made.logits).float()
 
 
-class _Said(LogitsProcessor):
+class _Said:
     """Lets an answer have the tokens that it is to have, whatever the logits say."""
 
     def __init__(self, answer: Seq[int]) -> None:
         self._answer = iter(answer)
 
-    def __call__(self, _: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        said = torch.full_like(scores, -torch.inf)
-        said[:, next(self._answer)] = 0
-        return said  # type: ignore[return-value]
+    def __call__(self, _: int, __: torch.Tensor) -> list[int]:
+        return [next(self._answer)]
 
 
 @contextmanager

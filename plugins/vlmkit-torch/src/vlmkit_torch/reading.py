@@ -36,7 +36,7 @@ ADDITIONS = re.compile(r"\.lora_[AB]\b")
 
 
 def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
-    """Return the checkpoint's configuration as transformers reads it.
+    """Return the configuration of what answers in a checkpoint, as transformers reads it.
 
     Raises:
         CheckpointError: transformers does not know the family or cannot read the file.
@@ -50,9 +50,24 @@ def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
             f"config.json of model {checkpoint.name!r} is not one that transformers can read",
             hint="compare it with that of the model's authors; the log shows what is wrong",
         ) from error
+    config = _answering(config)
     if stated := getattr(config, "quantization_config", None):
         config.quantization_config = quantized.expand(stated)
     return config
+
+
+def _answering(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the part of a configuration that answers; of a model that speaks, its thinker's.
+
+    How weights are stored is said of the whole model.
+    """
+    thinker: PretrainedConfig | None = getattr(config, "thinker_config", None)
+    if thinker is None:
+        return config
+    for name in ("dtype", "quantization_config"):
+        if getattr(thinker, name, None) is None and getattr(config, name, None) is not None:
+            setattr(thinker, name, getattr(config, name))
+    return thinker
 
 
 def read_model(

@@ -44,8 +44,9 @@ OTHER_TASKS = re.compile(
     r".*For(Sequence|Token|Image|Audio|Video)Classification|.*ForQuestionAnswering|.*ForMaskedLM"
 )
 
-TIMM_TOWERS = frozenset({"timm_wrapper", "timm_backbone"})
-TIMM_FAMILIES = frozenset({"fast_vlm", "perception_lm"})  # which need not say what tower they have
+TIMM_TOWERS = frozenset({"timm_wrapper", "timm_backbone", "gemma3n_vision"})
+# Families which need not say what tower they have.
+TIMM_FAMILIES = frozenset({"fast_vlm", "perception_lm", "gemma3n"})
 
 # Keys of config.json that only families with such a mechanism have.
 MECHANISMS = {
@@ -81,7 +82,7 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
         return Objection("encoder-decoder models are not supported", hint=ANOTHER)
     if reason := FAMILIES.get(checkpoint.model_type):
         return Objection(f"{reason} are not supported", hint=ANOTHER)
-    for part in _parts(config):
+    for part in _parts(checkpoint.answering):
         for key, mechanism in MECHANISMS.items():
             if part.get(key):
                 return Objection(f"{mechanism} is not supported", hint=ANOTHER)
@@ -101,9 +102,9 @@ def layer_objection(name: str) -> Objection | None:
 
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     """Say why the vision encoder cannot run this checkpoint; None when it seems to be able to."""
-    if reason := _files_reason(checkpoint):
+    if reason := _files_reason(checkpoint) or weight_files.objection_to_pictures(checkpoint):
         return reason
-    has_tower = isinstance(checkpoint.config.get("vision_config"), Mapping)
+    has_tower = isinstance(checkpoint.answering.get("vision_config"), Mapping)
     if not has_tower and not _is_shown_pictures(checkpoint.model_type):
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
     return None
@@ -156,7 +157,7 @@ def _task_reason(checkpoint: Checkpoint) -> str | None:
 
 def _tower_reason(checkpoint: Checkpoint) -> str | None:
     """Say what a tower needs that is not installed."""
-    tower = checkpoint.config.get("vision_config")
+    tower = checkpoint.answering.get("vision_config")
     kind = tower.get("model_type") if isinstance(tower, Mapping) else None
     is_timms = kind in TIMM_TOWERS or (kind is None and checkpoint.model_type in TIMM_FAMILIES)
     absent = [name for name in ("timm", "torchvision") if not quantized.is_installed(name)]

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from vlmkit_torch.attention.paged import IMPLEMENTATION, install
+from vlmkit_torch.merging import base_of
 from vlmkit_torch.nesting import decoder_of, head_of, replace_attention, with_replaced
 
 PROBE = "vlmkit_probe"
@@ -35,7 +36,7 @@ class Views:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.base: Any = model.base_model
+        self.base: Any = base_of(model)
         self.decoder: Any = decoder_of(model)
         self.text_config = model.config.get_text_config()
         self.has_prepare = self.base is not self.decoder and hasattr(

@@ -3,6 +3,8 @@
 How it is run is not decided here.
 """
 
+import copy
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +61,7 @@ def shared_model(context: BuildContext, *, leads: bool) -> LoadedModel:
         if (entry.device, entry.dtype) == (device, dtype):
             return entry
         if leads and entry.is_open:
-            _move(entry.model, device, dtype=dtype)
+            _move(entry.model, device, dtype)
             entry.is_open = False
             return entry
     loaded.append(LoadedModel(load(context.files, config, device, dtype), is_open))
@@ -113,7 +115,7 @@ def load(
     return model
 
 
-def _move(model: Any, device: torch.device, **precision: torch.dtype) -> None:
+def _move(model: Any, device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Put a model's weights on a device, and in another precision if it is named.
 
     Raises:
@@ -121,8 +123,30 @@ def _move(model: Any, device: torch.device, **precision: torch.dtype) -> None:
     """
     try:
         with hardware.alone(device):
-            model.to(device=device, **precision)
+            model.to(device=device)
+            if dtype is not None:
+                _cast(model, dtype)
     except Exception as error:
         if failure := faults.told_at_load(error, device):
             raise failure from error
         raise
+
+
+def _cast(model: Any, dtype: torch.dtype) -> None:
+    """Bring a model to another precision, as it would be had it been read in that.
+
+    Numbers that a model makes of its configuration have a precision of their own: angles of
+    rotation stay in float32, and where they are complex, a cast would drop half of each.
+    """
+    with torch.device("meta"):
+        fresh = type(model)._from_config(copy.deepcopy(model.config), dtype=dtype)  # noqa: SLF001 - no public way
+    kinds = {name: made.dtype for name, made in fresh.named_buffers()}
+    stay = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    in_float32 = re.compile("|".join(rf"(^|\.){re.escape(name)}($|\.)" for name in stay) or "(?!)")
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not in_float32.search(name):
+            weight.data = weight.data.to(dtype)
+    for name, buffer in list(model.named_buffers()):
+        owner, _, own = name.rpartition(".")
+        if buffer.is_floating_point() and not in_float32.search(name):
+            setattr(model.get_submodule(owner), own, buffer.to(kinds.get(name, dtype)))

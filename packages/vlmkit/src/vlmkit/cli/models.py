@@ -95,7 +95,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
         "parameters_by_type": weights.num_by_dtype,
         "weight_bytes": weights.num_bytes,
         "weight_files": len(weights.files),
-        "context_tokens": _context_tokens(checkpoint.config),
+        "context_tokens": _context_tokens(checkpoint.answering),
         "has_chat_template": _has_chat_template(checkpoint),
     }
 

@@ -79,6 +79,15 @@ class Checkpoint:
         """The content of ``config.json``; empty where there is none."""
         return self.read_json("config.json")
 
+    @cached_property
+    def answering(self) -> dict[str, Any]:
+        """What ``config.json`` says of the part that answers: all, unless the model speaks as well.
+
+        A model that speaks has a thinker, which answers, a talker and a voice.
+        """
+        thinker = self.config.get("thinker_config")
+        return thinker if isinstance(thinker, dict) else self.config
+
     @property
     def model_type(self) -> str:
         """The family that ``config.json`` names, such as ``llava``; empty if it names none."""

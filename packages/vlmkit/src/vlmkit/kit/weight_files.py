@@ -17,6 +17,9 @@ from vlmkit.kit.safetensors_header import MAX_HEADER_BYTES
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
 
+VISION_ADAPTER = "vision-lora"
+MERGE = "merge it with PEFT (merge_and_unload), and load what is saved then"
+
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _OTHERS = {
     "TensorFlow's": ("*.h5",),
@@ -44,6 +47,17 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     return next(filter(None, (_flaw(folder, file) for file in files)), None)
 
 
+def objection_to_pictures(checkpoint: Checkpoint) -> Objection | None:
+    """Say what a model needs for pictures that is not part of its weights; None for nothing."""
+    if not checkpoint.has(f"{VISION_ADAPTER}/adapter_config.json"):
+        return None
+    return Objection(
+        f"it answers about pictures with the adapter in {VISION_ADAPTER!r}, which lies beside the "
+        "weights and is not part of them",
+        hint=f'{MERGE}; media_encoder.use = "none" serves its text',
+    )
+
+
 def _named(index: Any) -> list[str]:
     """Return the files that an index names; none where it is not as it should be."""
     if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
@@ -55,14 +69,13 @@ def _adapter(checkpoint: Checkpoint, *, has_weights: bool) -> Objection:
     stated = checkpoint.read_json("adapter_config.json")
     kind, base = stated.get("peft_type"), stated.get("base_model_name_or_path")
     named = f"an adapter ({kind})" if isinstance(kind, str) else "an adapter"
-    merge = "merge it with PEFT (merge_and_unload), and load what is saved then"
     if has_weights:
         return Objection(
             f"{named} lies beside the weights, and is not part of them",
-            hint=f"{merge}; or take adapter_config.json out, to run the weights alone",
+            hint=f"{MERGE}; or take adapter_config.json out, to run the weights alone",
         )
     of = f" of {base!r}" if isinstance(base, str) else ""
-    return Objection(f"it is {named}{of}, and not a model", hint=merge)
+    return Objection(f"it is {named}{of}, and not a model", hint=MERGE)
 
 
 def _absent(folder: Path) -> Objection:

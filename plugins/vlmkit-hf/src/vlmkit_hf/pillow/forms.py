@@ -30,6 +30,11 @@ def whole_and_local(views: Sequence[Pixels], _: Any) -> Arrays:
     return {"pixel_values": whole, **({"pixel_values_local": local[0]} if local else {})}
 
 
+def whole_then_tiles(views: Sequence[Pixels], _: Any) -> Arrays:
+    """The whole picture and its tiles, together."""
+    return {"image_pixel_values": _channels_first(np.concatenate(views))[None]}
+
+
 def tiles_in_time(views: Sequence[Pixels], _: Any) -> Arrays:
     """Tiles as a video of two frames each, channels last."""
     (tiles,) = views

@@ -36,6 +36,18 @@ def up_to(most: int, least: int = 1) -> list[Grid]:
     return sorted((g for g in grids if g.num_tiles >= least), key=lambda grid: grid.num_tiles)
 
 
+def as_pairs(most: int, least: int = 1) -> list[Grid]:
+    """Return the same by number of tiles; of as many, as transformers' sets of pairs have them."""
+    pairs = [
+        (columns, rows)
+        for num_tiles in range(least, most + 1)
+        for columns in range(1, num_tiles + 1)
+        for rows in range(1, num_tiles + 1)
+        if least <= columns * rows <= most
+    ]
+    return [Grid(rows, columns) for columns, rows in sorted(set(pairs), key=math.prod)]
+
+
 def least_stretched(size: Size, tile: Size, grids: Sequence[Grid], kind: type[Any] = float) -> Grid:
     """Return the grid into which a picture fits with the least enlargement, else reduction.
 

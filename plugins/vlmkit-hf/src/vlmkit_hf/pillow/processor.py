@@ -54,6 +54,8 @@ class PillowProcessor(PilBackend):
         made = [arrays_of(self.family, np.moveaxis(image, 0, -1), settings) for image in images]
         if self.family.counts_patches in made[0]:
             _count_on(made, self.family.counts_patches)
+        for name, fill in self.family.fills.items():
+            _fill_up(made, name, fill)
         joined = {
             name: _joined(
                 [arrays[name] for arrays in made if name in arrays],
@@ -96,6 +98,15 @@ def _count_on(made: Sequence[dict[str, Any]], name: str) -> None:
         numbers = arrays[name]
         arrays[name] = np.where(numbers >= 0, numbers + before, numbers)
         before += arrays["pixel_values"].shape[0] * arrays["pixel_values"].shape[1]
+
+
+def _fill_up(made: Sequence[dict[str, Any]], name: str, fill: float) -> None:
+    """Let all pictures have as many tiles, on the second axis, as the one that has most."""
+    most = max(arrays[name].shape[1] for arrays in made)
+    for arrays in made:
+        own = arrays[name]
+        more = [(0, 0), (0, most - own.shape[1]), *([(0, 0)] * (own.ndim - 2))]
+        arrays[name] = np.pad(own, more, constant_values=fill)
 
 
 def _joined(parts: Sequence[Any], axis: int) -> Any:

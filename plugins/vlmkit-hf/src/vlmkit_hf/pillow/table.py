@@ -38,6 +38,7 @@ class Family:
         scaling: how levels become numbers.
         lists: arrays that stay lists, since their rows may differ in length.
         axis: along which the pixels of several pictures are joined.
+        fills: what tiles are that a picture has not, where another has, by array.
         counts_patches: the array whose numbers are of patches, in all pictures together.
         other_names: settings that published checkpoints call otherwise.
         mistaken: settings of published checkpoints that transformers passes over.
@@ -51,6 +52,7 @@ class Family:
     scaling: Scaling = pixels.fused
     lists: tuple[str, ...] = ()
     axis: int = 0
+    fills: Mapping[str, float] = field(default_factory=dict)
     counts_patches: str = ""
     other_names: Mapping[str, str] = field(default_factory=dict)
     mistaken: Mapping[str, Any] = field(default_factory=dict)
@@ -241,6 +243,21 @@ FAMILIES: Mapping[str, Family] = {
         forms.tiles_channels_last,
         {**STANDARD, "do_resize": None, "size": {"height": 40, "width": 40}},
         _GRID,
+    ),
+    "Phi4MultimodalImageProcessor": Family(
+        tiling.phi4_multimodal,
+        forms.whole_then_tiles,
+        {
+            **STANDARD,
+            "do_resize": None,
+            "resample": BICUBIC,
+            "size": {"height": 448, "width": 448},
+            "patch_size": 14,
+            "dynamic_hd": 36,
+        },
+        ("image_pixel_values", "image_sizes", "image_attention_mask"),
+        resize=pixels.bilinear,
+        fills={"image_pixel_values": 0, "image_attention_mask": 1},
     ),
     "UnlimitedOcrImageProcessor": Family(
         tiling.unlimited_ocr,

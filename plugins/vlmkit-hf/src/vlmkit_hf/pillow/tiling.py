@@ -12,8 +12,10 @@ import numpy as np
 from vlmkit_hf.pillow import grids, pooling, sizes
 from vlmkit_hf.pillow.grids import Grid
 from vlmkit_hf.pillow.sizes import size_of
-from vlmkit_hf.pillow.view import Cut, Pad, Plan, Resize, View
+from vlmkit_hf.pillow.view import Cut, Pad, Plan, Resize, Sample, View
 from vlmkit_hf.sizing.sizing import Size
+
+LEAST_SIDE = 10  # pixels that Phi 4 must be shown at least
 
 
 def llama4(size: Size, s: Any) -> Plan:
@@ -50,7 +52,7 @@ def lfm2_vl(size: Size, s: Any) -> Plan:
     views: tuple[View, ...] = ((Resize(used),),)
     if is_large and s.do_image_splitting and not s.min_tiles == s.max_tiles == 1:
         tile = Size(s.tile_size, s.tile_size)
-        grid = grids.nearest_in_shape(size, tile, _lfm2_grids(s.min_tiles, s.max_tiles))
+        grid = grids.nearest_in_shape(size, tile, grids.as_pairs(s.max_tiles, s.min_tiles))
         tiled: View = (Resize(grid.of(tile)), Cut(tile))
         has_whole = s.use_thumbnail and grid.num_tiles > 1
         views = (tiled, (Resize(used),)) if has_whole else (tiled,)
@@ -58,18 +60,6 @@ def lfm2_vl(size: Size, s: Any) -> Plan:
         return Plan(views)
     rows, columns = [grid.rows], [grid.columns]
     return Plan(views, {"image_rows": rows, "image_cols": columns, "image_sizes": [used]})
-
-
-def _lfm2_grids(least: int, most: int) -> list[Grid]:
-    """Return grids by number of tiles; of as many, as a set of pairs has them in transformers."""
-    pairs = [
-        (columns, rows)
-        for num_tiles in range(least, most + 1)
-        for columns in range(1, num_tiles + 1)
-        for rows in range(1, num_tiles + 1)
-        if least <= columns * rows <= most
-    ]
-    return [Grid(rows, columns) for columns, rows in sorted(set(pairs), key=math.prod)]
 
 
 def perception_lm(size: Size, s: Any) -> Plan:
@@ -96,6 +86,44 @@ def molmo2(size: Size, s: Any) -> Plan:
     views: tuple[View, ...] = ((Resize(crop),), (Resize(canvas), Cut(crop, Size(step, step))))
     pooled = pooling.of_crops(grid, side // s.patch_size, s.overlap_margins, s.pooling_size)
     return Plan(views, {**pooled, "image_num_crops": [grid.num_tiles + 1]})
+
+
+def phi4_multimodal(size: Size, s: Any) -> Plan:
+    """Kept in shape in the corner of a grid of tiles; and the grid as a whole in one."""
+    tile = size_of(s.size)
+    if tile.height != tile.width:
+        raise ValueError("size must be square")
+    grid = Grid(*(math.ceil(length / tile.height) for length in size))
+    if grid.num_tiles > s.dynamic_hd:
+        grid = grids.nearest_in_shape(size, tile, grids.as_pairs(s.dynamic_hd))
+    canvas = grid.of(tile)
+    tall, wide = (there / here for there, here in zip(canvas, size, strict=True))
+    used = Size(canvas.height, int(size.width * tall))
+    if wide < tall:
+        used = Size(int(size.height * wide), canvas.width)
+    if min(used) < LEAST_SIDE:
+        raise ValueError(f"a side would have less than {LEAST_SIDE} pixels")
+    corner: View = (Resize(used), Pad(canvas, fill=255))
+    masks, num_tokens = _seen(grid, used, canvas, tile.height // s.patch_size, s.patch_size)
+    numbers = {
+        "image_sizes": [list(canvas)],
+        "image_attention_mask": masks[None],
+        "num_img_tokens": [num_tokens],
+    }
+    return Plan(((*corner, Sample(tile)), (*corner, Cut(tile))), numbers)
+
+
+def _seen(grid: Grid, used: Size, canvas: Size, num_patches: int, side: int) -> tuple[Any, int]:
+    """Return which patches of the whole and of each tile show the picture, and its tokens."""
+    mask = np.ones((grid.rows, num_patches, grid.columns, num_patches), np.float32)
+    flat = mask.reshape(grid.rows * num_patches, -1)
+    bottom, right = ((all_ - own) // side for all_, own in zip(canvas, used, strict=True))
+    flat[len(flat) - bottom :] = 0
+    flat[:, flat.shape[1] - right :] = 0
+    rows = mask[:, ::2, :, ::2].reshape(-1, grid.columns * -(-num_patches // 2))
+    num_tokens = 256 + 1 + int(rows.sum()) + int(rows[:, 0].sum()) + 16  # of a whole; ends of rows
+    tiles = mask.swapaxes(1, 2).reshape(-1, num_patches, num_patches)
+    return np.concatenate([np.ones_like(tiles[:1]), tiles]), num_tokens
 
 
 def unlimited_ocr(size: Size, s: Any) -> Plan:

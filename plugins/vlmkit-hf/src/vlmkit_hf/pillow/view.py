@@ -9,13 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from vlmkit_hf.pillow.pixels import Pixels, Resizer
+from vlmkit_hf.pillow.pixels import Pixels, Resizer, sampled
 from vlmkit_hf.sizing.sizing import Size
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
     """Stretched or squeezed to a size."""
+
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Brought to a size by what lies around each new pixel, however much lies under it."""
 
     size: Size
 
@@ -47,7 +54,7 @@ class Crop:
     left: int
 
 
-View = tuple[Resize | Pad | Crop | Cut, ...]
+View = tuple[Resize | Sample | Pad | Crop | Cut, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,8 @@ def show(picture: Pixels, view: View, resize: Resizer) -> Pixels:
     for step in view:
         if isinstance(step, Resize):
             tiles = [resize(tile, step.size) for tile in tiles]
+        elif isinstance(step, Sample):
+            tiles = [sampled(tile, step.size) for tile in tiles]
         elif isinstance(step, Pad):
             tiles = [_padded(tile, step) for tile in tiles]
         elif isinstance(step, Crop):

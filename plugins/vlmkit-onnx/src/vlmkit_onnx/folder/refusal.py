@@ -57,6 +57,8 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     has_graph = checkpoint.has("onnx/vision_encoder*.onnx") or checkpoint.has("genai_config.json")
     if not has_config and not has_graph:
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
+    if reason := weight_files.objection_to_pictures(checkpoint):
+        return reason
     return _lacks_graphs(checkpoint, (export_cache.TOWER,))
 
 
