@@ -15,6 +15,7 @@ import torch
 import transformers
 
 import zoo
+from parity import authors
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
@@ -98,7 +99,7 @@ def _ask(text: str, images: list[Any]) -> Request:
 
 
 def load_reference(name: str, folder: Path) -> Any:
-    """Return transformers' own model, whose answers never end early."""
+    """Return transformers' own model, whose answers never end early; see :mod:`.authors`."""
     kind = transformers.AutoModelForImageTextToText
     if name in zoo.NAMES_TEXT:
         kind = transformers.AutoModelForCausalLM
@@ -110,7 +111,7 @@ def load_reference(name: str, folder: Path) -> Any:
     for each in (model, whole):
         each.generation_config.eos_token_id = None
         each.generation_config.pad_token_id = 0
-    return model
+    return authors.as_published(model)
 
 
 def reference_inputs(name: str, request: Request) -> dict[str, Any]:
@@ -320,7 +321,7 @@ def run(
         for row, item in zip(torch.as_tensor(rows) if wanted else (), wanted, strict=True):
             sequence = item.sequence
             logits[sequence].append(row.clone())
-            row[list(banned)] = -torch.inf
+            row[[i for i in banned if i < len(row)]] = -torch.inf  # an image may have no logit
             sequence.output_ids.append(int(row.argmax()))
             if len(sequence.output_ids) == NUM_NEW:
                 scheduler.remove(sequence, engine)

@@ -23,6 +23,7 @@ from PIL import Image
 from transformers import BatchFeature, ProcessorMixin
 from transformers.models.smolvlm import processing_smolvlm
 
+from zoo.crossing import CROSSING
 from zoo.family import Family, VisionSide
 from zoo.more import MORE
 from zoo.others import OTHERS, TIMM
@@ -30,7 +31,7 @@ from zoo.text import TEXT
 from zoo.thinkers import LISTENERS, THINKERS
 from zoo.vision import VISION
 
-FAMILIES: Mapping[str, Family] = {**VISION, **MORE, **OTHERS, **THINKERS, **TEXT}
+FAMILIES: Mapping[str, Family] = {**VISION, **MORE, **OTHERS, **THINKERS, **CROSSING, **TEXT}
 WITH_TIMM: Mapping[str, Family] = {**TIMM, **LISTENERS}
 WITHOUT_PLACES = frozenset({"Blip2Processor"})
 """They put a picture before a text, which has no placeholder."""

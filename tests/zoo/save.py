@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from zoo.crossing import CROSSING
 from zoo.family import Family, VisionSide
 from zoo.more import MORE
 from zoo.others import OTHERS
@@ -17,7 +18,7 @@ from zoo.vision import VISION
 NAMES = tuple(FAMILIES)
 NAMES_VISION = tuple(VISION)
 NAMES_MORE = tuple(MORE)
-NAMES_OTHERS = tuple(OTHERS)
+NAMES_OTHERS = (*OTHERS, *CROSSING)
 NAMES_THINKERS = tuple(THINKERS)
 NAMES_TIMM = tuple(WITH_TIMM)
 NAMES_TEXT = tuple(TEXT)
@@ -92,6 +93,8 @@ def _make_images_matter(model: Any) -> None:
     language = ("language_model", "text_model", "lm_head")
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            if weight.numel() == 1 and "gate" in name:
+                weight.fill_(0.3)  # closed, as they start out, they let nothing through
             if weight.ndim < 2 or any(part in name for part in language):
                 continue
             spread = weight.std().item()

@@ -56,6 +56,10 @@ class TestEngineOfGemma3(OnEngine):
     family = "gemma3"
 
 
+class TestEngineOfMllama(OnEngine):
+    family = "mllama"
+
+
 class OnHybridEngine(EngineContract):
     """Recurrent layers: nothing is shared, a state is kept for each sequence."""
 
@@ -99,3 +103,7 @@ class TestEncoderOfQwen3VL(OnTorch, EncoderOnFamily):
 
 class TestEncoderOfMistral3(OnTorch, EncoderOnFamily):
     family = "mistral3"
+
+
+class TestEncoderOfMllama(OnTorch, EncoderOnFamily):
+    family = "mllama"

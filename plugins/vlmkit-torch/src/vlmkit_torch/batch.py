@@ -18,6 +18,8 @@ from vlmkit.seams.view import SequenceView
 from vlmkit_torch.attention.paged import Board
 from vlmkit_torch.attention.reach import Source
 from vlmkit_torch.attention.step import Step
+from vlmkit_torch.crossing.pictures import PictureCache
+from vlmkit_torch.crossing.step import CrossingStep, Gaze, lay_out
 from vlmkit_torch.grouping import Costs
 from vlmkit_torch.health import Health
 from vlmkit_torch.prompt_inputs import MANY_AXES, Embeds, Layout, PromptReader
@@ -53,8 +55,8 @@ class Segment(NamedTuple):
 
     @property
     def images(self) -> list[int]:
-        """The images whose slots the tokens touch."""
-        if not self.is_prompt:
+        """The images whose slots the tokens touch, where those are merged into the embeddings."""
+        if not self.is_prompt or self.state.layout.sights:
             return []
         slots = enumerate(self.sequence.prompt.media)
         return [i for i, slot in slots if slot.start < self.stop and slot.stop > self.start]
@@ -69,12 +71,14 @@ class Batch:
         step: for attention.
         rows: ``[rows]`` flat tokens whose logits are wanted, in the order of the items.
         places: ``[tokens]`` where the health of each token's sequence is noted.
+        crossing: for layers that look at pictures; None where no token does.
     """
 
     arguments: dict[str, Any]
     step: Step
     rows: torch.Tensor
     places: torch.Tensor
+    crossing: CrossingStep | None = None
 
 
 class Batcher:
@@ -86,16 +90,24 @@ class Batcher:
         board: of the engine's layers.
         costs: of reading keys and values.
         health: knows a place for each sequence.
+        pictures: that layers look at; None where they are merged into the embeddings.
     """
 
     def __init__(
-        self, pool: BlockPool, reader: PromptReader, board: Board, costs: Costs, health: Health
+        self,
+        pool: BlockPool,
+        reader: PromptReader,
+        board: Board,
+        costs: Costs,
+        health: Health,
+        pictures: PictureCache | None = None,
     ) -> None:
         self._pool = pool
         self._reader = reader
         self._board = board
         self._costs = costs
         self._health = health
+        self._pictures = pictures
         self._within = np.arange(pool.block_tokens)
 
     def build(self, items: Seq[WorkItem], states: dict[SequenceView, PromptState]) -> Batch:
@@ -126,14 +138,23 @@ class Batcher:
             "places": uploads.add(np.repeat(places, [segment.num_tokens for segment in segments])),
         }
         visual_there = None if visual is None else uploads.add(visual.astype(np.int64))
+        crossing = None if self._pictures is None else self._crossing(segments, uploads)
         uploads.send()
         inputs = self._inputs(segments, there["ids"], visual_there)
+        more = {} if crossing is None else crossing.arguments()
         return Batch(
-            arguments={**inputs, "position_ids": there["positions"]},
+            arguments={**inputs, "position_ids": there["positions"], **more},
             step=step,
             rows=there["rows"],
             places=there["places"],
+            crossing=crossing,
         )
+
+    def _crossing(self, segments: list[Segment], uploads: Uploads) -> CrossingStep | None:
+        """Lay out who looks at which picture; None where nobody does."""
+        assert self._pictures is not None  # noqa: S101 - the caller saw to it
+        gazes = [Gaze(s.sequence, s.state.layout.sights, s.start, s.stop) for s in segments]
+        return lay_out(gazes, self._pictures, self._reader.no_picture, uploads)
 
     def _slots(self, sequence: SequenceView, stop: int) -> np.ndarray:
         """Return the cache slots of a sequence's tokens ``[0, stop)``."""

@@ -14,6 +14,9 @@ from vlmkit_torch.attention.kind import LayerKind
 from vlmkit_torch.attention.paged import Board
 from vlmkit_torch.attention.reach import Source
 from vlmkit_torch.attention.step import Step
+from vlmkit_torch.crossing.attention import Onlookers
+from vlmkit_torch.crossing.pictures import Picture
+from vlmkit_torch.crossing.step import trial
 from vlmkit_torch.grouping import Costs
 from vlmkit_torch.kv_cache import LayerShape
 from vlmkit_torch.recurrent import RecurrentStates, layer_types
@@ -34,11 +37,13 @@ class Needs:
         layer_shapes: what each layer keeps for a token.
         vocab_size: columns of the logits.
         hidden_size: columns of the last layer's hidden states.
+        picture_row_bytes: what all layers keep for a row of a picture that they look at.
     """
 
     layer_shapes: dict[int, LayerShape]
     vocab_size: int
     hidden_size: int
+    picture_row_bytes: int = 0
 
     @property
     def token_bytes(self) -> int:
@@ -80,9 +85,20 @@ def layer_kinds(config: Any) -> list[LayerKind]:
 
 
 def probe(
-    views: Views, board: Board, states: RecurrentStates | None, device: torch.device
+    views: Views,
+    board: Board,
+    states: RecurrentStates | None,
+    device: torch.device,
+    onlookers: Onlookers | None = None,
 ) -> Needs:
     """Run one token and see what every layer writes.
+
+    Args:
+        views: of the model.
+        board: of the engine's layers.
+        states: of recurrent ones.
+        device: that computes.
+        onlookers: the layers that look at pictures; the token looks at one of a single row.
 
     Raises:
         CheckpointError: a layer has no attention that can be paged.
@@ -94,6 +110,11 @@ def probe(
     uploads.send()
     if states is not None:
         states.load([], [])
+    picture, more = Picture(1), {}
+    if onlookers is not None:
+        width, dtype = views.text_config.hidden_size, views.model.dtype
+        onlookers.step = trial(picture, torch.zeros(1, width, device=device, dtype=dtype))
+        more = onlookers.step.arguments()
     try:
         hidden = views.decoder(
             input_ids=token,
@@ -101,20 +122,25 @@ def probe(
             attention_mask=None,
             past_key_values=None if states is None else states.cache,
             use_cache=False,
+            **more,
         ).last_hidden_state
     finally:
         board.step = None
+        if onlookers is not None:
+            onlookers.step = None
     shapes = board.cache.shapes
     names = layer_types(views.text_config)
     num_layers = sum(name in ATTENTION_TYPES for name in names)
     if not names:
         num_layers = views.text_config.num_hidden_layers
-    if len(shapes) != num_layers:
+    num_looking = 0 if onlookers is None else len(onlookers.looks)
+    if len(shapes) != num_layers - num_looking or len(picture.layers) != num_looking:
         raise CheckpointError(
             f"{num_layers} layers of model type {views.model.config.model_type!r} should have "
-            f"attention that can be paged, and {len(shapes)} have"
+            f"attention that can be paged, and {len(shapes) + len(picture.layers)} have"
         )
-    return Needs(shapes, views.head(hidden[0]).shape[-1], hidden.shape[-1])
+    vocab_size = views.head(hidden[0]).shape[-1]
+    return Needs(shapes, vocab_size, hidden.shape[-1], picture.num_bytes)
 
 
 def max_sequence_tokens(views: Views, settings: EngineSettings) -> int:
@@ -127,8 +153,32 @@ def max_sequence_tokens(views: Views, settings: EngineSettings) -> int:
     return settings.max_sequence_tokens or unchanged or own or DEFAULT_CONTEXT_TOKENS
 
 
+def picture_rows(
+    settings: EngineSettings, needs: Needs, device: torch.device, most_rows: int
+) -> int:
+    """Return how many rows of pictures are kept that layers look at: in half of the cache's memory.
+
+    Args:
+        settings: sizes and switches. ``cache_tokens`` counts tokens; pictures get as much again.
+        needs: what the model keeps for a row.
+        device: whose memory it is.
+        most_rows: of the largest picture, for which there is always room.
+    """
+    if settings.cache_tokens is not None:
+        room = settings.cache_tokens * needs.token_bytes
+    else:
+        room = _room(settings, device) // 2
+    return max(room // needs.picture_row_bytes, most_rows)
+
+
 def limits(
-    views: Views, settings: EngineSettings, needs: Needs, device: torch.device, *, goes_back: bool
+    views: Views,
+    settings: EngineSettings,
+    needs: Needs,
+    device: torch.device,
+    *,
+    goes_back: bool,
+    num_picture_rows: int = 0,
 ) -> EngineLimits:
     """Return what an engine with these settings can do.
 
@@ -138,6 +188,7 @@ def limits(
         needs: what the model keeps for a token.
         device: whose memory the cache takes.
         goes_back: whether the state before a token can be had again: a recurrent one cannot.
+        num_picture_rows: that are kept besides, in the same memory.
 
     Raises:
         ConfigError: the cache would not hold one block for each of two sequences.
@@ -146,8 +197,7 @@ def limits(
     if settings.cache_tokens is not None:
         capacity = settings.cache_tokens
     else:
-        gib = settings.cache_gib
-        room = hardware.cache_bytes(device) if gib is None else int(gib * hardware.GIB)
+        room = _room(settings, device) - num_picture_rows * needs.picture_row_bytes
         capacity = min(room // needs.token_bytes, longest * settings.max_sequences)
     capacity -= capacity % settings.block_tokens
     if capacity < 2 * settings.block_tokens:
@@ -170,3 +220,9 @@ def limits(
         hidden_size=needs.hidden_size,
         precision=str(views.model.dtype).removeprefix("torch."),
     )
+
+
+def _room(settings: EngineSettings, device: torch.device) -> int:
+    """Return how many bytes the cache may take."""
+    gib = settings.cache_gib
+    return hardware.cache_bytes(device) if gib is None else int(gib * hardware.GIB)

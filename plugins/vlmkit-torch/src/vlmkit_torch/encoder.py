@@ -20,6 +20,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
 from vlmkit_torch import faults, hardware
+from vlmkit_torch.crossing.family import crossing_of
 from vlmkit_torch.features import DEEPSTACK, DEEPSTACK_AT, MARKS, to_tensor
 from vlmkit_torch.merging import base_of
 from vlmkit_torch.settings import EncoderSettings
@@ -41,7 +42,7 @@ class TorchVisionEncoder:
 
     def __init__(self, loaded: LoadedModel, files: Checkpoint, max_batch_images: int) -> None:
         self._loaded = loaded
-        self._tower = base_of(loaded.model).get_image_features
+        self._tower = self._tower_of(base_of(loaded.model))
         self._names = frozenset(inspect.signature(self._tower).parameters)
         self._max_batch_images = max_batch_images
         self._files = files
@@ -82,6 +83,10 @@ class TorchVisionEncoder:
     def close(self) -> None:
         """Let go of the weights."""
         del self._loaded, self._tower
+
+    def _tower_of(self, base: Any) -> Any:
+        """Return what takes a processor's arrays by their names."""
+        return base.get_image_features
 
     def _encode_groups(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
         features: list[MediaFeatures] = []
@@ -127,6 +132,10 @@ def build(context: BuildContext) -> TorchVisionEncoder:
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
     loaded = shared_model(context, leads=False)
+    if (crossing := crossing_of(loaded.model)) is not None:
+        from vlmkit_torch.crossing.encoder import CrossingEncoder
+
+        return CrossingEncoder(loaded, context.files, settings.max_batch_images, crossing)
     if not hasattr(base_of(loaded.model), "get_image_features"):
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} has no image tower of its own"

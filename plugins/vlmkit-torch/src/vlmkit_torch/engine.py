@@ -4,6 +4,7 @@ Keeps the promises of ``vlmkit.seams.engine.Engine``. Never decides who runs, ne
 """
 
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import torch
 
@@ -27,6 +28,9 @@ from vlmkit_torch import (
 )
 from vlmkit_torch.attention.paged import Board, bind
 from vlmkit_torch.batch import Batcher, PromptState
+from vlmkit_torch.crossing.attention import Onlookers
+from vlmkit_torch.crossing.family import crossing_of
+from vlmkit_torch.crossing.pictures import PictureCache
 from vlmkit_torch.grouping import Costs
 from vlmkit_torch.health import Health
 from vlmkit_torch.kv_cache import KVCache
@@ -51,15 +55,26 @@ class TorchEngine:
         self._is_checked = settings.self_check
         views.use_paged_attention()
         kinds = capacity.layer_kinds(views.text_config)
+        crossing = crossing_of(views.model)
+        self._onlookers = None if crossing is None else Onlookers(crossing)
         self._recurrent = capacity.recurrent_states(views)
         goes_back = self._recurrent is None
         self._board = Board(KVCache(settings.block_tokens, loaded.device))
-        bind(views.decoder, self._board, kinds)
-        needs = capacity.probe(views, self._board, self._recurrent, loaded.device)
-        self._limits = capacity.limits(views, settings, needs, loaded.device, goes_back=goes_back)
+        looks = {} if self._onlookers is None else self._onlookers.looks
+        bind(views.decoder, self._board, kinds, looks)
+        needs = capacity.probe(views, self._board, self._recurrent, loaded.device, self._onlookers)
+        num_rows = 0
+        if crossing is not None:
+            num_rows = capacity.picture_rows(settings, needs, loaded.device, crossing.most_rows)
+        self._limits = capacity.limits(
+            *(views, settings, needs, loaded.device),
+            goes_back=goes_back,
+            num_picture_rows=num_rows,
+        )
         num_blocks = self._limits.capacity_tokens // settings.block_tokens
         shares = self._limits.prefix_block_tokens > 0
         self._pool = BlockPool(num_blocks, settings.block_tokens, shares_prefixes=shares)
+        self._pictures = PictureCache(num_rows, keeps_unused=shares) if crossing else None
         self._board.cache = KVCache(
             num_blocks * settings.block_tokens, loaded.device, needs.layer_shapes
         )
@@ -70,7 +85,9 @@ class TorchEngine:
             call_bytes=hardware.call_bytes(loaded.device),
             may_split=loaded.dtype == torch.float32,  # torch's kernel keeps scores more precisely
         )
-        self._batcher = Batcher(self._pool, self._reader, self._board, costs, self._health)
+        self._batcher = Batcher(
+            self._pool, self._reader, self._board, costs, self._health, self._pictures
+        )
         self._step_size = StepSize(loaded.device)
         self._states: dict[SequenceView, PromptState] = {}
         self._committed: dict[SequenceView, int] = {}  # tokens whose health is not known yet
@@ -84,10 +101,12 @@ class TorchEngine:
         """Lay a prompt out; ranges whose tokens see each other both ways may not be cut.
 
         Raises:
-            RequestError: a range is longer than one step may be.
+            RequestError: a range is longer than one step may be, or there are too many pictures.
         """
         with hardware.alone(self._board.cache.device), torch.no_grad():
             layout = self._reader.layout(prompt)
+        if self._pictures is not None:
+            self._pictures.refuse_too_many(prompt, layout.sights)
         spans = layout.spans()
         longest = max((span.stop - span.start for span in spans), default=0)
         if longest > self._limits.max_chunk_tokens:
@@ -104,7 +123,14 @@ class TorchEngine:
             return None
         with hardware.alone(self._board.cache.device):
             self._share_committed()
-        return self._pool.admit(sequence)
+        pictures = self._pictures
+        if pictures is None:
+            return self._pool.admit(sequence)
+        admission = self._pool.admit(sequence, usable=partial(pictures.usable, sequence))
+        if admission is not None and not pictures.admit(sequence, admission.num_cached):
+            self._pool.release(sequence)
+            return None
+        return admission
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
         """Make room for the first ``num_tokens`` of an admitted sequence; False if full."""
@@ -127,6 +153,9 @@ class TorchEngine:
         """Give up an admitted sequence's room and state."""
         with hardware.alone(self._board.cache.device):
             self._share_committed()
+            if self._pictures is not None:
+                is_sound = sequence not in self._health.broken()
+                self._pictures.release(sequence, is_sound=is_sound)
             self._health.forget(sequence)
         self._states.pop(sequence, None)
         if self._recurrent is not None:
@@ -197,6 +226,8 @@ class TorchEngine:
             if len(items) > 1:  # [1, batch] to [batch, 1], positions with axes likewise
                 arguments = {name: value.transpose(-1, -2) for name, value in arguments.items()}
         self._board.step = batch.step
+        if self._onlookers is not None:
+            self._onlookers.step = batch.crossing
         try:
             hidden = self._views.decoder(
                 **arguments,
@@ -206,6 +237,10 @@ class TorchEngine:
             ).last_hidden_state
         finally:
             self._board.step = None
+            if self._onlookers is not None:
+                self._onlookers.step = None
+        if batch.crossing is not None:
+            batch.crossing.finish()
         if states is not None:
             states.save(owners, starts, [item.stop for item in items])
         hidden = hidden.reshape(-1, hidden.shape[-1])
@@ -247,6 +282,8 @@ class TorchEngine:
     def close(self) -> None:
         """Free the cache and let go of the weights."""
         self._board.cache.free()
+        if self._pictures is not None:
+            self._pictures.free()
         if self._recurrent is not None:
             self._recurrent.clear()
         self._states.clear()

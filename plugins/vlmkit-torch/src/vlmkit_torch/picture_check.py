@@ -20,6 +20,7 @@ from vlmkit.errors import CheckpointError, RequestError
 from vlmkit.kit.media_trial import answered
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt
+from vlmkit_torch.crossing.plain import blind_before_pictures, cross_attention_mask
 from vlmkit_torch.encoder import TorchVisionEncoder
 from vlmkit_torch.features import to_tensor
 from vlmkit_torch.prompt_inputs import PromptReader
@@ -99,6 +100,9 @@ class _Plain:
             for name in slot.inputs
             if name in taken and name not in self._text
         }
+        if reader.crossing is not None:
+            mask = cross_attention_mask(reader.crossing, views.model.config, prompt)
+            self._pixels["cross_attention_mask"] = mask.to(reader.device)
 
     def logits(self, *, noise: bool = False) -> torch.Tensor:
         """Return ``[tokens, vocab]``; with noise, of pixels that differ in their last bit."""
@@ -134,7 +138,8 @@ def _plainly(views: Views) -> Iterator[None]:
     own, model.generation_config = model.generation_config, plain
     views.set_attention("eager")
     try:
-        yield
+        with blind_before_pictures(model):
+            yield
     finally:
         views.use_paged_attention()
         model.generation_config = own

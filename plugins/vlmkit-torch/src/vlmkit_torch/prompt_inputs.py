@@ -7,6 +7,7 @@ read when features arrive, with zero rows for images that are cached already or 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from vlmkit.errors import EngineError
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot, Prompt, Span
 from vlmkit_torch.attention.kind import Visibility
+from vlmkit_torch.crossing.family import Sight, crossing_of
 from vlmkit_torch.features import FeatureForm, blank, compose, to_tensor
 from vlmkit_torch.views import Views
 
@@ -53,11 +55,13 @@ class Layout:
         positions: ``[axes, seq]``; None where token ``i`` stands at ``i``.
         offset: token ``i`` after the prompt stands at ``i + offset``.
         views: the family's own masks by kind of layer, where not simply causal.
+        sights: who looks at each picture, where that is not merged into the embeddings.
     """
 
     positions: np.ndarray | None
     offset: int
     views: dict[str, Visibility] = field(default_factory=dict)
+    sights: tuple[Sight, ...] = ()
 
     @property
     def num_axes(self) -> int:
@@ -139,8 +143,15 @@ class PromptReader:
         self._masks_padding = views.positions_take_mask()
         self._wants_images = views.has_prepare and views.wants_images()
         self._form: FeatureForm | None = None
+        self.crossing = crossing_of(views.model)
         text = self._ask(Prompt(views.text_tokens(NUM_SAMPLE_TOKENS)))
         self._text = text if text.is_of_text else None
+
+    @cached_property
+    def no_picture(self) -> torch.Tensor:
+        """Zeros ``[1, hidden]``: what is looked at where no picture is new."""
+        width = self.views.text_config.hidden_size
+        return torch.zeros(1, width, device=self.device, dtype=self.dtype)
 
     def layout(self, prompt: Prompt) -> Layout:
         """Return positions and masks of a prompt; image features play no part.
@@ -154,6 +165,8 @@ class PromptReader:
 
     def _ask(self, prompt: Prompt) -> Layout:
         """Return the layout by the family's own code."""
+        if self.crossing is not None:
+            return Layout(None, 0, sights=self.crossing.sights(prompt))
         if not self.views.has_prepare:
             return Layout(None, 0)
         arguments = self.views.prepare(self._inputs(prompt), wants_masks=True)

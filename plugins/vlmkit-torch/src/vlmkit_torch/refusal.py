@@ -48,6 +48,9 @@ TIMM_TOWERS = frozenset({"timm_wrapper", "timm_backbone", "gemma3n_vision"})
 # Families which need not say what tower they have.
 TIMM_FAMILIES = frozenset({"fast_vlm", "perception_lm", "gemma3n"})
 
+# Families whose decoder looks at pictures in a way that is known here.
+CROSSING = frozenset({"mllama"})
+
 # Keys of config.json that only families with such a mechanism have.
 MECHANISMS = {
     "cross_attention_layers": "cross-attention to image features",
@@ -84,7 +87,8 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
         return Objection(f"{reason} are not supported", hint=ANOTHER)
     for part in _parts(checkpoint.answering):
         for key, mechanism in MECHANISMS.items():
-            if part.get(key):
+            is_known = key == "cross_attention_layers" and checkpoint.model_type in CROSSING
+            if part.get(key) and not is_known:
                 return Objection(f"{mechanism} is not supported", hint=ANOTHER)
         for layer_type in part.get("layer_types") or ():
             if reason := layer_objection(layer_type):

@@ -86,7 +86,8 @@ class Views:
 
     def text_tokens(self, count: int) -> tuple[int, ...]:
         """Return arbitrary text tokens of the model; fewer where its vocabulary is tiny."""
-        vocab = self.decoder.get_input_embeddings().weight.shape[0]
+        rows = self.decoder.get_input_embeddings().weight.shape[0]
+        vocab = min(rows, getattr(self.text_config, "vocab_size", rows))  # some rows have no logit
         kinds = ("image", "video", "audio")
         special = {getattr(self.model.config, f"{kind}_token_id", None) for kind in kinds}
         candidates = ((7 + 37 * number) % vocab for number in range(4 * count))

@@ -11,6 +11,7 @@ nobody uses keep their content until they are needed, oldest first, tail before 
 import hashlib
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vlmkit.kit.prefix import whole
@@ -62,14 +63,21 @@ class BlockPool:
         """Return an admitted sequence's blocks in order; do not modify the list."""
         return self._tables[sequence].blocks
 
-    def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room for all present tokens and one more; see ``vlmkit.seams.engine.Cache``."""
+    def admit(
+        self, sequence: SequenceView, usable: Callable[[int], int] | None = None
+    ) -> Admission | None:
+        """Make room for all present tokens and one more; see ``vlmkit.seams.engine.Cache``.
+
+        Args:
+            sequence: that is not admitted.
+            usable: how many of so many tokens that are found may be shared; None is all.
+        """
         if sequence in self._tables:
             raise ValueError(f"sequence {sequence.id!r} is admitted already")
         table = _Table([])
         if self._refused is not None and self._refused[0] is sequence:
             table.keys = self._refused[1]
-        shared = self._find_prefix(sequence, table)
+        shared = self._find_prefix(sequence, table, usable)
         num_new = self._num_blocks_for(len(sequence) + 1) - len(shared)
         if num_new > len(self._free) - sum(block in self._free for block in shared):
             self._refused = sequence, table.keys
@@ -140,7 +148,9 @@ class BlockPool:
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
 
-    def _find_prefix(self, sequence: SequenceView, table: _Table) -> list[int]:
+    def _find_prefix(
+        self, sequence: SequenceView, table: _Table, usable: Callable[[int], int] | None
+    ) -> list[int]:
         """Return the blocks that hold the longest usable prefix of the sequence."""
         found: list[int] = []
         if not self.shares_prefixes:
@@ -152,6 +162,11 @@ class BlockPool:
                 break
             found.append(block)
         num_tokens = whole(sequence, len(found) * self.block_tokens, self.block_tokens)
+        while usable is not None:
+            fewer = whole(sequence, usable(num_tokens), self.block_tokens)
+            if fewer == num_tokens:
+                break
+            num_tokens = fewer
         return found[: num_tokens // self.block_tokens]
 
     def _key(self, sequence: SequenceView, table: _Table, index: int) -> bytes:

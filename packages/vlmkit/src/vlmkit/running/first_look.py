@@ -21,7 +21,7 @@ from vlmkit.kit import trial_notes
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.engine import Engine, MediaTrial
 from vlmkit.seams.media_encoder import MediaEncoder
-from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.prompt import Array, Prompt
 from vlmkit.seams.tokenizer import Tokenizer
 
 PICTURES = (((96, 96), (64,)), ((64, 176), (256, 64)))
@@ -30,6 +30,7 @@ PICTURES = (((96, 96), (64,)), ((64, 176), (256, 64)))
 MAX_NUMBERS = 2**20  # of a picture's arrays; where it has more, it is to take fewer tokens
 
 ENLARGED = 4  # each side of a picture that a processor finds too small
+FEW_NUMBERS = 64  # of an array that may tell a picture's size or tiles; others are of pixels
 NUM_AROUND = 16  # tokens of text before and behind an image; templates may begin with thousands
 BLOCK = 4  # pixels of one colour: single ones would be averaged to grey
 HINT = 'media_encoder.use = "none" serves its text; engine.self_check = false does not try it'
@@ -110,10 +111,16 @@ def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
                 return
             raise
         (slot,) = prompt.media
-        shown = slot.num_features, {name: array.shape for name, array in slot.inputs.items()}
+        shown = slot.num_features, {name: _outline(array) for name, array in slot.inputs.items()}
         if shown not in known:
             yield _shortened(prompt)
         known.append(shown)
+
+
+def _outline(array: Array) -> tuple[object, ...]:
+    """Return an array's shape, and all of it where it is small enough to tell sizes or tiles."""
+    is_small = math.prod(array.shape) <= FEW_NUMBERS
+    return array.shape, np.from_dlpack(array).tolist() if is_small else None
 
 
 def _affordable(tokenizer: Tokenizer, shown: Image, wishes: Seq[int]) -> Prompt:

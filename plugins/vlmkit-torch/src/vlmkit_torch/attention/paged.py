@@ -6,7 +6,7 @@ chunk. Knows soft caps and attention sinks; refuses arguments that it does not k
 ignore them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,13 +43,18 @@ class Board:
     kinds: set[LayerKind] = field(default_factory=set)
 
 
-class Layer:
-    """One layer's attention: its cache, and which tokens it sees."""
+Look = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Rule], torch.Tensor]
+"""The attention of a layer that looks at pictures and not at tokens; see ``crossing``."""
 
-    def __init__(self, board: Board, index: int, kind: LayerKind) -> None:
+
+class Layer:
+    """One layer's attention: its cache, and which tokens it sees; or how it looks at pictures."""
+
+    def __init__(self, board: Board, index: int, kind: LayerKind, look: Look | None = None) -> None:
         self.board = board
         self.index = index
         self.kind = kind
+        self.look = look
         self._kinds: dict[int | None, LayerKind] = {}
 
     def kind_with(self, window: int | None) -> LayerKind:
@@ -66,12 +71,25 @@ def install() -> None:
     AttentionInterface.register(IMPLEMENTATION, attend)
 
 
-def bind(decoder: nn.Module, board: Board, kinds: list[LayerKind]) -> None:
-    """Tell every attention module of a decoder which layer of which engine it is."""
+def bind(
+    decoder: nn.Module,
+    board: Board,
+    kinds: list[LayerKind],
+    looks: Mapping[int, Look] | None = None,
+) -> None:
+    """Tell every attention module of a decoder which layer of which engine it is.
+
+    Args:
+        decoder: of one model.
+        board: of one engine.
+        kinds: of its layers.
+        looks: the attention of those layers that look at pictures.
+    """
+    looks = looks or {}
     for module in decoder.modules():
         index = getattr(module, "layer_idx", None)
         if isinstance(index, int) and 0 <= index < len(kinds):
-            setattr(module, SLOT, Layer(board, index, kinds[index]))
+            setattr(module, SLOT, Layer(board, index, kinds[index], looks.get(index)))
 
 
 def attend(
@@ -106,6 +124,8 @@ def attend(
     refuse_unknown(attention_mask, others)
     layer: Layer = getattr(module, SLOT)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if layer.look is not None:
+        return layer.look(query, key, value, Rule(layer.kind, scale, softcap, s_aux))[None], None
     rule = Rule(layer.kind_with(sliding_window or None), scale, softcap, s_aux)
     if query.shape[0] == 1:
         return _attend_step(layer, query, key, value, rule)[None], None
@@ -180,12 +200,29 @@ def _chunk(
     reach: Reach,
     rule: Rule,
 ) -> torch.Tensor:
-    """Attend with several queries of one sequence: ``[1, heads, count, head]``.
+    """Attend with several queries of one sequence: ``[1, heads, count, head]``."""
+    keys, values = (_read(pool, reach.parts[0], 1) for pool in cached)
+    return attend_to(query, keys, values, reach.mask(query.dtype), rule)
+
+
+def attend_to(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: Rule,
+) -> torch.Tensor:
+    """Attend with queries ``[1, heads, count, head]``; return ``[count, heads, value_head]``.
 
     The queries are taken a few at a time where many would have too many scores at once.
+
+    Args:
+        query: of tokens that share their keys.
+        keys: ``[1, kv_heads, width, head]``.
+        values: ``[1, kv_heads, width, value_head]``.
+        mask: additive, ``[count, width]``; None masks nothing.
+        rule: of the layer.
     """
-    keys, values = (_read(pool, reach.parts[0], 1) for pool in cached)
-    mask = reach.mask(query.dtype)
     count = step = query.shape[2]
     if not rule.is_plain or query.device.type != "cpu":  # the CPU's own kernel keeps no scores
         step = max(1, MOST_SCORES // (query.shape[1] * keys.shape[2]))
