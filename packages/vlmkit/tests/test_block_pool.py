@@ -48,6 +48,20 @@ def test_the_newest_token_is_always_left_to_compute():
     assert num_cached(pool, sequence(range(8))) == 4
 
 
+def test_an_engine_may_take_less_of_a_prefix_than_is_there_and_gets_whole_blocks_of_that():
+    pool = BlockPool(32, 4)
+    computed(pool, sequence(range(19)))
+    asked = []
+
+    def usable(num_tokens):
+        asked.append(num_tokens)
+        return {16: 14, 12: 5, 4: 4}[num_tokens]
+
+    assert pool.admit(sequence(range(19)), usable).num_cached == 4
+    assert asked == [16, 12, 4]
+    assert pool.admit(sequence(range(19)), lambda num: num).num_cached == 16
+
+
 def test_blocks_that_were_not_computed_are_not_shared():
     pool = BlockPool(32, 4)
     first = sequence(range(11))

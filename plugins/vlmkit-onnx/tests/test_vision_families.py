@@ -11,6 +11,7 @@ import pytest
 import zoo
 from parity import families
 from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
@@ -187,6 +188,21 @@ def test_a_tower_that_is_not_known_is_refused(
     model = transformers.AutoModelForImageTextToText.from_pretrained(saved("glm4v"))
     with pytest.raises(CheckpointError, match="'glm4v' cannot be exported"):
         encoders.export(model, tmp_path)
+
+
+def test_pictures_that_are_looked_at_by_cross_attention_are_refused_before_the_export(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from vlmkit_onnx.export.exporter import export
+    from vlmkit_onnx.export.refusal import objection
+
+    made, stages = Checkpoint("mllama", saved("mllama")), []
+    sentence = "model type 'mllama_text_model' has cross-attention to image features"
+    assert f"it cannot be exported: {sentence}" in str(objection(made))
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        export(made, tmp_path / "out", "fp32", stages.append)
+    assert stages == ["reading weights"]
+    assert 'engine.use = "torch"' in caught.value.hint
 
 
 def test_a_text_model_has_no_vision_graph(saved: Callable[[str], Path], tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def build(made: Checkpoint, **settings: Any) -> Any:
         ({"model_type": "no_such"}, "'no_such' is not one that the installed transformers defines"),
         ({"model_type": "no_such", "auto_map": {}}, "code in the checkpoint, which is never run"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder models"),
-        ({"model_type": "mllama", "text_config": {"cross_attention_layers": [3]}}, "cross-att"),
+        ({"model_type": "idefics", "cross_layer_interval": 4}, "cross-attention to image feat"),
+        ({"model_type": "evolla", "text_config": {"cross_attention_layers": [3]}}, "cross-att"),
+        ({"model_type": "bert", "add_cross_attention": True}, "cross-attention is not supported"),
         ({"model_type": "jamba"}, "layers of Mamba 1"),
         (
             {"model_type": "glm_moe_dsa", "layer_types": ["indexed_attention"]},
@@ -136,8 +138,15 @@ def test_a_text_model_has_no_vision_encoder(tmp_path: Path) -> None:
     assert reason == "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
 
 
-def test_a_plain_decoder_is_not_refused(tmp_path: Path) -> None:
-    assert refusal.engine_cannot_serve(checkpoint(tmp_path, {"model_type": "llama"})) is None
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama"},
+        {"model_type": "mllama", "text_config": {"cross_attention_layers": [3]}},
+    ],
+)
+def test_what_can_be_run_is_not_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    assert refusal.engine_cannot_serve(checkpoint(tmp_path, config)) is None
 
 
 def test_the_registry_passes_the_reason_on(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from vlmkit_onnx.export.anatomy import Anatomy, examine
 from vlmkit_onnx.export.check import check
 from vlmkit_onnx.export.decoder import export_decoder
 from vlmkit_onnx.export.embedding import write_table
-from vlmkit_onnx.export.loading import load
+from vlmkit_onnx.export.loading import exportable_config, load
 from vlmkit_onnx.export.refusal import OTHERWISE
 from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
 from vlmkit_onnx.export.views import Parts
@@ -132,6 +132,7 @@ def _write(
     with_tower: bool,
 ) -> Manifest:
     on_stage("reading weights")
+    exportable_config(checkpoint)  # a decoder's flaw is the truer reason than its tower's
     visibility = family_of(checkpoint.config).visibility
     model = load(checkpoint)
     with _known_families(checkpoint):

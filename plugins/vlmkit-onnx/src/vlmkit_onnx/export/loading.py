@@ -4,7 +4,7 @@ Weights stay in the checkpoint's own type and in its mapped files: whoever needs
 converts them one module at a time.
 """
 
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
@@ -19,9 +19,18 @@ def load(checkpoint: Checkpoint) -> PreTrainedModel:
         CheckpointError: the family cannot be exported, or the checkpoint is broken.
         EngineError: there is not so much memory.
     """
+    return read_model(checkpoint, exportable_config(checkpoint), "auto")
+
+
+def exportable_config(checkpoint: Checkpoint) -> PretrainedConfig:
+    """Return a checkpoint's configuration.
+
+    Raises:
+        CheckpointError: its decoder cannot be exported.
+    """
     config = read_config(checkpoint)
     if reason := mechanism_of(config.get_text_config().to_dict()):
         raise CheckpointError(
             f"model {checkpoint.name!r} cannot be exported: {reason}", hint=OTHERWISE
         )
-    return read_model(checkpoint, config, "auto")
+    return config

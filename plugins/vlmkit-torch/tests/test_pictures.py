@@ -1,0 +1,174 @@
+"""Who looks at which picture, and whose pictures are there: rules on the host."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from vlmkit.errors import EngineError
+from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan
+from vlmkit_torch.crossing.family import TO_THE_END, Crossing, Sight, runs
+from vlmkit_torch.crossing.pictures import PictureCache
+from vlmkit_torch.prompt_inputs import Layout
+
+pytestmark = pytest.mark.torch
+
+IMAGE = 9
+CROSSING = Crossing(frozenset({1}), IMAGE, tile_rows=5, most_tiles=4)
+
+
+def slot(start: int, num_tiles: int = 1, digest: bytes = b"") -> MediaSlot:
+    tiles = np.array([[[1] * num_tiles + [0] * (4 - num_tiles)]])
+    return MediaSlot(start, start + 1, digest, {"aspect_ratio_mask": tiles}, 1)
+
+
+def prompt(ids: list[int]) -> Prompt:
+    return Prompt(tuple(ids), tuple(slot(i) for i, token in enumerate(ids) if token == IMAGE))
+
+
+@given(st.lists(st.sampled_from([1, 2, IMAGE]), min_size=1, max_size=24), st.data())
+def test_each_token_looks_at_what_the_processors_mask_says_however_it_is_cut(
+    ids: list[int], data: st.DataObject
+) -> None:
+    from transformers.models.mllama.processing_mllama import (
+        convert_sparse_cross_attention_mask_to_dense,
+    )
+
+    made = prompt(ids)
+    num = len(made.media)
+    assume(num)
+    mask = convert_sparse_cross_attention_mask_to_dense(
+        [CROSSING.ranges(made)], [[1] * num], max_num_tiles=1, length=len(ids)
+    )[0, :, :, 0]
+    cuts = sorted({0, len(ids), *data.draw(st.sets(st.integers(0, len(ids))))})
+    found: list[tuple[int, ...]] = []
+    for start, stop in pairwise(cuts):
+        for first, end, seen in runs(CROSSING.sights(made), start, stop):
+            found += [seen] * (end - first)
+
+    assert found == [tuple(np.flatnonzero(row)) for row in mask]
+    answer = runs(CROSSING.sights(made), len(ids), len(ids) + 3)
+    assert [seen for *_, seen in answer] == found[-1:], "an answer sees what the last token sees"
+
+
+@given(st.lists(st.sampled_from([1, IMAGE]), min_size=1, max_size=12), st.integers(1, 12))
+def test_what_a_token_looks_at_depends_on_nothing_behind_it(ids: list[int], count: int) -> None:
+    def looks(part: list[int]) -> list[tuple[int, ...]]:
+        sights = CROSSING.sights(prompt(part))
+        return [s for a, b, s in runs(sights, 0, len(part)) for _ in range(b - a)]
+
+    assert looks(ids[:count]) == looks(ids)[:count]
+
+
+def test_a_picture_has_the_rows_of_its_own_tiles() -> None:
+    assert [CROSSING.num_rows(slot(0, tiles)) for tiles in (1, 3, 4)] == [5, 15, 20]
+    assert CROSSING.num_rows(MediaSlot(0, 1, b"", {}, 1)) == CROSSING.most_rows == 20
+
+
+def test_image_tokens_that_no_picture_stands_for_are_refused() -> None:
+    with pytest.raises(EngineError, match="not where its pictures are"):
+        CROSSING.sights(Prompt((IMAGE, 1, IMAGE), (slot(0),)))
+
+
+@dataclass(eq=False)
+class Asker:
+    """A sequence as the cache sees it."""
+
+    prompt: Prompt
+    scope: bytes
+    plan: PromptPlan = field(init=False)
+
+    def __post_init__(self) -> None:
+        sights = CROSSING.sights(self.prompt)
+        self.plan = PromptPlan(state=Layout(None, 0, sights=sights))
+
+
+CONTENTS: Mapping[bytes, int] = {b"a": 1, b"b": 2, b"c": 4, b"d": 1}
+MAX_ROWS = 30
+
+
+class Pictures(RuleBasedStateMachine):
+    """Sequences come with pictures, have them computed and go."""
+
+    askers = Bundle("askers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = PictureCache(MAX_ROWS, keeps_unused=True)
+        self.admitted: dict[Asker, set[tuple[bytes, bytes]]] = {}
+
+    @rule(
+        target=askers,
+        shown=st.lists(st.sampled_from(sorted(CONTENTS)), max_size=3),
+        scope=st.sampled_from([b"x", b"y"]),
+        gap=st.integers(0, 2),
+        share=st.floats(0, 1),
+    )
+    def come(self, shown: list[bytes], scope: bytes, gap: int, share: float) -> Any:
+        ids, slots = [1], []
+        for digest in shown:
+            slots.append(slot(len(ids), CONTENTS[digest], digest))
+            ids += [IMAGE] + [1] * gap
+        asker = Asker(Prompt((*ids, 1), tuple(slots)), scope)
+        sights = asker.plan.state.sights
+        num_cached = self.cache.usable(asker, int(share * len(asker.prompt)))
+        assert self.cache.usable(asker, num_cached) == num_cached
+        for index, sight in enumerate(sights):
+            if sight.start < num_cached < sight.stop:
+                assert self.cache._is_there(asker, index), "a token would look at nothing"
+        keys = {
+            (scope, slots[i].digest) for i, sight in enumerate(sights) if sight.stop > num_cached
+        }
+        others = set().union(*self.admitted.values())
+        rows = sum(5 * CONTENTS[digest] for _, digest in keys | others)
+        assert self.cache.admit(asker, num_cached) == (rows <= MAX_ROWS or not keys)
+        if rows > MAX_ROWS and keys:
+            return asker
+        self.admitted[asker] = keys
+        return asker
+
+    @rule(asker=askers)
+    def compute(self, asker: Asker) -> None:
+        for index, sight in enumerate(asker.plan.state.sights):
+            if asker in self.admitted and index in self.cache._held.get(asker, {}):
+                picture = self.cache.of(asker, index)
+                assert picture.num_rows == sight.num_rows
+                picture.is_whole = True
+
+    @rule(asker=consumes(askers), is_sound=st.booleans())
+    def go(self, asker: Asker, is_sound: bool) -> None:
+        self.cache.release(asker, is_sound=is_sound)
+        self.admitted.pop(asker, None)
+
+    @invariant()
+    def books_are_right(self) -> None:
+        held = set().union(*self.admitted.values())
+        pictures = self.cache._pictures
+        assert {key for key, picture in pictures.items() if picture.num_users} == held
+        assert set(self.cache._unused) == set(pictures) - held
+        assert all(pictures[key].is_whole for key in self.cache._unused)
+        assert self.cache.num_rows <= MAX_ROWS
+        assert self.cache.num_used_rows == sum(5 * CONTENTS[digest] for _, digest in held)
+        assert self.cache.num_users == sum(bool(keys) for keys in self.admitted.values())
+
+
+TestPictures = Pictures.TestCase
+
+
+def test_a_picture_of_broken_values_is_not_kept_and_others_are_the_last_used_longest() -> None:
+    cache = PictureCache(10, keeps_unused=True)
+    askers = [
+        Asker(Prompt((IMAGE, 1), (slot(0, 1, digest),)), b"") for digest in (b"a", b"d", b"e")
+    ]
+    for asker, is_sound in zip(askers, (True, True, False), strict=True):
+        assert cache.admit(asker, 0)
+        cache.of(asker, 0).is_whole = True
+        cache.release(asker, is_sound=is_sound)
+
+    assert [digest for _, digest in cache._unused] == [b"d"], "the third one pushed the first out"
+    assert askers[0].plan.state.sights == (Sight(0, TO_THE_END, 5),)
