@@ -90,7 +90,7 @@ def answers(model: Pipeline, asked: Seq[Request]) -> Answers:
 
 
 def check(load: Callable[..., Any], name: str, folder: Path, **tight: Any) -> None:
-    asked = requests(name in zoo.NAMES_VISION)
+    asked = requests(name not in zoo.NAMES_TEXT)
     with pipeline(load, name, folder, None) as model:
         expected = answers(model, asked)
     guesser = Guesser([ids for choices in expected for ids in choices])
@@ -102,7 +102,7 @@ def check(load: Callable[..., Any], name: str, folder: Path, **tight: Any) -> No
 
 
 @pytest.mark.parametrize("tight", [{}, {"cache_tokens": 160, "max_sequence_tokens": 160}])
-@pytest.mark.parametrize("name", ["llama", "llava", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "llava", "gemma3", "mllama"])
 def test_torch_answers_as_without_drafts(
     name: str, tight: dict[str, int], saved: Callable[[str], Path]
 ) -> None:

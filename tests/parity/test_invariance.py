@@ -48,11 +48,11 @@ def ask(model: vlmkit.Model, number: int, takes_images: bool, **params: object) 
 
 
 @pytest.mark.parametrize("params", [{}, SAMPLING], ids=["greedy", "seeded sampling"])
-@pytest.mark.parametrize("name", ["llama", "llava", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "llava", "qwen3_vl", "gemma3", "mllama"])
 def test_many_at_once_answer_as_one_at_a_time(
     name: str, params: dict[str, float], saved: Saved
 ) -> None:
-    takes_images = name in zoo.NAMES_VISION
+    takes_images = name not in zoo.NAMES_TEXT
     with load(saved(name)) as model:
         alone = [
             ask(model, i, takes_images, **params).result().choices[0].token_ids for i in range(8)
@@ -63,9 +63,9 @@ def test_many_at_once_answer_as_one_at_a_time(
     assert together == alone
 
 
-@pytest.mark.parametrize("name", ["llama", "llava", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "llava", "gemma3", "mllama"])
 def test_answers_stay_the_same_when_the_cache_is_too_small_for_all(name: str, saved: Saved) -> None:
-    takes_images = name in zoo.NAMES_VISION
+    takes_images = name not in zoo.NAMES_TEXT
     with load(saved(name)) as model:
         roomy = [ask(model, i, takes_images, **SAMPLING) for i in range(8)]
         wanted = [stream.result().choices[0].token_ids for stream in roomy]

@@ -70,7 +70,9 @@ class Hesitant(MockEngine):
         return super()._logits(wanted) * 0.12
 
 
-@pytest.fixture(params=["mock", "torch", "onnx"])
+@pytest.fixture(
+    params=["mock", "torch", pytest.param("torch-mllama", marks=pytest.mark.slow), "onnx"]
+)
 def build(
     request: pytest.FixtureRequest,
     saved: Callable[[str], Path],
@@ -80,11 +82,12 @@ def build(
     if request.param == "mock":
         return _mock
     pytest.importorskip("vlmkit_hf")
-    if request.param == "torch":
-        folder = saved("llava")
-        return lambda tokens: _loaded(runner.load_engine, folder, cache_tokens=tokens)
+    if request.param != "onnx":
+        name = "mllama" if request.param == "torch-mllama" else "llava"
+        folder = saved(name)
+        return lambda tokens: _loaded(runner.load_engine, name, folder, cache_tokens=tokens)
     folder = exported("llava")
-    return lambda tokens: _loaded(runner.load_onnx_engine, folder, cache_tokens=tokens)
+    return lambda tokens: _loaded(runner.load_onnx_engine, "llava", folder, cache_tokens=tokens)
 
 
 def _mock(capacity_tokens: int) -> Parts:
@@ -94,10 +97,10 @@ def _mock(capacity_tokens: int) -> Parts:
     return Hesitant(settings), MockVisionEncoder(), MockTokenizer()
 
 
-def _loaded(load: Callable[..., Any], folder: Path, **settings: int) -> Parts:
+def _loaded(load: Callable[..., Any], name: str, folder: Path, **settings: int) -> Parts:
     sizes = settings | {"max_sequence_tokens": MAX_SEQUENCE_TOKENS}
-    engine, encoder, _ = load("llava", folder, **sizes)
-    context = BuildContext("", Checkpoint("llava", folder))
+    engine, encoder, _ = load(name, folder, **sizes)
+    context = BuildContext("", Checkpoint(name, folder))
     return engine, encoder, loader.load().tokenizers.build("hf", {}, context)
 
 

@@ -238,7 +238,7 @@ def test_repetition_penalty_is_that_of_transformers():
     ids = torch.tensor([[1, 5, 9, 5, 20]])
     expected = processors.RepetitionPenaltyLogitsProcessor(1.7)(ids, scores.clone())
     changes = edits_of(seq).at(Row(seq))
-    batch = changed([choice(Row(seq))])
+    batch = changed([choice(Row(seq))], logits.shape[-1])
     assert sorted(changes.token_ids.tolist()) == [1, 5, 9, 20]
     apply(np, logits, batch, scales=True)
     assert np.allclose(logits, expected.numpy())
@@ -353,7 +353,7 @@ def test_draws_pass_a_chi_square_test(vocab, temperature, filters):
         for seed in range(num)
     ]
     changed_logits = logits.copy()
-    apply(np, changed_logits, changed([choice(Row(make[0]))]), scales=True)
+    apply(np, changed_logits, changed([choice(Row(make[0]))], logits.shape[-1]), scales=True)
     ranks = {name: filters[name] for name in ("top_k", "top_p", "min_p") if name in filters}
     weights = hugging_face(changed_logits[0], temperature, **ranks)
     block = np.repeat(logits, 500, axis=0)

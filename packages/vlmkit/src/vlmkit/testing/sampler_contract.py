@@ -159,6 +159,14 @@ class SamplerContract:
         logits = [row[num:] + row[:num] for num in range(len(rows))]
         assert self._pick(self.make(), logits, rows) == self._sample(logits, held)
 
+    def test_tokens_of_a_prompt_may_have_no_logit(self) -> None:
+        """Some models read tokens that they never say, such as one that stands for a picture."""
+        self._needs("repetition_penalty")
+        params = SamplingParams(repetition_penalty=1.5)
+        for prompt, chosen in (((0, 9, 4), 1), ((9, 4), 0)):
+            row = Row(new_sequence(prompt, params=params))
+            assert self._pick(self.make(), [[3.0, 2.9, -1.0, -1.1]], [row]) == [chosen]
+
     def test_what_was_ahead_leaves_no_trace(self) -> None:
         """Drafts may be rejected: what comes instead is chosen as if they had never been there."""
         self._needs("frequency_penalty")

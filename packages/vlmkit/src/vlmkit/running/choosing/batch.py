@@ -151,17 +151,22 @@ def columns(choices: Seq[Choice], places: Seq[int], vocab_size: int) -> Columns:
     )
 
 
-def changed(choices: Seq[Choice]) -> Changed:
-    """Return what changes in a batch of these choices."""
+def changed(choices: Seq[Choice], vocab_size: int) -> Changed:
+    """Return what changes in a batch of these choices.
+
+    A prompt may hold tokens that have no logit, such as one that stands for a picture.
+    """
     changes = [c.changes for c in choices]
     factors = np.concatenate([own.factors for own in changes])
-    return Changed(
+    made = Changed(
         rows=np.repeat(np.arange(len(choices)), [len(own.token_ids) for own in changes]),
         token_ids=np.concatenate([own.token_ids for own in changes]),
         factors=factors,
         inverses=1 / factors,
         shifts=np.concatenate([own.shifts for own in changes]),
     )
+    has_logit = made.token_ids < vocab_size
+    return made if has_logit.all() else Changed(*(array[has_logit] for array in made))
 
 
 def apply(xp: Any, logits: Any, changes: Changed, *, scales: bool) -> None:

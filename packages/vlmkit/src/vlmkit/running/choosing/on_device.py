@@ -34,7 +34,7 @@ def pick_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice]) -
         device,
         columns(choices, range(num_rows), vocab_size),
         columns(choices, cut, vocab_size),
-        changed(choices),
+        changed(choices, vocab_size),
     )
     if changes.rows.shape[0]:
         logits = xp.astype(logits, xp.float32, copy=True)

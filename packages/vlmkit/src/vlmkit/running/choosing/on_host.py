@@ -45,9 +45,9 @@ def pick_on_host(logits: Numbers, choices: Seq[Choice]) -> Numbers:
 
 def _choose(logits: Numbers, choices: Seq[Choice]) -> Numbers:
     """Return the tokens of rows that may be written to."""
-    apply(np, logits, changed(choices), scales=any(c.is_scaled for c in choices))
-    token_ids: Numbers = np.argmax(logits, axis=-1)
     vocab_size = logits.shape[-1]
+    apply(np, logits, changed(choices, vocab_size), scales=any(c.is_scaled for c in choices))
+    token_ids: Numbers = np.argmax(logits, axis=-1)
     if cut := [place for place, c in enumerate(choices) if c.is_cut]:
         own = columns(choices, cut, vocab_size)
         token_ids[cut] = _draw_cut(_of(logits, cut), own, token_ids[cut], NUM_CANDIDATES)
