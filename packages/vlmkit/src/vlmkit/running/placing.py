@@ -5,7 +5,7 @@ to stand. Nothing of a slot but its place is taken from outside, and there must 
 that the image has, so that an engine never meets a prompt which no conversation could have.
 """
 
-from collections.abc import Sequence as Seq, Set
+from collections.abc import Iterator, Sequence as Seq, Set
 from dataclasses import replace
 
 from vlmkit.ask.message import ImagePart, Message
@@ -58,8 +58,13 @@ def _tokens_of(shown: Prompt) -> set[int]:
 
 def _check_between(slots: Seq[MediaSlot], token_ids: Seq[int], placeholders: Set[int]) -> None:
     """Refuse placeholders where no image is: the model would look for features there."""
+    if any(not placeholders.isdisjoint(text) for text in between(slots, token_ids)):
+        raise RequestError("token_ids has tokens of an image where none is", param="token_ids")
+
+
+def between(slots: Seq[MediaSlot], token_ids: Seq[int]) -> Iterator[Seq[int]]:
+    """Yield the tokens before, between and behind some slots."""
     ends = [0, *(slot.stop for slot in slots)]
     starts = [*(slot.start for slot in slots), len(token_ids)]
     for end, start in zip(ends, starts, strict=True):
-        if not placeholders.isdisjoint(token_ids[end:start]):
-            raise RequestError("token_ids has tokens of an image where none is", param="token_ids")
+        yield token_ids[end:start]

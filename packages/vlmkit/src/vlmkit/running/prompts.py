@@ -16,7 +16,7 @@ from vlmkit.running.files import Opened, blame_sent
 from vlmkit.running.media import MediaIntake
 from vlmkit.running.params import check_ids, check_options
 from vlmkit.running.pictures import Pictures
-from vlmkit.running.placing import placed, showing
+from vlmkit.running.placing import between, placed, showing
 from vlmkit.running.told import told
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.prompt import Prompt
@@ -107,10 +107,12 @@ class Prompts:
         """Return the prompt of tokens that images stand among."""
         if request.token_ids is None:
             raise RequestError("images of their own need token_ids", param="images")
-        token_ids = self._plain(request)
+        token_ids = tuple(request.token_ids)
         with self._pictures.decoded(images_of(shown)):
             prompt = self._tokenizer.prompt(shown)
         media = placed(request.images, prompt, token_ids, self._tokenizer.banned_ids)
+        for text in between(media, token_ids):  # an image's own tokens may have no logit
+            check_ids(text, self._limits, "token_ids")
         return Prompt(token_ids, media, is_plain=True)
 
     def _plain(self, request: Request) -> tuple[int, ...]:

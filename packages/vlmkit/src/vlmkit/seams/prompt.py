@@ -43,7 +43,8 @@ class MediaSlot:
         digest: sha256 over content, options and processor: equal digests mean that the encoder
             would compute the same features.
         inputs: the processor's arrays for this one medium, by the processor's own names.
-        num_features: how many tokens of the range are replaced by a feature row each.
+        num_features: how many tokens of the range are replaced by a feature row each; its
+            placeholders where a decoder looks at the medium beside the text.
         kind: what it is, such as ``image``; chosen by who makes and who encodes it.
         transform: what was done to a picture; None where the processor does not say.
     """
