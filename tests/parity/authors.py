@@ -13,7 +13,7 @@ import torch
 
 def as_published(model: Any) -> Any:
     """Let a model compute as its authors publish it; most do, and stay as they are."""
-    for layer in model.modules():
+    for layer in model.get_decoder().layers if model.config.model_type == "mllama" else ():
         if hasattr(layer, "cross_attn"):
             _clear_where_nothing_is_seen(layer)
     return model

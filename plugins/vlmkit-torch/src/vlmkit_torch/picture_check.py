@@ -20,6 +20,7 @@ from vlmkit.errors import CheckpointError, RequestError
 from vlmkit.kit.media_trial import answered
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt
+from vlmkit_torch.crossing.family import crossing_of
 from vlmkit_torch.crossing.plain import blind_before_pictures, cross_attention_mask
 from vlmkit_torch.encoder import TorchVisionEncoder
 from vlmkit_torch.features import to_tensor
@@ -138,7 +139,7 @@ def _plainly(views: Views) -> Iterator[None]:
     own, model.generation_config = model.generation_config, plain
     views.set_attention("eager")
     try:
-        with blind_before_pictures(model):
+        with blind_before_pictures(views.decoder, crossing_of(model)):
             yield
     finally:
         views.use_paged_attention()

@@ -38,18 +38,21 @@ def cross_attention_mask(crossing: Crossing, config: Any, prompt: Prompt) -> tor
 
 
 @contextmanager
-def blind_before_pictures(model: nn.Module) -> Iterator[None]:
+def blind_before_pictures(decoder: Any, crossing: Crossing | None) -> Iterator[None]:
     """Let tokens that stand before all pictures see none of them, as Llama's authors have it.
 
     transformers 5.23 lets such a token attend to all pictures, and leaves only the layer's MLP out
     (its issue 39379). Where that is mended, this changes nothing.
+
+    Args:
+        decoder: of the model.
+        crossing: its facts; without them it is left as it is.
     """
     hooks = []
-    for layer in model.modules():
-        if (attention := getattr(layer, "cross_attn", None)) is not None:
-            note = _Note()
-            hooks.append(layer.register_forward_pre_hook(note.take, with_kwargs=True))
-            hooks.append(attention.register_forward_hook(note.apply))
+    for index in crossing.layers if crossing else ():
+        layer, note = decoder.layers[index], _Note()
+        hooks.append(layer.register_forward_pre_hook(note.take, with_kwargs=True))
+        hooks.append(layer.cross_attn.register_forward_hook(note.apply))
     try:
         yield
     finally:
