@@ -70,6 +70,7 @@ class Drawn:
         numbers: arrays that are given, such as grids.
         types: the argument that tells image tokens from text, if the family has one.
         around: the tokens right before and behind an image, where the family looks for them.
+        experts: the argument that sends tokens of images, and those around, to experts of theirs.
     """
 
     config: Callable[[], Any]
@@ -78,6 +79,7 @@ class Drawn:
     numbers: dict[str, list[Any]]
     types: str = ""
     around: tuple[int, ...] = ()
+    experts: str = ""
 
 
 def _gemma3() -> Any:
@@ -231,6 +233,37 @@ def _cohere2_vision() -> Any:
     )
 
 
+def _ernie() -> Any:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
+    text = {
+        **TEXT,
+        "num_hidden_layers": 3,
+        "moe_intermediate_size": [48, 24],
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rope_parameters": rope,
+    }
+    tower = {
+        **TOWER,
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_merge_size": 2,
+    }
+    return transformers.Ernie4_5_VLMoeConfig(
+        text_config=text,
+        vision_config=tower,
+        image_token_id=IMAGE,
+        image_start_token_id=302,
+        image_end_token_id=303,
+        video_token_id=304,
+        video_start_token_id=305,
+        video_end_token_id=306,
+    )
+
+
 _GRID = {"image_grid_thw": [[1, 4, 6]]}
 _QWEN = ({"pixel_values": (24, 1176)}, 6, _GRID, "mm_token_type_ids")
 FAMILIES = {
@@ -242,6 +275,16 @@ FAMILIES = {
     "qwen3_5": Drawn(_qwen3_5, *_QWEN),
     # Positions are on three axes only where a mask says that nothing is padding.
     "qwen3_omni": Drawn(_qwen3_omni, *_QWEN[:3], around=(302, 303)),
+    # Tokens of images go to experts of their own.
+    "ernie4_5_vl_moe": Drawn(
+        _ernie,
+        {"pixel_values": (24, 588)},
+        6,
+        _GRID,
+        "mm_token_type_ids",
+        (302, 303),
+        "moe_mm_token_type_ids",
+    ),
     "internvl_gpt_oss": Drawn(_internvl_gpt_oss, {"pixel_values": (2, 3, 28, 28)}, 8, {}),
     # The projector runs after the encoder's output was cached.
     "llama4": Drawn(_llama4, {"pixel_values": (2, 3, 28, 28)}, 8, {}),
@@ -293,12 +336,20 @@ def prompts(name: str) -> list[Prompt]:
     return made
 
 
+def banned(name: str) -> list[int]:
+    """Return the tokens that stand for images, or around them: no answer has them."""
+    return [IMAGE, *FAMILIES[name].around]
+
+
 def inputs(name: str, prompt: Prompt) -> dict[str, torch.Tensor]:
     """Return what the family's own model wants for a prompt."""
     ids = torch.tensor([prompt.token_ids])
     made = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if FAMILIES[name].types:
         made[FAMILIES[name].types] = (ids == IMAGE).long()
+    if FAMILIES[name].experts:
+        own = torch.tensor([IMAGE, *FAMILIES[name].around])
+        made[FAMILIES[name].experts] = torch.isin(ids, own).long()
     for key in prompt.media[0].inputs if prompt.media else ():
         parts = [torch.from_numpy(np.asarray(slot.inputs[key])) for slot in prompt.media]
         made[key] = torch.cat(parts)

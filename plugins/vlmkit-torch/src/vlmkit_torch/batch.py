@@ -198,7 +198,7 @@ class Batcher:
         """Return token ids, or embeddings and their companions if a segment touches an image."""
         touching = [bool(segment.images) for segment in segments]
         if not any(touching):
-            return {"input_ids": ids}
+            return {"input_ids": ids, **self._reader.experts(ids)}
         merged = self._merge(segments, touching, ids)
         return merged if visual is None else {**merged, **_visual(segments, visual)}
 

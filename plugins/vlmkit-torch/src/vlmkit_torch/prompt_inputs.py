@@ -22,6 +22,8 @@ from vlmkit_torch.features import FeatureForm, blank, compose, to_tensor
 from vlmkit_torch.views import Views
 
 TYPES = "mm_token_type_ids"
+EXPERT_TYPES = "moe_mm_token_type_ids"  # which experts a token goes to: those of text, or of images
+EXPERT_TOKENS = ("image_token_id", "image_start_token_id", "image_end_token_id")
 VISUAL_MASKS = ("visual_pos_masks", "vision_mask")
 NOT_PER_TOKEN = frozenset(
     {
@@ -138,6 +140,9 @@ class PromptReader:
         self.dtype = dtype
         config = views.model.config
         self._image_token = getattr(config, "image_token_id", None)
+        ids = {getattr(config, name, None) for name in EXPERT_TOKENS} - {None}
+        has_experts = views.has_prepare and views.prepare_takes(EXPERT_TYPES)
+        self._expert_tokens = torch.tensor(sorted(ids), device=device) if has_experts else None
         self._is_prefix_typed = config.model_type in PREFIX_TYPED
         self._positional = views.positional_inputs()
         self._masks_padding = views.positions_take_mask()
@@ -210,13 +215,14 @@ class PromptReader:
         if not self.views.has_prepare:
             return {"inputs_embeds": self.views.embed(token_ids)}
         inputs = {"input_ids": token_ids, "position_ids": torch.zeros_like(token_ids)}
+        inputs |= self.experts(token_ids)
         arguments = self.views.prepare({**inputs, **self._blank(())})
         return self._sort(arguments, token_ids.shape[1], frozenset()).per_token
 
     def typed(self, prompt: Prompt) -> dict[str, torch.Tensor]:
         """Return a prompt's token ids, and their types where the family has some."""
         ids = torch.tensor([prompt.token_ids], device=self.device)
-        inputs = {"input_ids": ids}
+        inputs = {"input_ids": ids, **self.experts(ids)}
         is_image = torch.eq(ids, -1 if self._image_token is None else self._image_token).long()
         if self.views.prepare_takes(TYPES):
             inputs[TYPES] = self._types(prompt, is_image)
@@ -224,6 +230,12 @@ class PromptReader:
             is_text = torch.full_like(ids, 0 if prompt.media else 1)
             inputs["token_type_ids"] = is_text if self._is_prefix_typed else is_image
         return inputs
+
+    def experts(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return which tokens go to the experts of images, where a family has such."""
+        if self._expert_tokens is None:
+            return {}
+        return {EXPERT_TYPES: torch.isin(ids, self._expert_tokens).long()}
 
     def _inputs(self, prompt: Prompt) -> dict[str, Any]:
         """Return what the family's code needs to place images: ids, token types, sizes."""

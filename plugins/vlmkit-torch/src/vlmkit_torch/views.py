@@ -89,7 +89,8 @@ class Views:
         rows = self.decoder.get_input_embeddings().weight.shape[0]
         vocab = min(rows, getattr(self.text_config, "vocab_size", rows))  # some rows have no logit
         kinds = ("image", "video", "audio")
-        special = {getattr(self.model.config, f"{kind}_token_id", None) for kind in kinds}
+        names = (f"{kind}{side}_token_id" for kind in kinds for side in ("", "_start", "_end"))
+        special = {getattr(self.model.config, name, None) for name in names}
         candidates = ((7 + 37 * number) % vocab for number in range(4 * count))
         return tuple(token for token in candidates if token not in special)[:count]
 
