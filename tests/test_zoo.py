@@ -33,7 +33,7 @@ def one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", [*zoo.NAMES_VISION, *zoo.NAMES_OTHERS])
+@pytest.mark.parametrize("name", [*zoo.NAMES_VISION, *zoo.NAMES_KIN, *zoo.NAMES_OTHERS])
 def test_a_vision_model_answers_differently_when_its_image_changes(
     name: str, tmp_path: Path
 ) -> None:

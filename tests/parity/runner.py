@@ -28,7 +28,7 @@ from vlmkit.settings.scheduler import SchedulerSettings
 
 NUM_NEW = 10
 TOLERANCE = 1e-3  # of a logit: CPUs differ by 1e-4, a lost mechanism makes 1e-2 and more
-IMAGE_TOKENS = ("image_token_id", "video_token_id")
+IMAGE_TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 ROOMS = {"phi4_multimodal": 1700, "got_ocr2": 1300}
 """Tokens of a cache, for families that take hundreds for a picture, however small it is."""
 PADS_TOGETHER = frozenset({"emu3", "perception_lm"})

@@ -38,7 +38,8 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    vision = (*zoo.NAMES_VISION, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS)
+    vision = (*zoo.NAMES_VISION, *zoo.NAMES_KIN, *zoo.NAMES_MORE)
+    vision += (*zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS)
     for row in rows(sys.argv[1:] or (*vision, *zoo.NAMES_TEXT)):
         print(row, flush=True)
 

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 import zoo
-from parity import hybrid, runner
+from parity import families, hybrid, runner
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import Engine
@@ -151,7 +151,6 @@ def pair(name: str, config: Any) -> list[Prompt]:
     return [shown if name == "paligemma" else SHORT, Prompt(shown.token_ids, shown.media)]
 
 
-EXPORTED = (*(name for name in zoo.NAMES_VISION if name != "glm4v"), *zoo.NAMES_TEXT)
 ALWAYS = {
     *("llama", "gpt_oss", "gemma3", "qwen2_5_vl", "paligemma", "llama4", "lfm2_vl", "kimi_k25"),
     *("llama, dynamic", "llama, longrope", "gemma3, yarn", "gemma3, proportional"),
@@ -172,7 +171,7 @@ def test_a_family_answers_together_as_alone(name: str, saved: Saved) -> None:
     alone_and_together(engine, encoder, pair(name, config), runner.banned_ids(config))
 
 
-@pytest.mark.parametrize("name", sampled(EXPORTED))
+@pytest.mark.parametrize("name", sampled(families.EXPORTED))
 def test_an_exported_family_answers_together_as_alone(name: str, exported: Saved) -> None:
     engine, encoder, config = runner.load_onnx_engine(name, exported(name), prefix_cache=False)
     alone_and_together(engine, encoder, pair(name, config), runner.banned_ids(config))

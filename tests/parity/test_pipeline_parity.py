@@ -23,13 +23,13 @@ NAMES = (*zoo.NAMES_VISION, *zoo.NAMES_TEXT)
 Saved = Callable[[str], Path]
 
 
-EXPORTED = [name for name in NAMES if name != "glm4v"]  # whose tower has no exporter
 PAIRS = [
     *(
         ("torch", name)
-        for name in (*NAMES, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS, *zoo.NAMES_THINKERS)
+        for names in (NAMES, zoo.NAMES_KIN, zoo.NAMES_MORE, zoo.NAMES_OTHERS, zoo.NAMES_THINKERS)
+        for name in names
     ),
-    *families.exported(EXPORTED, "onnx"),
+    *families.exported(families.EXPORTED, "onnx"),
 ]
 
 

@@ -18,6 +18,7 @@ from zoo.picture import picture
 from zoo.reference import family, model_type, placeholder, processor, reference
 from zoo.save import (
     NAMES,
+    NAMES_KIN,
     NAMES_MORE,
     NAMES_OTHERS,
     NAMES_TEXT,
@@ -30,6 +31,7 @@ from zoo.save import (
 
 __all__ = [
     "NAMES",
+    "NAMES_KIN",
     "NAMES_MORE",
     "NAMES_OTHERS",
     "NAMES_TEXT",

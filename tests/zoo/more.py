@@ -16,7 +16,8 @@ from zoo.vision import SIGLIP, SQUARE_28, TOWER
 Tokenizer = PreTrainedTokenizerFast
 
 
-def _ids(tokenizer: Tokenizer, **tokens: str) -> dict[str, int]:
+def token_ids(tokenizer: Tokenizer, **tokens: str) -> dict[str, int]:
+    """Return ids by the names that a config has for them."""
     return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
 
 
@@ -51,7 +52,7 @@ def _llama4(tokenizer: Tokenizer) -> PreTrainedConfig:
         num_local_experts=4,
         attention_chunk_size=64,
     )
-    ids = _ids(tokenizer, image_token_index="<|patch|>", boi_token_index="<|image_start|>")
+    ids = token_ids(tokenizer, image_token_index="<|patch|>", boi_token_index="<|image_start|>")
     return transformers.Llama4Config(vision_config=tower, text_config=text, **ids)
 
 
@@ -88,11 +89,12 @@ def _lfm2_vl(tokenizer: Tokenizer) -> PreTrainedConfig:
     )
 
 
-def _cohere2_tokenizer() -> Tokenizer:
+def cohere2_tokenizer(*others: str) -> Tokenizer:
+    """Return a tokenizer with the special tokens of Cohere's vision models, and with others."""
     special = ["<PAD>", "<UNK>", "<BOS_TOKEN>", "<EOS_TOKEN>", "<|START_OF_TURN_TOKEN|>"]
     special += ["<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>"]
     special += ["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"]
-    special += ["<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
+    special += ["<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", *others]
     named = {
         "bos_token": "<BOS_TOKEN>",
         "eos_token": "<|END_OF_TURN_TOKEN|>",
@@ -117,7 +119,8 @@ def _cohere2_vision(tokenizer: Tokenizer) -> PreTrainedConfig:
     )
 
 
-def _gemma4_tokenizer() -> Tokenizer:
+def gemma4_tokenizer() -> Tokenizer:
+    """Return a tokenizer with Gemma 4's special tokens."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|image|>", "<|image>"]
     special += ["<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>"]
     extra = {
@@ -140,7 +143,7 @@ def _gemma4_unified(tokenizer: Tokenizer) -> PreTrainedConfig:
         sliding_window=8,
         layer_types=["sliding_attention", "full_attention"] * 2,
     )
-    ids = _ids(
+    ids = token_ids(
         tokenizer,
         image_token_id="<|image|>",
         boi_token_id="<|image>",
@@ -175,7 +178,7 @@ def _molmo2_tokenizer() -> Tokenizer:
 
 
 def _molmo2(tokenizer: Tokenizer) -> PreTrainedConfig:
-    ids = _ids(
+    ids = token_ids(
         tokenizer,
         image_start_token_id="<im_start>",
         low_res_image_start_token_id="<low_res_im_start>",
@@ -234,7 +237,7 @@ def _kimi_k25(tokenizer: Tokenizer) -> PreTrainedConfig:
         qk_nope_head_dim=8,
         v_head_dim=16,
     )
-    ids = _ids(
+    ids = token_ids(
         tokenizer,
         image_token_id="<|media_pad|>",
         video_token_id="<|kimi_k25_video_placeholder|>",
@@ -270,7 +273,7 @@ def _muse_glimmer(tokenizer: Tokenizer) -> PreTrainedConfig:
         text_config=sizes(tokenizer, num_hidden_layers=4, head_dim=16, sliding_window=8),
         out_hidden_size=128,
         projector_hidden_size=64,
-        **_ids(tokenizer, image_token_id="<|patch|>", video_token_id="<|video|>"),
+        **token_ids(tokenizer, image_token_id="<|patch|>", video_token_id="<|video|>"),
     )
 
 
@@ -309,7 +312,7 @@ MORE: dict[str, Family] = {
         ),
     ),
     "cohere2_vision": Family(
-        _cohere2_tokenizer,
+        cohere2_tokenizer,
         _cohere2_vision,
         template.COHERE2,
         ("<|END_OF_TURN_TOKEN|>",),
@@ -321,7 +324,7 @@ MORE: dict[str, Family] = {
         ),
     ),
     "gemma4_unified": Family(
-        _gemma4_tokenizer,
+        gemma4_tokenizer,
         _gemma4_unified,
         template.GEMMA4,
         ("<eos>", "<turn|>"),

@@ -25,13 +25,22 @@ from transformers.models.smolvlm import processing_smolvlm
 
 from zoo.crossing import CROSSING
 from zoo.family import Family, VisionSide
+from zoo.kin import KIN
 from zoo.more import MORE
 from zoo.others import OTHERS, TIMM
 from zoo.text import TEXT
 from zoo.thinkers import LISTENERS, THINKERS
 from zoo.vision import VISION
 
-FAMILIES: Mapping[str, Family] = {**VISION, **MORE, **OTHERS, **THINKERS, **CROSSING, **TEXT}
+FAMILIES: Mapping[str, Family] = {
+    **VISION,
+    **KIN,
+    **MORE,
+    **OTHERS,
+    **THINKERS,
+    **CROSSING,
+    **TEXT,
+}
 WITH_TIMM: Mapping[str, Family] = {**TIMM, **LISTENERS}
 WITHOUT_PLACES = frozenset({"Blip2Processor"})
 """They put a picture before a text, which has no placeholder."""

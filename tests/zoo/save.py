@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from zoo.crossing import CROSSING
 from zoo.family import Family, VisionSide
+from zoo.kin import KIN
 from zoo.more import MORE
 from zoo.others import OTHERS
 from zoo.reference import FAMILIES, WITH_TIMM, family, image_processor, processor
@@ -17,6 +18,7 @@ from zoo.vision import VISION
 
 NAMES = tuple(FAMILIES)
 NAMES_VISION = tuple(VISION)
+NAMES_KIN = tuple(KIN)
 NAMES_MORE = tuple(MORE)
 NAMES_OTHERS = (*OTHERS, *CROSSING)
 NAMES_THINKERS = tuple(THINKERS)

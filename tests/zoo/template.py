@@ -293,3 +293,16 @@ JANUS = (
 )
 
 IDEFICS2 = _IDEFICS
+
+PADDLEOCR = (
+    PARTS + "<|begin_of_sentence|>{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}Assistant:\n{% else %}User: {% endif %}"
+    "{{ say(message, '<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>') }}\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
+)
+
+EXAONE = (
+    PARTS + "{% for message in messages %}[|{{ message['role'] }}|]"
+    "{{ say(message, '<vision><|image_pad|></vision>\n') }}[|endofturn|]\n{% endfor %}"
+    "{% if add_generation_prompt %}[|assistant|]{% endif %}"
+)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
@@ -15,7 +16,7 @@ FILES = {
 }  # fmt: skip
 GRAPHS = {
     "decoder.onnx", "decoder.onnx.data", "embeddings.safetensors", "vision.onnx",
-    "vlmkit_onnx.json",
+    "vision_sample.npz", "vlmkit_onnx.json",
 }  # fmt: skip
 
 
@@ -51,6 +52,15 @@ def test_the_checkpoint_is_whole_and_small(checkpoint: Path) -> None:
 def test_the_graphs_say_nothing_of_the_machine_that_made_them(checkpoint: Path) -> None:
     for name in GRAPHS:
         assert b"site-packages" not in (checkpoint / name).read_bytes()
+
+
+def test_the_packaged_tower_computes_what_was_kept_beside_it(checkpoint: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    build = pytest.importorskip("vlmkit_onnx.build")
+    encoder = build.build_encoder(BuildContext("", Checkpoint("demo", checkpoint)))
+    with np.load(checkpoint / "vision_sample.npz") as kept:
+        assert {name.split("/")[0] for name in kept.files} == {"0", "1"}
+    encoder.refuse_unlike_export()
 
 
 def test_the_sample_pictures_are_packaged(checkpoint: Path) -> None:

@@ -13,7 +13,13 @@ from tokenizer import CHECKPOINT
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export.exporter import export
 
-GRAPHS = ("*.onnx", "*.onnx.data", "embeddings.safetensors", "vlmkit_onnx.json")
+GRAPHS = (
+    "*.onnx",
+    "*.onnx.data",
+    "embeddings.safetensors",
+    "vision_sample.npz",
+    "vlmkit_onnx.json",
+)
 
 
 def main() -> None:

@@ -11,12 +11,17 @@ from hypothesis import given, settings, strategies as st
 
 from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit_onnx.prompts import families
 from vlmkit_onnx.prompts.families import Positions, family_of
 
 zoo = pytest.importorskip("zoo", exc_type=ImportError)
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-KNOWN = (*QWEN, "qwen3_vl_moe", "llava", "llava_next", "llava_onevision", "idefics3", "smolvlm")
-KNOWN += ("gemma3", "mistral3", "internvl", "paligemma")
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "glm4v_moe", "glm46v", "glm_ocr")
+GRIDS += ("paddleocr_vl",)
+KNOWN = (*GRIDS, "qwen3_vl_moe", "llava", "llava_next", "llava_onevision", "idefics3", "smolvlm")
+KNOWN += ("gemma3", "mistral3", "internvl", "paligemma", "vipllava", "llava_next_video")
+KNOWN += ("granite4_vision", "exaone4_5", "aya_vision", "cohere2_vision", "gemma4")
+KNOWN += ("gemma4_unified",)
+HANDED = (*zoo.NAMES_VISION, *zoo.NAMES_KIN)
 IMAGE = 500
 
 grids = st.tuples(st.integers(1, 2), st.integers(1, 9), st.integers(1, 9))
@@ -52,13 +57,14 @@ def rope_index_of(name: str) -> Callable[..., Any]:
     with torch.device("meta"):
         config = config_of(name)
         config.text_config.num_hidden_layers = config.vision_config.depth = 1
+        config.vision_config.num_hidden_layers = 1
         model = transformers.AutoModelForImageTextToText.from_config(config)
     rule: Callable[..., Any] = model.base_model.get_rope_index
     return rule
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", QWEN)
+@pytest.mark.parametrize("name", GRIDS)
 @settings(max_examples=60)
 @given(pieces=pieces, tail=st.integers(1, 12))
 def test_positions_of_any_prompt_are_those_of_the_family(
@@ -79,7 +85,7 @@ def test_positions_of_any_prompt_are_those_of_the_family(
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", [name for name in zoo.NAMES_VISION if name in KNOWN])
+@pytest.mark.parametrize("name", HANDED)
 def test_the_family_hands_these_positions_to_its_decoder(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -131,8 +137,34 @@ def test_paligemma_counts_from_one_and_sees_its_whole_prompt() -> None:
 
 def test_only_gemma_images_see_themselves_both_ways() -> None:
     seen = {name: family_of({"model_type": name}).visibility for name in KNOWN}
-    assert [name for name in KNOWN if seen[name] == "image_blocks"] == ["gemma3"]
-    assert [name for name in KNOWN if seen[name] == "prefix"] == ["paligemma"]
+    assert {name: sees for name, sees in seen.items() if sees != "causal"} == {
+        "gemma3": "image_blocks",
+        "gemma4_unified": "wide_image_blocks",
+        "paligemma": "prefix",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "sees"), [("gemma4", "near_image_blocks"), ("gemma4_unified", "wide_image_blocks")]
+)
+def test_gemma_4_says_itself_whether_its_images_do(name: str, sees: str) -> None:
+    seen = []
+    for said in ("vision", None):
+        text = {"use_bidirectional_attention": said}
+        seen.append(family_of({"model_type": name, "text_config": text}).visibility)
+    assert seen == [sees, "causal"]
+
+    everywhere = {"model_type": name, "text_config": {"use_bidirectional_attention": "all"}}
+    with pytest.raises(CheckpointError, match="every token of the model sees every other"):
+        family_of(everywhere)
+
+
+@pytest.mark.torch
+def test_each_family_that_prompts_know_has_a_tower_and_the_other_way_round() -> None:
+    pytest.importorskip("torch")
+    from vlmkit_onnx.export.towers import table
+
+    assert set(families._SEEING) == set(table._TOWERS) == set(KNOWN)
 
 
 def test_a_text_family_has_no_image_token() -> None:

@@ -1,5 +1,7 @@
 """Where images go, where tokens stand and who sees whom, against the plain words of the rules."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -7,7 +9,7 @@ from hypothesis import given, strategies as st
 from vlmkit.errors import EngineError
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot, Prompt, Span
-from vlmkit_onnx.prompts.families import Family
+from vlmkit_onnx.prompts.families import Family, Visibility
 from vlmkit_onnx.prompts.prompt_inputs import merge, read_prompt, visible, visible_to_last
 
 IMAGE, TEXT, HIDDEN = 7, 1, 4
@@ -38,10 +40,13 @@ def sees(layout, visibility, window, query, key):
     if max(query, key) < len(layout):
         between = layout[min(query, key) : max(query, key) + 1]
         is_prefix = visibility == "prefix" and "I" in layout
-        is_same = is_prefix or (visibility == "image_blocks" and set(between) == {"I"})
+        is_block = visibility.endswith("image_blocks") and set(between) == {"I"}
+        is_same = is_prefix or is_block
     is_near = window is None or key > query - window
-    if visibility == "prefix":
+    if visibility in ("prefix", "wide_image_blocks"):
         return is_same or (key <= query and is_near)
+    if visibility == "near_image_blocks" and window is None:
+        return key <= query
     return is_near and (is_same or key <= query)
 
 
@@ -50,7 +55,7 @@ layouts = st.text("I.", min_size=1, max_size=14)
 
 @given(
     layouts,
-    st.sampled_from(["causal", "image_blocks", "prefix"]),
+    st.sampled_from(get_args(Visibility)),
     st.none() | st.integers(1, 6),
     st.data(),
 )
@@ -70,7 +75,12 @@ def test_a_chunk_sees_what_the_rules_say(layout, visibility, window, data):
 
 @pytest.mark.parametrize(
     ("visibility", "expected"),
-    [("image_blocks", ["III", "III", ".II"]), ("prefix", ["III", "III", "III"])],
+    [
+        ("image_blocks", ["III", "III", ".II"]),
+        ("near_image_blocks", ["III", "III", ".II"]),
+        ("wide_image_blocks", ["III", "III", "III"]),
+        ("prefix", ["III", "III", "III"]),
+    ],
 )
 def test_a_window_cuts_the_block_of_an_image_and_no_prefix(visibility, expected):
     inputs = read_prompt(prompt("III"), Family(IMAGE, visibility))
@@ -87,11 +97,11 @@ def test_a_new_token_sees_its_own_row_and_no_further(starts, window):
             assert (bias[row, 0, 0] == 0).tolist() == expected
 
 
-@given(layouts, st.sampled_from(["causal", "image_blocks", "prefix"]))
+@given(layouts, st.sampled_from(get_args(Visibility)))
 def test_spans_are_what_sees_itself_both_ways(layout, visibility):
     inputs = read_prompt(prompt(layout), Family(IMAGE, visibility))
-    whole, _ = visible(inputs, 0, len(layout), None)
-    inside = {(q, k) for q, k in zip(*np.nonzero(whole[0, 0] == 0), strict=True) if k > q}
+    _, near = visible(inputs, 0, len(layout), len(layout))
+    inside = {(q, k) for q, k in zip(*np.nonzero(near[0, 0] == 0), strict=True) if k > q}
     covered = {
         (q, k) for span in inputs.spans() for q in range(*span) for k in range(q + 1, span.stop)
     }

@@ -14,7 +14,7 @@ from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
 from vlmkit_onnx.vision.names import FEATURES
-from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding
+from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding, PlaceFeeding
 from vlmkit_onnx.vision.tiles import TileFeeding
 
 cells = st.integers(1, 12)
@@ -65,20 +65,28 @@ def test_places_and_windows_of_any_grid_are_those_of_transformers(
 
 @pytest.mark.torch
 @settings(max_examples=60)
-@given(rows=cells, columns=cells, merge=merges, side=st.integers(1, 20))
+@given(
+    rows=cells,
+    columns=cells,
+    merge=merges,
+    side=st.integers(1, 20),
+    way=st.sampled_from(
+        [("corners", "bilinear", True), ("linear", "bilinear", False), ("cubic", "bicubic", False)]
+    ),
+)
 def test_a_table_is_resampled_as_by_transformers(
-    rows: int, columns: int, merge: int, side: int
+    rows: int, columns: int, merge: int, side: int, way: tuple[Any, str, bool]
 ) -> None:
     torch = pytest.importorskip("torch")
     utils = pytest.importorskip("transformers.vision_utils")
     height, width = rows * merge, columns * merge
     entries, weights = utils.get_vision_interpolation_indices_and_weights(
-        torch.tensor([[1, height, width]]), side, "bilinear", True, merge
+        torch.tensor([[1, height, width]]), side, *way[1:], merge
     )
-    found = grid.interpolation(height, width, merge, side)
+    found = grid.interpolation(height, width, merge, side, way[0])
 
     np.testing.assert_array_equal(found[0], entries.numpy())
-    np.testing.assert_allclose(found[1], weights.numpy(), atol=1e-6)
+    np.testing.assert_allclose(found[1], weights.numpy(), atol=1e-5)
 
 
 @pytest.mark.torch
@@ -121,6 +129,8 @@ def test_an_axis_is_resampled_as_by_torch(length: int, size: int) -> None:
         TileFeeding(),
         GridFeeding(merge=2, window_cells=4, table_side=16),
         GridFeeding(merge=2),
+        GridFeeding(merge=2, table_side=4, resampling="cubic", is_raster=True),
+        PlaceFeeding(merge=3),
         CropFeeding(merge=2, patch_size=14),
         AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=2, max_tiles=9),
     ],
@@ -178,6 +188,51 @@ def test_patches_that_do_not_fill_their_grid_are_refused(sizes: list[int]) -> No
     slot = slot_of(pixel_values=np.ones((6, 12)), image_grid_thw=[sizes])
     with pytest.raises(EngineError, match="patch values and a grid of"):
         GridFeeding(merge=2).pictures(slot)
+
+
+def test_patches_row_by_row_are_put_cell_by_cell() -> None:
+    pixels = np.arange(8)[:, None, None] * np.ones((8, 2, 2))
+    slot = slot_of(pixel_values=pixels, image_grid_thw=[[1, 2, 4]])
+    found = GridFeeding(merge=2, is_raster=True).pictures(slot).pixels
+    assert found.shape == (1, 8, 4)
+    assert found[0, :, 0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+
+
+def placed(height: int, width: int, most: int) -> MediaSlot:
+    places = np.full((1, most, 2), -1)
+    places[0, : height * width] = np.indices((height, width))[::-1].reshape(2, -1).T
+    pixels = np.arange(most)[None, :, None] * np.ones((1, most, 3))
+    return slot_of(pixel_values=pixels, image_position_ids=places)
+
+
+def test_patches_with_places_are_put_cell_by_cell_and_filling_is_left_out() -> None:
+    feeding = PlaceFeeding(merge=2)
+    pictures = feeding.pictures(placed(2, 4, 12))
+    assert pictures.group == (2, 4)
+    assert pictures.pixels[0, :, 0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    places = feeding.inputs(pictures.pixels, pictures.group)["position_ids"]
+    assert places[:5].tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [2, 0]]
+
+
+@pytest.mark.parametrize(("height", "width", "first"), [(2, 3, 0), (0, 0, 0), (2, 4, 1), (2, 2, 3)])
+def test_places_that_are_no_grid_of_cells_are_refused(height: int, width: int, first: int) -> None:
+    slot = placed(height, width, 12)
+    slot.inputs["image_position_ids"][0] = np.roll(slot.inputs["image_position_ids"][0], first, 0)
+    with pytest.raises(EngineError, match="patches in a grid of"):
+        PlaceFeeding(merge=2).pictures(slot)
+
+
+def test_rows_of_several_levels_are_packed_alike_and_nothing_is_at_the_bottom() -> None:
+    feeding = AnyresFeeding(resolutions=[(28, 56)], tile_size=28, tile_rows=1)
+    levels = {f"deepstack.{n}": np.full((1, 1, 8), n + 1, np.float32) for n in range(2)}
+    outputs = {**levels, "image_newline": np.zeros((1, 8), np.float32)}
+    rows = feeding.rows(slot_of(image_sizes=[[28, 28]]), outputs)
+    assert {name: array.sum() for name, array in rows.items()} == {
+        FEATURES: 0,
+        "deepstack.0": 8,
+        "deepstack.1": 16,
+    }
+    assert {array.shape for array in rows.values()} == {(2, 8)}
 
 
 def test_tiles_that_do_not_fill_their_resolution_are_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vlmkit.errors import CheckpointError, VlmkitError
+from vlmkit_onnx.export import deepstack
 from vlmkit_onnx.export.attention import LayerShape, Measure
 from vlmkit_onnx.export.refusal import OTHERWISE
 from vlmkit_onnx.export.views import Parts, attention
@@ -26,6 +27,7 @@ class Anatomy:
         hidden_size: width of an embedding.
         num_position_axes: 1, or 3 for time, height and width.
         num_deepstack: levels of image rows that are added inside.
+        deepstack_layers: before which layers they are, where the family numbers them.
         visibility: who sees whom in a prompt.
         max_sequence_tokens: longest sequence that the graph is right for.
     """
@@ -36,6 +38,7 @@ class Anatomy:
     num_deepstack: int
     visibility: Visibility
     max_sequence_tokens: int
+    deepstack_layers: tuple[int, ...] = ()
 
     @property
     def takes_bias(self) -> bool:
@@ -62,14 +65,14 @@ def examine(parts: Parts, visibility: Visibility) -> Anatomy:
             hint=OTHERWISE,
         )
     axes = 3 if _has_key(getattr(config, "rope_parameters", None), "mrope_section") else 1
-    vision = getattr(parts.config, "vision_config", None)
     return Anatomy(
         layers=_measured(parts, axes),
         hidden_size=int(config.hidden_size),
         num_position_axes=axes,
-        num_deepstack=len(getattr(vision, "deepstack_visual_indexes", None) or ()),
+        num_deepstack=deepstack.num_levels(parts.config),
         visibility=visibility,
         max_sequence_tokens=max_tokens(config),
+        deepstack_layers=deepstack.numbered_layers(parts.config),
     )
 
 

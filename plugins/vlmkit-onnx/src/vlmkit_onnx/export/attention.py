@@ -87,12 +87,14 @@ class SlotInputs:
         total: of the longest row.
         bias: additive masks ``[rows, 1, seq, total]``: one for layers that see all tokens and one
             for layers with a window; None where the graph masks for itself.
+        deepstack: rows ``[levels, rows, seq, hidden]`` that are added between layers, if any.
     """
 
     past: list[torch.Tensor]
     seqlens_k: torch.Tensor
     total: torch.Tensor
     bias: tuple[torch.Tensor, torch.Tensor] | None = None
+    deepstack: torch.Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
+from vlmkit_onnx.export.deepstack import arguments, dense
 from vlmkit_onnx.export.tidy import tidy
 from vlmkit_onnx.export.token_linear import write_out
 from vlmkit_onnx.export.tracing import tracing
@@ -62,13 +63,13 @@ class SlotDecoder(nn.Module):
         masks = None
         if bias is not None:
             masks = (bias[0].to(dtype), bias[-1].to(dtype))
-        self.board.begin(SlotInputs(past, seqlens_k, total_sequence_length, masks))
-        levels = {} if deepstack is None else _levels(deepstack.to(dtype))
+        levels = None if deepstack is None else deepstack.to(dtype)
+        self.board.begin(SlotInputs(past, seqlens_k, total_sequence_length, masks, levels))
         out = self.decoder(
             inputs_embeds=inputs_embeds.to(dtype),
             position_ids=position_ids,
             use_cache=False,
-            **levels,
+            **arguments(self.anatomy.deepstack_layers, levels),
         )
         hidden = out.last_hidden_state
         flat = hidden.reshape(-1, hidden.shape[-1])
@@ -102,7 +103,7 @@ def trace(parts: Parts, anatomy: Anatomy) -> onnx_ir.Model:
     module = SlotDecoder(parts, anatomy).eval()
     inputs, shapes = example(anatomy, parts.dtype)
     try:
-        with torch.no_grad(), _prepared(parts, module.board), tracing():
+        with torch.no_grad(), _prepared(parts, module.board, anatomy.deepstack_layers), tracing():
             graph = _trace(module, inputs, shapes)
             fuse_for_onnxruntime(graph, "cpu")
     except VlmkitError:
@@ -203,34 +204,17 @@ def _parts_of(anatomy: Anatomy) -> Iterator[str]:
         yield f"{index}.value"
 
 
-def _levels(deepstack: torch.Tensor) -> dict[str, Any]:
-    """Return rows ``[levels, rows, seq, hidden]`` as Qwen3-VL's decoder takes them."""
-    return {"visual_pos_masks": None, "deepstack_visual_embeds": list(deepstack.unbind(0))}
-
-
 @contextmanager
-def _prepared(parts: Parts, board: SlotAttention) -> Iterator[None]:
+def _prepared(parts: Parts, board: SlotAttention, layers: tuple[int, ...]) -> Iterator[None]:
     """Set up everything for tracing, and put it back."""
+    rows = lambda: None if board.inputs is None else board.inputs.deepstack  # noqa: E731
     with ExitStack() as stack:
         stack.enter_context(attention(parts.decoder, board))
-        stack.enter_context(_dense_deepstack(parts.decoder))
+        stack.enter_context(dense(parts.decoder, layers, rows))
         stack.enter_context(_steady_rope(parts.decoder))
         stack.enter_context(apply_patches("dynamo"))
         stack.enter_context(apply_patches("onnx"))
         yield
-
-
-@contextmanager
-def _dense_deepstack(decoder: Any) -> Iterator[None]:
-    """Add image rows to every token (zeros where there is no image) in place of a scatter."""
-    if not hasattr(decoder, "_deepstack_process"):
-        yield
-        return
-    decoder._deepstack_process = lambda hidden, _, rows: hidden + rows
-    try:
-        yield
-    finally:
-        del decoder._deepstack_process  # the method of the class again
 
 
 @contextmanager

@@ -107,6 +107,7 @@ def export_tower(checkpoint: Checkpoint, folder: Path, on_stage: OnStage) -> Non
     _refuse_full(folder)
     with _beside(folder) as place:
         on_stage("reading weights")
+        family_of(checkpoint.config)  # refuses early what has no tower that is known
         model = load(checkpoint)
         with _known_families(checkpoint):
             parts = Parts(model)

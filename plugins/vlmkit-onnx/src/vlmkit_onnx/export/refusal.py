@@ -6,8 +6,10 @@ What shows only in a loaded decoder is refused by ``anatomy``, still before anyt
 from collections.abc import Mapping
 from typing import Any
 
+from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
+from vlmkit_onnx.prompts.families import family_of
 from vlmkit_torch import refusal
 
 OTHERWISE = 'engine.use = "torch" may run it as it is'
@@ -30,8 +32,17 @@ def objection(checkpoint: Checkpoint) -> str | None:
         return reason
     config = checkpoint.config
     text = config.get("text_config")
-    reason = mechanism_of(text if isinstance(text, Mapping) else config)
+    reason = mechanism_of(text if isinstance(text, Mapping) else config) or _sight_of(config)
     return Objection(f"it cannot be exported: {reason}", hint=OTHERWISE) if reason else None
+
+
+def _sight_of(config: Mapping[str, Any]) -> str | None:
+    """Return what of the way in which a family sees images is out of reach; None for nothing."""
+    try:
+        family_of(config)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def mechanism_of(text_config: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit_onnx.export import deepstack
 from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.embedding import embed, sample_ids, table_of
 from vlmkit_onnx.export.views import Parts, attention
@@ -66,15 +67,15 @@ def make_sample(parts: Parts, anatomy: Anatomy, embeddings: torch.Tensor) -> Sam
     positions = torch.stack(
         [steps, steps + steps % 3, steps + steps % 5][: anatomy.num_position_axes]
     )
-    deepstack = _deepstack(anatomy, embeddings)
+    levels = _deepstack(anatomy, embeddings)
     visible = _visible(anatomy, seq) if anatomy.takes_bias else None
     dtype = parts.dtype
     arguments: dict[str, Any] = {}
-    if deepstack is not None:
-        image = torch.zeros(1, seq, dtype=torch.bool)
-        image[:, IMAGE] = True
-        arguments["visual_pos_masks"] = image
-        arguments["deepstack_visual_embeds"] = list(deepstack[:, IMAGE].to(dtype).unbind(0))
+    if levels is not None:
+        is_image = torch.zeros(1, seq, dtype=torch.bool)
+        is_image[:, IMAGE] = True
+        rows = levels[:, IMAGE].to(dtype)
+        arguments |= deepstack.by_mask(anatomy.deepstack_layers, rows, is_image)
     if visible is not None:
         arguments["attention_mask"] = _masks(anatomy, visible, dtype)
     with torch.no_grad(), attention(parts.decoder, "eager"):
@@ -88,7 +89,7 @@ def make_sample(parts: Parts, anatomy: Anatomy, embeddings: torch.Tensor) -> Sam
     return Sample(
         embeddings=embeddings.numpy(),
         positions=positions.numpy(),
-        deepstack=None if deepstack is None else deepstack.numpy(),
+        deepstack=None if levels is None else levels.numpy(),
         visible=visible,
         logits=logits.numpy(),
         states=hidden[0].float().numpy(),

@@ -62,7 +62,8 @@ def attend(
 
     Args:
         module: whose attention this is.
-        query: ``[pictures, heads, tokens, width]``, as are ``key`` and ``value``.
+        query: ``[pictures, heads, tokens, width]``, as are ``key`` and ``value``, which may have
+            fewer heads.
         key: see ``query``.
         value: see ``query``.
         attention_mask: must be None.
@@ -78,7 +79,9 @@ def attend(
     if attention_mask is not None:
         raise CheckpointError("the vision tower masks its attention, which cannot be exported")
     pictures, num_heads, tokens, width = query.shape
-    flat = [x.transpose(1, 2).reshape(pictures, tokens, -1) for x in (query, key, value)]
+    if key.shape[1] != num_heads:
+        key, value = (x.repeat_interleave(num_heads // x.shape[1], 1) for x in (key, value))
+    flat = [x.transpose(1, 2).flatten(2) for x in (query, key, value)]
     scaling = width**-0.5 if scaling is None else scaling
     if cu_seq_lens_q is None:
         mixed = _multi_head_attention(flat, num_heads, scaling)

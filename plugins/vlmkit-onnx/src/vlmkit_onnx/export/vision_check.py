@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.seams.prompt import MediaSlot
+from vlmkit_onnx.export.deepstack import numbered_layers
 from vlmkit_onnx.export.towers.tower import ImageInputs
 from vlmkit_onnx.folder.layout import VisionGraph
 from vlmkit_onnx.sessions.session import open_session
@@ -69,10 +70,12 @@ def reference(model: PreTrainedModel, sample: ImageInputs) -> dict[str, NDArray[
     with torch.no_grad():
         output = take(**inputs, return_dict=True)
     levels = output.get("deepstack_features") or ()
-    named = {FEATURES: output.pooler_output} | {
-        f"{DEEPSTACK}{number}": level for number, level in enumerate(levels)
-    }
-    return {name: _rows(value) for name, value in named.items()}
+    if numbered_layers(model.config):  # each with its layer, of which the last one counts
+        levels = [rows for _, rows in sorted(dict(levels).items())]
+    named = {f"{DEEPSTACK}{number}": _rows(level) for number, level in enumerate(levels)}
+    if (pooled := output.get("pooler_output")) is not None:
+        return {FEATURES: _rows(pooled), **named}
+    return {FEATURES: np.zeros_like(named[f"{DEEPSTACK}0"]), **named}
 
 
 def _differences(

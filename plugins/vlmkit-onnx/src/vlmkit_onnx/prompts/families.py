@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from vlmkit.errors import CheckpointError, EngineError
 from vlmkit.seams.prompt import MediaSlot, Prompt
 
-Visibility = Literal["causal", "image_blocks", "prefix"]
+Visibility = Literal["causal", "image_blocks", "near_image_blocks", "wide_image_blocks", "prefix"]
 """Who sees whom in a prompt.
 
 causal: a token sees what stands before it; image_blocks: and the tokens of one image see each
-other, as far as a layer's window reaches; prefix: all tokens of a prompt with an image see each
-other, whatever the window.
+other, as far as a layer's window reaches; near_image_blocks: the same in layers with a window only;
+wide_image_blocks: the same in all layers, whatever the window; prefix: all tokens of a prompt with
+an image see each other, whatever the window.
 """
 
 Config = Mapping[str, Any]
@@ -92,7 +93,8 @@ def family_of(config: Config) -> Family:
             (int(config[key]) for key in _IMAGE_TOKEN_KEYS if config.get(key) is not None),
             known.image_token_id,
         )
-        return Family(image_token_id, known.visibility, known.rule(config, image_token_id))
+        visibility = known.visibility if _sees_ahead(config, known) else "causal"
+        return Family(image_token_id, visibility, known.rule(config, image_token_id))
     if any(config.get(key) is not None for key in _VISION_KEYS):
         raise CheckpointError(
             f"model type {name!r} sees images in a way that vlmkit-onnx does not know",
@@ -170,25 +172,62 @@ def _from_one_rule(_config: Config, _image_token_id: int) -> Callable[[Prompt], 
 
 @dataclass(frozen=True, slots=True)
 class _Seeing:
-    """A family that sees images; its image token where ``config.json`` leaves the default out."""
+    """A family that sees images.
+
+    Attributes:
+        image_token_id: where ``config.json`` leaves the default out.
+        visibility: who sees whom.
+        rule: gives positions.
+        two_way: what ``use_bidirectional_attention`` says where it is left out, in families that
+            see only backwards if it is not "vision"; None where it does not matter.
+    """
 
     image_token_id: int
     visibility: Visibility = "causal"
     rule: Callable[[Config, int], Callable[[Prompt], Positions]] = _plain_rule
+    two_way: str | None = None
+
+
+def _sees_ahead(config: Config, family: _Seeing) -> bool:
+    """Tell whether the tokens of an image see each other, where a family leaves that open.
+
+    Raises:
+        CheckpointError: all tokens do.
+    """
+    if family.two_way is None:
+        return True
+    text = config.get("text_config") or {}
+    told = text.get("use_bidirectional_attention", family.two_way)
+    if told == "all":
+        raise CheckpointError("every token of the model sees every other, which makes no answers")
+    return bool(told == "vision")
 
 
 _SEEING: Mapping[str, _Seeing] = {
     "llava": _Seeing(32000),
+    "vipllava": _Seeing(32000),
     "llava_next": _Seeing(32000),
+    "llava_next_video": _Seeing(32001),
     "llava_onevision": _Seeing(151646),
+    "granite4_vision": _Seeing(32000),
     "idefics3": _Seeing(128257),
     "smolvlm": _Seeing(128257),
     "qwen2_vl": _Seeing(151655, rule=_grid_rule),
     "qwen2_5_vl": _Seeing(151655, rule=_grid_rule),
     "qwen3_vl": _Seeing(151655, rule=_grid_rule),
     "qwen3_vl_moe": _Seeing(151655, rule=_grid_rule),
+    "glm4v": _Seeing(151343, rule=_grid_rule),
+    "glm4v_moe": _Seeing(151363, rule=_grid_rule),
+    "glm46v": _Seeing(151343, rule=_grid_rule),
+    "glm_ocr": _Seeing(59280, rule=_grid_rule),
+    "paddleocr_vl": _Seeing(100295, rule=_grid_rule),
+    "exaone4_5": _Seeing(67),
     "gemma3": _Seeing(262144, visibility="image_blocks"),
+    "gemma4": _Seeing(258880, visibility="near_image_blocks", two_way=""),
+    "gemma4_unified": _Seeing(258880, visibility="wide_image_blocks", two_way="vision"),
     "mistral3": _Seeing(10),
     "internvl": _Seeing(151667),
+    "aya_vision": _Seeing(255036),
+    "cohere2_vision": _Seeing(255036),
     "paligemma": _Seeing(256000, visibility="prefix", rule=_from_one_rule),
 }

@@ -34,6 +34,7 @@ class PromptInputs:
         row: ``[seq]`` which row of that image.
         block: ``[seq]`` tokens of one block see each other both ways; -1 for none.
         sees_past_window: whether they do so in layers with a window, too, however far apart.
+        sees_near_only: whether they do so in layers with a window only.
     """
 
     positions: Integers | None
@@ -42,6 +43,7 @@ class PromptInputs:
     row: NDArray[np.int32]
     block: NDArray[np.int32]
     sees_past_window: bool = False
+    sees_near_only: bool = False
 
     def spans(self) -> tuple[Span, ...]:
         """Return the token ranges that see each other both ways."""
@@ -87,7 +89,8 @@ def read_prompt(prompt: Prompt, family: Family) -> PromptInputs:
         image,
         row,
         _blocks(image >= 0, family),
-        sees_past_window=family.visibility == "prefix",
+        sees_past_window=family.visibility in ("prefix", "wide_image_blocks"),
+        sees_near_only=family.visibility == "near_image_blocks",
     )
 
 
@@ -149,10 +152,12 @@ def sees(
     known = min(stop, len(inputs.block))
     block[:known] = inputs.block[:known]
     is_same = (block[start:, None] == block[None]) & (block[None] >= 0)
-    whole = (key <= query) | is_same
+    causal = key <= query
+    both_ways = causal | is_same
+    whole = causal if inputs.sees_near_only else both_ways
     if window is None:
         return whole, whole
-    near = whole & (key > query - window)
+    near = both_ways & (key > query - window)
     return whole, (near | is_same if inputs.sees_past_window else near)
 
 

@@ -43,16 +43,23 @@ class AnyresFeeding(msgspec.Struct, frozen=True, tag="anyres", tag_field="kind")
         return {"pixel_values": pixels}
 
     def rows(self, slot: MediaSlot, outputs: Mapping[str, Floats]) -> dict[str, Floats]:
-        """Return the small image's rows, then those of the grid, line by line."""
-        tiles, newline = outputs[FEATURES], outputs[NEWLINE][:1]
+        """Return the small image's rows, then those of the grid, line by line; of each level so."""
+        newline = outputs[NEWLINE][:1]
+        levels = {name: tiles for name, tiles in outputs.items() if name != NEWLINE}
+        packed = {name: self._packed(slot, tiles, newline) for name, tiles in levels.items()}
+        if FEATURES not in packed:  # all of them are added inside the decoder
+            packed[FEATURES] = np.zeros_like(next(iter(packed.values())))
+        return packed
+
+    def _packed(self, slot: MediaSlot, tiles: Floats, newline: Floats) -> Floats:
         if len(tiles) == 1:
-            return {FEATURES: np.concatenate([tiles[0], newline])}
+            return np.concatenate([tiles[0], newline])
         height, width = (int(n) for n in array_of(slot, "image_sizes").reshape(-1)[:2])
         grid = unpad(self._grid(tiles[1:], height, width), height, width)
         lines = self._bounded(grid)
         ends = np.broadcast_to(newline, (len(lines), 1, newline.shape[-1]))
         ended = np.concatenate([lines, ends], axis=1)
-        return {FEATURES: np.concatenate([tiles[0], ended.reshape(-1, ended.shape[-1])])}
+        return np.concatenate([tiles[0], ended.reshape(-1, ended.shape[-1])])
 
     def _grid(self, tiles: Floats, height: int, width: int) -> Floats:
         """Lay tiles out as ``[lines, rows, hidden]``."""

@@ -5,12 +5,20 @@ block order: cell by cell, row by row, and inside a cell row by row. Numpy's own
 transformers computes in ``transformers.vision_utils``.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+Resampling: TypeAlias = Literal["corners", "linear", "cubic"]
+"""How a learned table of positions is resampled to a grid.
+
+corners: bilinear, the corners of both on each other; linear: bilinear, centres of samples at
+halves; cubic: the same with four neighbours on each axis.
+"""
+
+SHARPNESS = -0.75  # of the cubic kernel
 
 
 class Windows(NamedTuple):
@@ -64,25 +72,43 @@ def windows(height: int, width: int, merge: int, side: int) -> Windows:
 
 
 def interpolation(
-    height: int, width: int, merge: int, side: int
+    height: int, width: int, merge: int, side: int, resampling: Resampling = "corners"
 ) -> tuple[Integers, NDArray[np.float32]]:
-    """Resample a learned ``side`` x ``side`` table to a grid, bilinear with aligned corners.
+    """Resample a learned ``side`` x ``side`` table to a grid.
 
     Returns:
-        ``[patches, 4]`` entries of the table, and their weights.
+        ``[patches, taps]`` entries of the table, and their weights; 4 taps, or 16 where cubic.
     """
     order = block_order(height, width, merge)
-    rows, row_weights = _taps(order // width, height, side)
-    columns, column_weights = _taps(order % width, width, side)
+    rows, row_weights = _taps(order // width, height, side, resampling)
+    columns, column_weights = _taps(order % width, width, side, resampling)
     entries = rows[:, :, None] * side + columns[:, None, :]
     weights = row_weights[:, :, None] * column_weights[:, None, :]
-    return entries.reshape(-1, 4), weights.reshape(-1, 4)
+    return entries.reshape(len(order), -1), weights.reshape(len(order), -1)
 
 
-def _taps(index: Integers, size: int, side: int) -> tuple[Integers, NDArray[np.float32]]:
-    """Return the two neighbours of places on one axis, and their weights, ``[places, 2]``."""
-    place = index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+def _taps(
+    index: Integers, size: int, side: int, resampling: Resampling
+) -> tuple[Integers, NDArray[np.float32]]:
+    """Return the neighbours of places on one axis, and their weights, ``[places, taps]``."""
+    start = index.astype(np.float32)
+    if resampling == "corners":
+        place = start * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    else:
+        half = np.float32(0.5)
+        place = (start + half) * np.float32(side) / np.float32(size) - half
     below = np.floor(place)
-    taps = np.clip(below.astype(np.int64)[:, None] + np.arange(2), 0, side - 1)
-    distance = np.abs((place - below)[:, None] - np.arange(2, dtype=np.float32))
+    offsets = np.arange(-1, 3) if resampling == "cubic" else np.arange(2)
+    taps = np.clip(below.astype(np.int64)[:, None] + offsets, 0, side - 1)
+    distance = np.abs((place - below)[:, None] - offsets.astype(np.float32))
+    if resampling == "cubic":
+        return taps, _cubic(distance).astype(np.float32)
     return taps, np.clip(1 - distance, 0, None).astype(np.float32)
+
+
+def _cubic(distance: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the weights of the cubic convolution kernel."""
+    near = ((SHARPNESS + 2) * distance - (SHARPNESS + 3)) * distance**2 + 1
+    far = SHARPNESS * (((distance - 5) * distance + 8) * distance - 4)
+    weights: NDArray[np.float32] = np.where(distance <= 1, near, far)
+    return weights

@@ -7,12 +7,12 @@ import msgspec
 
 from vlmkit.errors import CheckpointError
 from vlmkit_onnx.vision.anyres import AnyresFeeding
-from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding
+from vlmkit_onnx.vision.patches import CropFeeding, GridFeeding, PlaceFeeding
 from vlmkit_onnx.vision.tiles import TileFeeding
 
 KEY = "vlmkit_feeding"  # among the metadata of a graph
 
-OwnFeeding: TypeAlias = TileFeeding | AnyresFeeding | GridFeeding | CropFeeding
+OwnFeeding: TypeAlias = TileFeeding | AnyresFeeding | GridFeeding | CropFeeding | PlaceFeeding
 
 
 def written(feeding: OwnFeeding) -> dict[str, str]:

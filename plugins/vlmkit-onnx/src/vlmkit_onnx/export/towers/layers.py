@@ -1,5 +1,6 @@
 """LLaVA's towers: the projector reads chosen hidden layers of pictures of one size."""
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ class LayerTower(nn.Module):
         self.tower = base.vision_tower
         self.projector = base.multi_modal_projector
         self.layers: int | list[int] = base.config.vision_feature_layer
-        self.drops_first = base.config.vision_feature_select_strategy == "default"
+        strategy = getattr(base.config, "vision_feature_select_strategy", "default")
+        self.drops_first = strategy == "default"
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return ``[pictures, rows, hidden]``."""
@@ -51,7 +53,7 @@ class NewlineTower(nn.Module):
 
 
 def llava(base: Any) -> Tower:
-    """Return the tower of LLaVA 1.5: one picture for an image."""
+    """Return the tower of LLaVA 1.5 or VipLLaVA: one picture for an image."""
     size = base.config.vision_config.image_size
 
     def samples(random: np.random.Generator) -> list[ImageInputs]:
@@ -61,24 +63,40 @@ def llava(base: Any) -> Tower:
 
 
 def llava_next(base: Any) -> Tower:
-    """Return the tower of LLaVA-NeXT: a small picture and tiles."""
-    return _anyres(base, None)
+    """Return the tower of LLaVA-NeXT and its video sibling: a small picture and tiles."""
+    return anyres(base, NewlineTower(base), (FEATURES, NEWLINE))
 
 
 def llava_onevision(base: Any) -> Tower:
     """Return the tower of LLaVA-OneVision: the same, with a bound to the number of tiles."""
-    bound = base.config.vision_aspect_ratio
-    return _anyres(base, int(bound.removeprefix("anyres_max_")))
+    bound = int(base.config.vision_aspect_ratio.removeprefix("anyres_max_"))
+    return anyres(base, NewlineTower(base), (FEATURES, NEWLINE), max_tiles=bound)
 
 
-def _anyres(base: Any, max_tiles: int | None) -> Tower:
+def anyres(
+    base: Any,
+    module: nn.Module,
+    outputs: tuple[str, ...],
+    *,
+    scale: Fraction = Fraction(1),
+    max_tiles: int | None = None,
+) -> Tower:
+    """Return a tower of a small picture and tiles that cover the image.
+
+    Args:
+        base: the family's model without its head.
+        module: gives the outputs.
+        outputs: their names.
+        scale: rows on each side of a tile, for each patch.
+        max_tiles: see :class:`vlmkit_onnx.vision.anyres.AnyresFeeding`.
+    """
     config = base.config
     size = config.vision_config.image_size
     resolutions = [(int(height), int(width)) for height, width in config.image_grid_pinpoints]
     feeding = AnyresFeeding(
         resolutions=resolutions,
         tile_size=size,
-        tile_rows=size // config.vision_config.patch_size,
+        tile_rows=int(size // config.vision_config.patch_size * scale),
         max_tiles=max_tiles,
     )
 
@@ -94,5 +112,4 @@ def _anyres(base: Any, max_tiles: int | None) -> Tower:
         sizes = [(size, size), (size, size), (size, 3 * size), (2 * size + 3, size)]
         return [sample(random, height, width) for height, width in sizes]
 
-    outputs = (FEATURES, NEWLINE)
-    return Tower(NewlineTower(base), feeding, {"pixel_values": [0]}, samples, outputs)
+    return Tower(module, feeding, {"pixel_values": [0]}, samples, outputs)

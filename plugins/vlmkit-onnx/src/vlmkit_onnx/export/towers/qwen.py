@@ -1,4 +1,4 @@
-"""The towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of images of any size.
+"""Towers of patches of images of any size: Qwen2-VL's, its successors', and EXAONE 4.5's.
 
 The family's own code runs over packed images and finds their borders in cumulative lengths. Here
 those lengths are objects that only our attention looks into, and all that depends on the grid
@@ -80,10 +80,19 @@ class GridTower(nn.Module):
         if table_entries is not None and table_weights is not None:
             known["interp_indices"] = table_entries.repeat(count, 1)
             known["interp_weights"] = table_weights.repeat(count, 1)
-        output = self.visual(pixel_values.flatten(0, 1), grid_thw=None, **known)
-        levels = [output.pooler_output, *(output.get("deepstack_features") or ())]
+        levels = self.seen(pixel_values.flatten(0, 1), known)
         cells = patches // self.merge**2
         return [level.reshape(count, cells, level.shape[-1]) for level in levels]
+
+    def seen(self, patches: torch.Tensor, known: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the rows ``[cells, hidden]``, and those of each deepstack level.
+
+        Args:
+            patches: ``[patches, values]`` of all frames.
+            known: of their grids, by the names that the family's code has for it.
+        """
+        output = self.visual(patches, grid_thw=None, **known)
+        return [output.pooler_output, *(output.get("deepstack_features") or ())]
 
 
 def _in_each(frames: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tensor:
@@ -92,7 +101,7 @@ def _in_each(frames: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tens
 
 
 def qwen(base: Any) -> Tower:
-    """Return the tower of any of the three families."""
+    """Return the tower of any of these families."""
     visual, config = base.visual, base.config.vision_config
     merge, size = visual.spatial_merge_size, config.patch_size
     feeding = GridFeeding(
@@ -100,21 +109,38 @@ def qwen(base: Any) -> Tower:
         window_cells=visual.window_size // merge // size if _has_windows(visual) else None,
         table_side=getattr(visual, "num_grid_per_side", None),
     )
-    values = config.in_channels * config.temporal_patch_size * size**2
+    num_levels = len(getattr(config, "deepstack_visual_indexes", None) or ())
+    outputs = (FEATURES, *(f"{DEEPSTACK}{level}" for level in range(num_levels)))
+    patch = (config.in_channels * config.temporal_patch_size * size**2,)
+    return of_grids(GridTower(base), feeding, patch, outputs)
+
+
+def of_grids(
+    module: nn.Module,
+    feeding: GridFeeding,
+    patch: tuple[int, ...],
+    outputs: tuple[str, ...] = (FEATURES,),
+) -> Tower:
+    """Return a tower whose processor gives patches and their grid.
+
+    Args:
+        module: takes what the feeding gives.
+        feeding: how.
+        patch: the shape of one patch.
+        outputs: names of the graph's outputs.
+    """
 
     def samples(random: np.random.Generator) -> list[ImageInputs]:
-        grids = [(1, height * merge, width * merge) for height, width in SIZES]
+        grids = [(1, height * feeding.merge, width * feeding.merge) for height, width in SIZES]
         return [
             {
-                "pixel_values": noise(random, int(np.prod(grid)), values),
+                "pixel_values": noise(random, int(np.prod(grid)), *patch),
                 "image_grid_thw": np.array([grid]),
             }
             for grid in grids
         ]
 
-    num_levels = len(getattr(config, "deepstack_visual_indexes", None) or ())
-    outputs = (FEATURES, *(f"{DEEPSTACK}{level}" for level in range(num_levels)))
-    return Tower(GridTower(base), feeding, _dynamic(feeding), samples, outputs)
+    return Tower(module, feeding, _dynamic(feeding), samples, outputs)
 
 
 def _has_windows(visual: Any) -> bool:

@@ -4,7 +4,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlmkit.errors import CheckpointError
-from vlmkit_onnx.export.towers import idefics, layers, pixtral, qwen, whole
+from vlmkit_onnx.export.towers import (
+    gemma,
+    glm,
+    granite,
+    idefics,
+    layers,
+    paddle,
+    pixtral,
+    qwen,
+    whole,
+)
 from vlmkit_onnx.export.towers.tower import Tower
 
 
@@ -32,17 +42,30 @@ def _llava(base: Any) -> Tower:
 
 
 _TOWERS: Mapping[str, Callable[[Any], Tower]] = {
+    "aya_vision": whole.tiles,
+    "cohere2_vision": whole.tiles,
+    "exaone4_5": qwen.qwen,
     "gemma3": whole.picture,
+    "gemma4": gemma.gemma4,
+    "gemma4_unified": gemma.gemma4_unified,
+    "glm4v": glm.glm4v,
+    "glm4v_moe": glm.glm4v,
+    "glm46v": glm.glm4v,
+    "glm_ocr": glm.glm_ocr,
+    "granite4_vision": granite.granite4,
     "idefics3": idefics.square,
     "internvl": whole.tiles,
     "llava": _llava,
     "llava_next": layers.llava_next,
+    "llava_next_video": layers.llava_next,
     "llava_onevision": layers.llava_onevision,
     "mistral3": pixtral.mistral3,
+    "paddleocr_vl": paddle.paddleocr,
     "paligemma": whole.picture,
     "qwen2_5_vl": qwen.qwen,
     "qwen2_vl": qwen.qwen,
     "qwen3_vl": qwen.qwen,
     "qwen3_vl_moe": qwen.qwen,
     "smolvlm": idefics.square,
+    "vipllava": layers.llava,
 }

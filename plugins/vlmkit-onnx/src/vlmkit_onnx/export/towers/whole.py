@@ -1,4 +1,4 @@
-"""Towers whose family code can be traced as it stands: Gemma 3, PaliGemma, InternVL."""
+"""Towers whose family code can be traced as it stands: of pictures of one size."""
 
 import copy
 from typing import Any

@@ -1,0 +1,62 @@
+"""Families that the exporter cannot take are refused by their reason, from small files alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zoo
+from parity import families
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.torch
+
+SIGHT = "model type {name!r} sees images in a way that vlmkit-onnx does not know"
+REASONS = {
+    "llama4": "model type 'llama4_text' has ",
+    "lfm2_vl": "model type 'lfm2' has layers of type 'conv'",
+    "minicpmv4_6": "model type 'qwen3_5_text' has layers of type 'linear_attention'",
+}
+TAKEN = families.EXPORTED_MORE
+REFUSED = sorted({*zoo.NAMES_MORE, *zoo.NAMES_OTHERS} - {*TAKEN})
+
+
+def saved_as(name: str, saved: Callable[[str], Path]) -> Checkpoint:
+    return Checkpoint(name, saved(name))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_cannot_be_exported_is_refused_by_its_reason(
+    name: str, saved: Callable[[str], Path]
+) -> None:
+    from vlmkit_onnx.export.refusal import objection
+
+    reason = objection(saved_as(name, saved))
+    assert reason is not None
+    wanted = REASONS.get(name, SIGHT.format(name=name))
+    assert reason.startswith(f"it cannot be exported: {wanted}")
+
+
+@pytest.mark.parametrize("name", families.EXPORTED)
+def test_a_family_that_can_be_is_not(name: str, saved: Callable[[str], Path]) -> None:
+    from vlmkit_onnx.export.refusal import objection
+
+    assert objection(saved_as(name, saved)) is None
+
+
+@pytest.mark.parametrize("part", ["export", "export_tower"])
+def test_the_refusal_comes_before_the_weights_are_read(
+    part: str, saved: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vlmkit_onnx.export import exporter
+
+    def load(_: Checkpoint) -> None:
+        pytest.fail("the weights were read")
+
+    monkeypatch.setattr(exporter, "load", load)
+    asked = [saved_as("molmo2", saved), tmp_path / "onnx"]
+    asked += ["fp32"] if part == "export" else []
+    with pytest.raises(CheckpointError, match="'molmo2' sees images in a way"):
+        getattr(exporter, part)(*asked, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
