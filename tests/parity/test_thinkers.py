@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -162,3 +163,41 @@ def test_what_a_family_takes_for_an_images_token_is_as_transformers_has_it() -> 
     assert family_token({"model_type": "qwen2"}) is None
     assert family_token({"model_type": "no such family"}) is None
     assert stated_token({"vision_config": {"image_token_id": 7}}) == 7
+
+
+EARS = {
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 128,
+    "sampling_rate": 16000,
+    "chunk_length": 300,
+    "dither": 0.0,
+    "hop_length": 160,
+    "n_fft": 400,
+    "n_samples": 4800000,
+    "nb_max_frames": 30000,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+}
+"""What real checkpoints say in the same file of what they hear."""
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni_moe", "phi4_multimodal"])
+def test_what_a_folder_says_of_ears_changes_nothing_about_pictures(
+    name: str, saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = changed(
+        saved(name), tmp_path / "m", "preprocessor_config.json", lambda it: it.update(EARS)
+    )
+    (folder / "spk_dict.pt").write_bytes(b"")
+    request = conversation(asked(zoo.picture(1)))
+    with caplog.at_level("INFO"):
+        one, other = (
+            HfTokenizer(Checkpoint("m", path), HfTokenizerSettings()).prompt(request)
+            for path in (saved(name), folder)
+        )
+
+    assert one.token_ids == other.token_ids
+    for key, array in one.media[0].inputs.items():
+        np.testing.assert_array_equal(array, other.media[0].inputs[key], key)
+    assert "model 'm' hears as well: sound is not served" in caplog.text

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_hf.leading import FAMILIES as LEADING, leading
-from vlmkit_hf.processor_files import processor_settings, refuse_without_images
+from vlmkit_hf.processor_files import image_settings, processor_settings, refuse_without_images
 from vlmkit_hf.processor_parts import PARTS
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,8 @@ class Whole:
 def takes_images(checkpoint: Checkpoint) -> bool:
     """Tell whether a checkpoint has a vision side, which need not be a tower."""
     has_tower = any("vision" in key or key == "vit_config" for key in checkpoint.answering)
-    has_eyes = has_tower or bool(_image_processor_forms(checkpoint))
-    return has_eyes and processor_class_name(checkpoint) is not None
+    is_shown_pictures = bool(_image_processor_forms(checkpoint) and image_settings(checkpoint))
+    return (has_tower or is_shown_pictures) and processor_class_name(checkpoint) is not None
 
 
 def processor_class_name(checkpoint: Checkpoint) -> str | None:

@@ -15,15 +15,21 @@ PROCESSOR, IMAGES = "processor_config.json", "preprocessor_config.json"
 _TOWERS_WITH_CLASS_TOKEN = frozenset({"clip_vision_model"})
 
 
+def image_settings(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return what a folder says of its image processor; nothing where it says nothing."""
+    nested = checkpoint.read_json(PROCESSOR).get("image_processor")
+    settings = checkpoint.read_json(IMAGES) or nested
+    return settings if isinstance(settings, Mapping) else {}
+
+
 def refuse_without_images(checkpoint: Checkpoint) -> None:
     """Refuse a folder that does not say how pictures are processed, or says it in code.
 
     Raises:
         CheckpointError: it is so.
     """
-    nested = checkpoint.read_json(PROCESSOR).get("image_processor")
-    settings = checkpoint.read_json(IMAGES) or nested
-    if not isinstance(settings, Mapping) or not settings:
+    settings = image_settings(checkpoint)
+    if not settings:
         raise CheckpointError(
             f"model {checkpoint.name!r} has no {IMAGES!r}, which says how pictures are shown to it",
             hint="fetch it from where the model is from",
