@@ -152,8 +152,11 @@ def _log_softmax(row: Any) -> Any:
 def _variants(options: peers.Options) -> Iterator[tuple[str, Path]]:
     """Yield names and folders: our precisions, and the formats of llama.cpp."""
     checkpoint = _checkpoint(options.models)
-    for precision in options.precisions:
-        yield precision, peers.exported(checkpoint, precision)
+    for precision in ("fp32", *options.precisions):
+        for tower in options.towers:
+            if (precision, tower) != ("fp32", "fp32"):
+                folder = peers.exported(checkpoint, precision, tower)
+                yield f"{precision}, tower {tower}", folder
     for kind in rounding.KINDS:
         yield f"{kind}, weights only", peers.exported(_rounded(checkpoint, kind), "fp32")
 

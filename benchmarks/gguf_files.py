@@ -15,7 +15,13 @@ from typing import Any
 import gguf
 import numpy as np
 
-LLAMA, QWEN2, TOWER = gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.QWEN2, gguf.MODEL_ARCH.MMPROJ
+TOWER = gguf.MODEL_ARCH.MMPROJ
+ARCHS = {  # by the type of the language model
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen2_5_vl_text": gguf.MODEL_ARCH.QWEN2VL,
+}
+OF_TOWERS = ("vision_model.", "connector.", "visual.")
 NO_MERGE = ["Ġw Ġw"]  # llama.cpp wants one
 
 
@@ -35,7 +41,7 @@ def write_decoder(folder: Path, kind: gguf.GGMLQuantizationType, file: Path) -> 
     """Write the language model with its tokenizer."""
     config = json.loads((folder / "config.json").read_text())
     text = config.get("text_config", config)
-    arch = QWEN2 if text["model_type"] == "qwen2" else LLAMA
+    arch = ARCHS[text["model_type"]]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
     head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     writer.add_context_length(text["max_position_embeddings"])
@@ -47,6 +53,8 @@ def write_decoder(folder: Path, kind: gguf.GGMLQuantizationType, file: Path) -> 
     writer.add_layer_norm_rms_eps(text["rms_norm_eps"])
     writer.add_rope_freq_base(text["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(head_dim)
+    if sections := text["rope_parameters"].get("mrope_section"):
+        writer.add_rope_dimension_sections([*sections, 0])
     writer.add_vocab_size(text["vocab_size"])
     as_file = gguf.LlamaFileType
     is_q8 = kind == gguf.GGMLQuantizationType.Q8_0
@@ -55,41 +63,71 @@ def write_decoder(folder: Path, kind: gguf.GGMLQuantizationType, file: Path) -> 
     names = gguf.get_tensor_name_map(arch, text["num_hidden_layers"])
     for name, array in tensors(folder):
         if not _is_of_tower(name):
-            _add(writer, names, name.replace("text_model.", ""), array, kind)
+            plain = name.replace("text_model.", "").replace("language_model.", "")
+            _add(writer, names, plain, array, kind)
     _finish(writer)
 
 
 def write_tower(folder: Path, kind: gguf.GGMLQuantizationType, file: Path) -> None:
-    """Write SmolVLM's vision tower and connector."""
+    """Write a vision tower and what brings its rows to the language model."""
     config = json.loads((folder / "config.json").read_text())
     vision = config["vision_config"]
     images = json.loads((folder / "preprocessor_config.json").read_text())
+    num_layers = vision.get("depth") or vision["num_hidden_layers"]
     writer = gguf.GGUFWriter(file, "clip")
     writer.add_type("mmproj")
     writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type("idefics3")
     writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
-    writer.add_vision_image_size(vision["image_size"])
     writer.add_vision_patch_size(vision["patch_size"])
     writer.add_vision_embedding_length(vision["hidden_size"])
     writer.add_vision_feed_forward_length(vision["intermediate_size"])
-    writer.add_vision_block_count(vision["num_hidden_layers"])
-    writer.add_vision_head_count(vision["num_attention_heads"])
-    writer.add_vision_attention_layernorm_eps(vision["layer_norm_eps"])
-    writer.add_vision_image_mean([0.5, 0.5, 0.5])
-    writer.add_vision_image_std([0.5, 0.5, 0.5])
-    writer.add_vision_projector_scale_factor(config["scale_factor"])
-    writer.add_vision_preproc_image_size(images["size"]["longest_edge"])
-    writer.add_vision_use_gelu(True)
-    names = gguf.get_tensor_name_map(TOWER, vision["num_hidden_layers"])
+    writer.add_vision_block_count(num_layers)
+    writer.add_vision_head_count(vision.get("num_heads") or vision["num_attention_heads"])
+    writer.add_vision_image_mean(images["image_mean"])
+    writer.add_vision_image_std(images["image_std"])
+    if config["model_type"] == "qwen2_5_vl":
+        _say_of_qwen(writer, vision)
+    else:
+        _say_of_smolvlm(writer, config, images)
+    names = gguf.get_tensor_name_map(TOWER, num_layers)
     for name, array in tensors(folder):
         if _is_of_tower(name):
-            _add(writer, names, name, array, kind)
+            for part, values in _apart(name.removeprefix("model."), array):
+                _add(writer, names, part, values, kind)
     _finish(writer)
 
 
+def _say_of_smolvlm(writer: gguf.GGUFWriter, config: Any, images: Any) -> None:
+    writer.add_clip_projector_type("idefics3")
+    writer.add_vision_image_size(config["vision_config"]["image_size"])
+    writer.add_vision_attention_layernorm_eps(config["vision_config"]["layer_norm_eps"])
+    writer.add_vision_projector_scale_factor(config["scale_factor"])
+    writer.add_vision_preproc_image_size(images["size"]["longest_edge"])
+    writer.add_vision_use_gelu(True)
+
+
+def _say_of_qwen(writer: gguf.GGUFWriter, vision: Any) -> None:
+    writer.add_clip_projector_type("qwen2.5vl_merger")
+    writer.add_vision_image_size(560)  # of a picture that it is warmed up with
+    writer.add_vision_attention_layernorm_eps(1e-6)
+    writer.add_vision_use_silu(True)
+    writer.add_vision_n_wa_pattern(vision["fullatt_block_indexes"][0] + 1)
+
+
 def _is_of_tower(name: str) -> bool:
-    return "vision_model" in name or "connector" in name
+    return name.removeprefix("model.").startswith(OF_TOWERS)
+
+
+def _apart(name: str, array: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a tensor as llama.cpp has it: packed projections and frames of a film are apart."""
+    if ".qkv." in name:
+        parts = np.split(np.asarray(array), 3)
+        yield from ((name.replace("qkv", k), part) for k, part in zip("qkv", parts, strict=True))
+    elif array.ndim == 5:
+        yield name, np.ascontiguousarray(array[:, :, 0])
+        yield f"{name}.1", np.ascontiguousarray(array[:, :, 1])
+    else:
+        yield name, array
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
@@ -117,7 +155,7 @@ def _add(
     array: Any,
     kind: gguf.GGMLQuantizationType,
 ) -> None:
-    new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    new = names.get_name(name, try_suffixes=(".weight", ".bias", ".weight.1"))
     if new is None:
         raise ValueError(f"no name for {name!r}")
     if array.ndim == 2 and "position_embd" not in new:

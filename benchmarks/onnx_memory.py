@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import contenders
+import image_shapes
 import onnx_image
 import peers
 import shapes
@@ -25,7 +26,7 @@ def bench(options: peers.Options) -> None:
     shape = "smolvlm-small" if options.shape == "small" else "smolvlm-500m"
     checkpoints = (
         shapes.save(options.shape, options.models / f"random-{options.shape}"),
-        shapes.save_image_model(shape, options.models / shape),
+        image_shapes.save(shape, options.models / shape),
     )
     for checkpoint in checkpoints:
         for precision in options.precisions:

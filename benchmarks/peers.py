@@ -31,6 +31,7 @@ class Options:
         threads: of every engine.
         tokens: of an answer.
         precisions: of our exports.
+        towers: precisions of the vision towers of our exports.
         idle_but: begin each measurement when fewer cores than this are busy.
         arrivals_per_s: questions, where they come one by one.
         cases: questions of each kind that the packaged model is asked.
@@ -48,6 +49,7 @@ class Options:
     threads: int
     tokens: int
     precisions: list[str]
+    towers: list[str]
     idle_but: float
     arrivals_per_s: float
     cases: int
@@ -71,12 +73,14 @@ def bits(kind: str) -> int:
     return 4 if "4" in kind.replace("w8a8", "") else 8
 
 
-def exported(checkpoint: Path, precision: str) -> Path:
-    """Return our export of a checkpoint, made at the first call."""
-    folder = checkpoint.with_name(f"{checkpoint.name}-{precision}")
+def exported(checkpoint: Path, precision: str, tower: str | None = None) -> Path:
+    """Return our export of a checkpoint, made at the first call; towers are float32 if not said."""
+    beside = "" if tower is None else f"-tower-{tower}"
+    folder = checkpoint.with_name(f"{checkpoint.name}-{precision}{beside}")
     if not (folder / "vlmkit_onnx.json").is_file():
         command = [sys.executable, "-m", "vlmkit", "export", str(checkpoint), str(folder)]
-        subprocess.run([*command, "--precision", precision], check=True)
+        command += ["--precision", precision, "--vision-precision", tower or "fp32"]
+        subprocess.run(command, check=True)
     return folder
 
 

@@ -175,6 +175,7 @@ def parse() -> tuple[list[str], Options]:
     parser.add_argument("--threads", type=int, default=2, help="of each engine")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each answer")
     parser.add_argument("--precisions", nargs="*", default=["w8a8"], help="of our exports")
+    parser.add_argument("--towers", nargs="*", default=["fp32", "w8a8"], help="of our exports")
     parser.add_argument("--idle-but", type=float, default=0.3, help="wait for so few busy cores")
     parser.add_argument("--models", type=Path, help="keep models here, for the next time")
     parser.add_argument("--arrivals-per-s", type=float, default=0.8, help="of onnx-mixed")

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit_onnx.folder.layout import VisionGraph
-from vlmkit_onnx.sessions.session import open_session
+from vlmkit_onnx.folder.layout import VisionGraph, own_tower
+from vlmkit_onnx.folder.manifest import TowerPrecision
+from vlmkit_onnx.sessions.session import open_tower
 from vlmkit_onnx.settings import ComputeSettings
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 
@@ -14,16 +15,19 @@ class Encoders:
     """Opens vision graphs, with one thread and four pictures in a call."""
 
     def open(self, file: Path, *, is_own: bool = True) -> OnnxVisionEncoder:
-        session = open_session(file, ComputeSettings(num_threads=1))
-        return OnnxVisionEncoder(VisionGraph(file, is_own), session, 4)
+        session = open_tower(file, ComputeSettings(num_threads=1))
+        graph = own_tower(file) if is_own else VisionGraph(file, is_own=False)
+        return OnnxVisionEncoder(graph, session, 4)
 
-    def export(self, model: object, folder: Path) -> OnnxVisionEncoder:
+    def export(
+        self, model: object, folder: Path, precision: TowerPrecision = "fp32"
+    ) -> OnnxVisionEncoder:
         """Export a model's tower and open that."""
-        from vlmkit_onnx.export.vision import export_vision
+        from vlmkit_onnx.export.vision import FILE, export_vision
 
-        name = export_vision(model, folder, lambda _: None)  # type: ignore[arg-type]
-        assert name is not None
-        return self.open(folder / name)
+        made = export_vision(model, folder, precision, lambda _: None)  # type: ignore[arg-type]
+        assert made == precision
+        return self.open(folder / FILE)
 
 
 @pytest.fixture(scope="session")

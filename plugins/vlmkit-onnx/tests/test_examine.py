@@ -4,13 +4,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx import build
-from vlmkit_onnx.folder import export_cache
+from vlmkit_onnx.folder import export_cache, manifest
 from vlmkit_onnx.sessions import products
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
@@ -31,8 +32,9 @@ def engine(folder: Path, **settings: Any) -> str:
     return build.examine_engine(context)
 
 
-def encoder(folder: Path) -> str:
-    return build.examine_encoder(BuildContext("", Checkpoint("m", folder), EncoderSettings()))
+def encoder(folder: Path, **settings: Any) -> str:
+    context = BuildContext("", Checkpoint("m", folder), EncoderSettings(**settings))
+    return build.examine_encoder(context)
 
 
 @pytest.mark.parametrize("form", [products.SIGNED, products.UNSIGNED])
@@ -41,7 +43,7 @@ def test_the_kernels_of_this_cpu_are_named(
 ) -> None:
     monkeypatch.setattr(products, "form", lambda: form)
     assert engine(DEMO) == f"w8a8, cpu, 8-bit products with {form.name}"
-    assert encoder(DEMO) == "cpu"
+    assert encoder(DEMO) == "fp32, cpu"
 
 
 def test_a_cpu_that_could_not_compute_it_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +60,7 @@ def test_an_export_that_is_to_come_is_told_and_not_made(
     assert engine(weights) == "to be exported as w8a8"
     assert engine(weights, precision="int4") == "to be exported as int4"
     assert encoder(weights) == "to be exported"
+    assert encoder(weights, precision="w8a8") == "to be exported as w8a8"
     assert not (weights.parent / "cache").exists()
 
 
@@ -75,6 +78,23 @@ def test_graphs_of_another_precision_than_was_asked_for_are_refused(run: Any) ->
     settings = EngineSettings(precision="int8")
     with pytest.raises(ConfigError, match="'int8', and the graphs of model 'm' are 'w8a8'"):
         run(BuildContext("", Checkpoint("m", DEMO), settings))
+
+
+@pytest.mark.parametrize("run", [build.examine_encoder, build.build_encoder])
+def test_a_tower_of_another_precision_than_was_asked_for_is_refused(run: Any) -> None:
+    settings = EncoderSettings(precision="w8a8")
+    with pytest.raises(ConfigError, match="'w8a8', and that of the vision tower of model 'm' is"):
+        run(BuildContext("", Checkpoint("m", DEMO), settings))
+    assert encoder(DEMO, precision="fp32") == "fp32, cpu"
+
+
+def test_a_tower_of_8_bits_is_for_cpus(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    stated = msgspec.structs.replace(manifest.read(DEMO), vision_precision="w8a8")
+    manifest.write(folder, stated)
+    assert encoder(folder).startswith("w8a8, cpu")
+    with pytest.raises(ConfigError, match="on 'cuda', a vision tower in 'w8a8' does not run"):
+        encoder(folder, device="cuda")
 
 
 @pytest.mark.parametrize("file", ["decoder.onnx", "decoder.onnx.data"])

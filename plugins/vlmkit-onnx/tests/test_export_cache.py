@@ -143,10 +143,10 @@ def test_of_many_who_ask_at_once_one_exports(
 def test_a_tower_is_exported_apart_and_found_again(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Path] = []
+    made: list[Any] = []
 
-    def export_tower(_: Checkpoint, folder: Path, on_stage: Any) -> None:
-        made.append(folder)
+    def export_tower(_: Checkpoint, folder: Path, precision: Any, on_stage: Any) -> None:
+        made.append((folder, precision))
         folder.mkdir(parents=True)
         (folder / "vision.onnx").write_bytes(b"")
 
@@ -154,9 +154,11 @@ def test_a_tower_is_exported_apart_and_found_again(
     module.export_tower = export_tower  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vlmkit_onnx.export.exporter", module)
     monkeypatch.setattr(export_cache, "missing_packages", list)
-    first, again = (cached_tower(checkpoint, _silent) for _ in range(2))
-    assert made == [first] == [again]
-    assert first != cached_folder(checkpoint, "w8a8")
+    first, again = (cached_tower(checkpoint, None, _silent) for _ in range(2))
+    assert made == [(first, None)]
+    assert again == first != cached_folder(checkpoint, "w8a8")
+    assert cached_tower(checkpoint, "fp32", _silent) != first
+    assert made[1:] == [(cached_folder(checkpoint, "tower-fp32"), "fp32")]
 
 
 @pytest.mark.parametrize("part", ["int4", "tower"])

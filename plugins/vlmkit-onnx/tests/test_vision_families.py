@@ -149,7 +149,7 @@ def test_a_graph_that_does_not_compute_what_the_model_does_is_not_kept(
 def test_an_exporter_that_assumes_equal_windows_is_caught(
     seeing: Callable[[str], Seeing], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vlmkit_onnx.export.vision_check import check_vision
+    from vlmkit_onnx.export.vision_check import VisionCheck
     from vlmkit_onnx.vision import grid
 
     model, file, _ = seeing("qwen2_5_vl")
@@ -159,11 +159,11 @@ def test_an_exporter_that_assumes_equal_windows_is_caught(
         cut = right(height, width, merge, side)
         return cut._replace(visible=np.ones_like(cut.visible))
 
-    sample = slot_of("qwen2_5_vl", model, 1).inputs
-    assert check_vision(model, file, [sample]) < TOLERANCE
+    check = VisionCheck(model, [slot_of("qwen2_5_vl", model, 1).inputs])
+    assert check.refuse_unlike(file, "fp32") < TOLERANCE
     monkeypatch.setattr(grid, "windows", equal)
     with pytest.raises(CheckpointError, match="does not compute what the model computes"):
-        check_vision(model, file, [sample])
+        check.refuse_unlike(file, "fp32")
 
 
 def test_a_large_tower_keeps_its_weights_in_a_file_beside_it(
@@ -216,4 +216,4 @@ def test_a_text_model_has_no_vision_graph(saved: Callable[[str], Path], tmp_path
     from vlmkit_onnx.export.vision import export_vision
 
     model = transformers.AutoModelForCausalLM.from_pretrained(saved("llama"))
-    assert export_vision(model, tmp_path, lambda _: None) is None
+    assert export_vision(model, tmp_path, None, lambda _: None) is None

@@ -5,21 +5,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import EngineLimits
 from vlmkit_onnx import text_side
 from vlmkit_onnx.decoders.cache_nodes import cached_token_bytes
 from vlmkit_onnx.decoders.decoder import Decoder
 from vlmkit_onnx.engine import OnnxEngine
+from vlmkit_onnx.export_once import OnStage
 from vlmkit_onnx.folder import export_cache
 from vlmkit_onnx.folder.graph_header import read_header
-from vlmkit_onnx.folder.layout import DecoderGraph, Layout, TokenGraph, TokenTable
+from vlmkit_onnx.folder.layout import (
+    DecoderGraph,
+    Layout,
+    TokenGraph,
+    TokenTable,
+    VisionGraph,
+)
 from vlmkit_onnx.folder.refusal import kind_of
 from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
 from vlmkit_onnx.prompts.embeddings import Embeddings, TableEmbeddings
 from vlmkit_onnx.prompts.families import family_of
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.sessions.session import check, device_of, open_session
+from vlmkit_onnx.sessions.session import check, device_of, open_session, open_tower
 from vlmkit_onnx.settings import ComputeSettings, EncoderSettings, EngineSettings
 from vlmkit_onnx.slots import system_memory
 from vlmkit_onnx.slots.device_memory import CPU
@@ -84,9 +92,32 @@ def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
     checkpoint = context.files
-    graph = locate_tower(checkpoint, settings.variant, context.on_stage)
-    session = open_session(graph.file, settings)
+    graph = _tower(checkpoint, settings, context.on_stage)
+    session = open_tower(graph.file, settings)
     return OnnxVisionEncoder(graph, session, settings.max_batch_images)
+
+
+def _tower(checkpoint: Checkpoint, settings: EncoderSettings, on_stage: OnStage) -> VisionGraph:
+    """Return the vision tower, of a precision that the device computes.
+
+    Raises:
+        ConfigError: it is made of 8-bit products, for which ONNX Runtime has kernels on CPUs only.
+    """
+    on_cpu = device_of(settings) == CPU
+    graph = locate_tower(
+        checkpoint,
+        settings.precision,
+        settings.variant,
+        on_stage,
+        otherwise=None if on_cpu else "fp32",
+    )
+    if graph.precision == "w8a8" and not on_cpu:
+        raise ConfigError(
+            f"on {settings.device!r}, a vision tower in 'w8a8' does not run",
+            hint='media_encoder.precision = "fp32"; of a folder of graphs, `vlmkit export` with '
+            "--vision-precision fp32",
+        )
+    return graph
 
 
 def examine_engine(context: BuildContext) -> str:
@@ -109,12 +140,14 @@ def examine_encoder(context: BuildContext) -> str:
     """Say how the encoder would run a model; as :func:`examine_engine` of the engine."""
     settings: EncoderSettings = context.settings or EncoderSettings()
     checkpoint = context.files
-    is_ours_to_export = kind_of(checkpoint) == "safetensors"
-    if is_ours_to_export and not export_cache.finished(checkpoint, export_cache.TOWER):
-        export_cache.refuse_without_exporter()
-        return "to be exported"
-    graph = locate_tower(checkpoint, settings.variant, context.on_stage)
-    return _manner("", graph.file, settings)
+    if kind_of(checkpoint) == "safetensors":
+        on_cpu = device_of(settings) == CPU
+        part = export_cache.TOWERS[settings.precision or (None if on_cpu else "fp32")]
+        if not export_cache.finished(checkpoint, part):
+            export_cache.refuse_without_exporter()
+            return " as ".join(filter(None, ["to be exported", settings.precision]))
+    graph = _tower(checkpoint, settings, context.on_stage)
+    return _manner(graph.precision or "", graph.file, settings)
 
 
 def _manner(precision: str, file: Path, settings: ComputeSettings) -> str:

@@ -12,12 +12,12 @@ from typing import BinaryIO
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.folder.export_cache import (
-    TOWER,
+    TOWERS,
     cached_folder,
     is_whole,
     refuse_without_exporter,
 )
-from vlmkit_onnx.folder.manifest import Precision
+from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
 
 OnStage = Callable[[str], None]
 POLL_S = 0.5
@@ -41,7 +41,9 @@ def cached_export(checkpoint: Checkpoint, precision: Precision, on_stage: OnStag
     return _made_once(cached_folder(checkpoint, precision), make, on_stage)
 
 
-def cached_tower(checkpoint: Checkpoint, on_stage: OnStage) -> Path:
+def cached_tower(
+    checkpoint: Checkpoint, precision: TowerPrecision | None, on_stage: OnStage
+) -> Path:
     """Return the folder of a checkpoint's vision tower, as :func:`cached_export` its decoder's.
 
     They are apart because either may run beside the other half of another library, and because one
@@ -52,9 +54,9 @@ def cached_tower(checkpoint: Checkpoint, on_stage: OnStage) -> Path:
     def make(folder: Path) -> None:
         from vlmkit_onnx.export.exporter import export_tower
 
-        export_tower(checkpoint, folder, on_stage)
+        export_tower(checkpoint, folder, precision, on_stage)
 
-    return _made_once(cached_folder(checkpoint, TOWER), make, on_stage)
+    return _made_once(cached_folder(checkpoint, TOWERS[precision]), make, on_stage)
 
 
 def _made_once(folder: Path, make: Callable[[Path], None], on_stage: OnStage) -> Path:

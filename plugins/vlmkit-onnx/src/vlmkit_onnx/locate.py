@@ -4,8 +4,8 @@ from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.export_once import OnStage, cached_export, cached_tower
 from vlmkit_onnx.folder import export_cache
-from vlmkit_onnx.folder.layout import Layout, VisionGraph, own_layout
-from vlmkit_onnx.folder.manifest import Precision
+from vlmkit_onnx.folder.layout import Layout, VisionGraph, own_layout, own_tower
+from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
 from vlmkit_onnx.folder.refusal import Kind, kind_of
 
 DEFAULT_PRECISION: Precision = "w8a8"
@@ -73,16 +73,39 @@ def _layout(checkpoint: Checkpoint, kind: Kind | None, variant: str | None) -> L
     )
 
 
-def locate_tower(checkpoint: Checkpoint, variant: str | None, on_stage: OnStage) -> VisionGraph:
+def locate_tower(
+    checkpoint: Checkpoint,
+    precision: TowerPrecision | None,
+    variant: str | None,
+    on_stage: OnStage,
+    *,
+    otherwise: TowerPrecision | None = None,
+) -> VisionGraph:
     """Return the vision tower of a model; arguments and errors as for :func:`locate`.
+
+    Args:
+        checkpoint: see there, as for what is not named here.
+        precision: what was asked for; None takes a graph as it is.
+        variant: see there.
+        on_stage: see there.
+        otherwise: what is exported where nothing was asked for; None is as few bits as fit.
 
     Raises:
         CheckpointError: besides, there is none.
+        ConfigError: it is of another precision.
     """
     if kind_of(checkpoint) == "safetensors":
-        folder = cached_tower(checkpoint, on_stage)
-        return VisionGraph(folder / export_cache.VISION, is_own=True)
+        folder = cached_tower(checkpoint, precision or otherwise, on_stage)
+        return own_tower(folder / export_cache.VISION)
     graph = locate(checkpoint, None, variant, on_stage).vision
     if graph is None:
         raise CheckpointError(f"model {checkpoint.name!r} has no graph of a vision tower")
+    if precision not in (None, graph.precision):
+        known = "not known" if graph.precision is None else repr(graph.precision)
+        raise ConfigError(
+            f"media_encoder.precision is {precision!r}, and that of the vision tower of model "
+            f"{checkpoint.name!r} is {known}",
+            hint="leave it out, or `vlmkit export` the model's safetensors with "
+            f"--vision-precision {precision}",
+        )
     return graph

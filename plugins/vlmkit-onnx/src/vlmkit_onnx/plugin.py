@@ -51,7 +51,7 @@ def _engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
 
 def _encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     return refusal.encoder_cannot_serve(checkpoint) or _cannot_be_exported(
-        checkpoint, (export_cache.TOWER,)
+        checkpoint, export_cache.TOWERS.values()
     )
 
 

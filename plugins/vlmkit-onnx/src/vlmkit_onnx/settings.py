@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from vlmkit_onnx.folder.manifest import Precision
+from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
 
 Positive = Annotated[int, Meta(ge=1)]
 # The patterns are in the config's JSON schema, too, where there is no \Z; and $ alone lets a line
@@ -34,9 +34,12 @@ class EncoderSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown
 
     Attributes:
         max_batch_images: most images computed in one call of the tower.
+        precision: of the tower's linear layers; a safetensors checkpoint's is exported in it. None
+            takes a graph as it is, and exports in ``w8a8`` for CPUs, if features stay near.
     """
 
     max_batch_images: Positive = 8
+    precision: TowerPrecision | None = None
 
 
 class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

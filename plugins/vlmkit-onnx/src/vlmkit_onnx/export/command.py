@@ -9,9 +9,10 @@ import click
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_onnx.folder.manifest import Precision
+from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
 
 PRECISIONS = get_args(Precision)
+TOWER_PRECISIONS = get_args(TowerPrecision)
 
 
 def export_command(context: BuildContext) -> click.Command:
@@ -31,7 +32,15 @@ def export_command(context: BuildContext) -> click.Command:
         show_default=True,
         help="How the decoder's linear layers are stored and computed.",
     )
-    def export(*, model: str, folder: Path, precision: Precision) -> None:
+    @click.option(
+        "--vision-precision",
+        type=click.Choice(TOWER_PRECISIONS),
+        help="The same of the vision tower.  [default: w8a8 where the decoder is of few bits and "
+        "features stay near, else fp32]",
+    )
+    def export(
+        *, model: str, folder: Path, precision: Precision, vision_precision: TowerPrecision | None
+    ) -> None:
         """Write MODEL as ONNX into DIR, which must be absent or empty.
 
         The result is compared with the model before it gets its name. Serve it by naming DIR.
@@ -50,7 +59,14 @@ def export_command(context: BuildContext) -> click.Command:
                 progress("writing the text side")
                 text_side.keep(context, Checkpoint(checkpoint.name, place), place)
 
-            export_model(checkpoint, folder, precision, progress, complete=complete)
+            export_model(
+                checkpoint,
+                folder,
+                precision,
+                progress,
+                vision_precision=vision_precision,
+                complete=complete,
+            )
         click.echo(str(folder))
 
     return export

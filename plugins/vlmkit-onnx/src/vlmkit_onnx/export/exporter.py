@@ -9,10 +9,11 @@ import importlib.metadata
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
@@ -25,9 +26,9 @@ from vlmkit_onnx.export.loading import exportable_config, load
 from vlmkit_onnx.export.refusal import OTHERWISE
 from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
 from vlmkit_onnx.export.views import Parts
-from vlmkit_onnx.export.vision import export_vision
+from vlmkit_onnx.export.vision import FILE as VISION, export_vision
 from vlmkit_onnx.folder import manifest
-from vlmkit_onnx.folder.manifest import Manifest, Precision
+from vlmkit_onnx.folder.manifest import Manifest, Precision, TowerPrecision
 from vlmkit_onnx.prompts.families import family_of
 
 OnStage = Callable[[str], None]
@@ -59,7 +60,17 @@ COMPANIONS = (
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
 )
+TOWER_BESIDE: Mapping[Precision, TowerPrecision] = MappingProxyType(
+    {"fp16": "fp32", "fp32": "fp32"}
+)  # those for GPUs, and for comparisons
 BATCH_INVARIANT: frozenset[Precision] = frozenset({"fp32", "w8a8", "int8", "int4"})
+
+
+class _Vision(NamedTuple):
+    """Whether a vision tower is exported, and in which precision; None is as few bits as fit."""
+
+    is_wanted: bool
+    precision: TowerPrecision | None
 
 
 def export(
@@ -68,6 +79,7 @@ def export(
     precision: Precision,
     on_stage: OnStage,
     *,
+    vision_precision: TowerPrecision | None = None,
     with_tower: bool = True,
     complete: Callable[[Path], None] = lambda _: None,
 ) -> Manifest:
@@ -76,8 +88,10 @@ def export(
     Args:
         checkpoint: a safetensors checkpoint.
         folder: where to; must be absent or empty.
-        precision: of the decoder's linear layers; the vision tower is float32.
+        precision: of the decoder's linear layers.
         on_stage: told what begins.
+        vision_precision: of the vision tower's. None is few bits where the decoder has few and
+            features stay near, else float32.
         with_tower: whether the vision tower is exported, too.
         complete: given the folder before it has its name; may write more into it.
 
@@ -87,7 +101,8 @@ def export(
     """
     _refuse_full(folder)
     with _beside(folder) as place:
-        made = _write(checkpoint, place, precision, on_stage, with_tower=with_tower)
+        vision = _Vision(with_tower, vision_precision or TOWER_BESIDE.get(precision))
+        made = _write(checkpoint, place, precision, vision, on_stage)
         manifest.write(place, made)
         for path in _companions(checkpoint.path):
             copy = place / path.relative_to(checkpoint.path)
@@ -98,7 +113,9 @@ def export(
     return made
 
 
-def export_tower(checkpoint: Checkpoint, folder: Path, on_stage: OnStage) -> None:
+def export_tower(
+    checkpoint: Checkpoint, folder: Path, precision: TowerPrecision | None, on_stage: OnStage
+) -> None:
     """Write the vision tower of a checkpoint only; arguments and errors as for :func:`export`.
 
     Raises:
@@ -112,7 +129,7 @@ def export_tower(checkpoint: Checkpoint, folder: Path, on_stage: OnStage) -> Non
         with _known_families(checkpoint):
             parts = Parts(model)
         _bring_towers_to_float32(model, parts)
-        if export_vision(model, place, on_stage) is None:
+        if export_vision(model, place, precision, on_stage) is None:
             raise CheckpointError(f"model {checkpoint.name!r} has no vision tower")
         _publish(place, folder)
 
@@ -128,9 +145,8 @@ def _write(
     checkpoint: Checkpoint,
     place: Path,
     precision: Precision,
+    vision: "_Vision",
     on_stage: OnStage,
-    *,
-    with_tower: bool,
 ) -> Manifest:
     on_stage("reading weights")
     exportable_config(checkpoint)  # a decoder's flaw is the truer reason than its tower's
@@ -140,7 +156,7 @@ def _write(
         anatomy = examine(Parts(model), visibility)
     table = write_table(Parts(model), place)
     _bring_towers_to_float32(model, Parts(model))
-    vision = export_vision(model, place, on_stage) if with_tower else None
+    tower = export_vision(model, place, vision.precision, on_stage) if vision.is_wanted else None
     parts = Parts(model)
     del model  # towers are done with
     with _known_families(checkpoint):
@@ -158,7 +174,8 @@ def _write(
         is_batch_invariant=precision in BATCH_INVARIANT,
         decoder=DECODER,
         embeddings=table,
-        vision=vision,
+        vision=VISION if tower else None,
+        vision_precision=tower or "fp32",
         sliding_window=anatomy.window if anatomy.takes_bias else None,
         made_with={name: importlib.metadata.version(name) for name in PARTICIPANTS},
     )

@@ -41,12 +41,7 @@ class TokenLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        codes = torch.empty(linear.in_features, linear.out_features, dtype=torch.int8)
-        scale = torch.empty(linear.out_features)
-        for rows in _row_slices(linear.out_features):
-            weight = linear.weight[rows].float()
-            scale[rows] = (weight.abs().amax(1) / 127).clamp_min(TINY)
-            codes[:, rows] = (weight / scale[rows, None]).round().to(torch.int8).t()
+        codes, scale = token_codes(linear.weight)
         self.bias = _bias_of(linear)
         self.codes = nn.Buffer(codes)
         self.scale = nn.Buffer(scale)
@@ -130,6 +125,18 @@ class BlockLinear(nn.Module):
             codes, zeros = _unpacked(codes), _unpacked(zeros)[:, : codes.shape[1]]
         steps = codes.float() - zeros.float()[..., None]
         return (steps * self.scale[rows, :, None]).flatten(1)[:, : self.width]
+
+
+def token_codes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 8-bit codes ``[in, out]`` and scales ``[out]`` of a matrix ``[out, in]``."""
+    num_outputs, width = weight.shape
+    codes = torch.empty(width, num_outputs, dtype=torch.int8)
+    scale = torch.empty(num_outputs)
+    for rows in _row_slices(num_outputs):
+        part = weight[rows].float()
+        scale[rows] = (part.abs().amax(1) / 127).clamp_min(TINY)
+        codes[:, rows] = (part / scale[rows, None]).round().to(torch.int8).t()
+    return codes, scale
 
 
 def convert(parts: Parts, precision: Precision, on_layer: OnLayer) -> None:

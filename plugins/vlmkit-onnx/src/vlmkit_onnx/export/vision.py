@@ -4,6 +4,7 @@ A graph is kept only if, run as it will be run, it gives what the model's own co
 of other sizes and in other batches than the traced ones.
 """
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,35 +20,45 @@ from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit.seams.prompt import MediaSlot
+from vlmkit_onnx.export.tower_linear import quantize
+from vlmkit_onnx.export.tower_tidy import tidy_tower
 from vlmkit_onnx.export.towers.table import tower_of
 from vlmkit_onnx.export.towers.tower import ImageInputs, Tower
 from vlmkit_onnx.export.tracing import tracing
 from vlmkit_onnx.export.vision_attention import vision_attention
-from vlmkit_onnx.export.vision_check import check_vision
+from vlmkit_onnx.export.vision_check import VisionCheck
+from vlmkit_onnx.folder.manifest import TowerPrecision
 from vlmkit_onnx.vision.feeding import AnyArray
 from vlmkit_onnx.vision.own import written
 
 FILE = "vision.onnx"
+DATA = f"{FILE}.data"
 MAX_INLINE_BYTES = 256 * 2**20  # protobuf ends at 2 GiB and is slow long before
+OPSET = 21  # the first whose codes of activations have a scale for each row
 SEED = 0
 
 OnStage = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
-def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> str | None:
+def export_vision(
+    model: PreTrainedModel, folder: Path, precision: TowerPrecision | None, on_stage: OnStage
+) -> TowerPrecision | None:
     """Write the graph of a model's vision tower and projector.
 
     Args:
         model: any, on the CPU; all but its language model in single precision.
         folder: where ``vision.onnx`` goes, ``vision.onnx.data`` when it is large, and two images
             that the graph is tried with at load.
+        precision: of its linear layers; None is 8 bits if features stay near, else float32.
         on_stage: told what begins.
 
     Returns:
-        The file's name; None for a text model.
+        The precision that it has; None for a text model.
 
     Raises:
-        CheckpointError: the family is not known, or its graph does not compute what the model does.
+        CheckpointError: the family is not known, its graph does not compute what the model does,
+            or features are further off than the precision that was asked for may bring them.
     """
     base: Any = model.base_model
     if not hasattr(base, "get_image_features"):
@@ -56,15 +67,41 @@ def export_vision(model: PreTrainedModel, folder: Path, on_stage: OnStage) -> st
     samples = tower.samples(np.random.default_rng(SEED))
     on_stage("tracing the vision tower")
     graph = trace(tower, example(tower, samples))
+    tidy_tower(graph)
     ClearMetadataAndDocStringPass()(graph)  # where on this machine each node comes from
     graph.metadata_props.update(written(tower.feeding))
     with tempfile.TemporaryDirectory(dir=folder) as made:
-        _save(graph, Path(made))
+        place = Path(made)
+        _save(graph, place)
         on_stage("checking the vision tower")
-        check_vision(model, Path(made) / FILE, samples, Path(made))
-        for file in Path(made).iterdir():
+        checked = VisionCheck(model, samples)
+        checked.refuse_unlike(place / FILE, "fp32")
+        kept = "fp32" if precision == "fp32" else _rounded(graph, place, checked, precision)
+        checked.keep(place)
+        for file in place.iterdir():
             shutil.move(file, folder / file.name)
-    return FILE
+    return kept
+
+
+def _rounded(
+    graph: onnx_ir.Model, place: Path, checked: VisionCheck, precision: TowerPrecision | None
+) -> TowerPrecision:
+    """Put a graph of 8 bits in a graph's place, if it may be there; return what is there."""
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        quantize(graph)
+        _save(graph, Path(made))
+        try:
+            checked.refuse_unlike(Path(made) / FILE, "w8a8")
+        except CheckpointError as error:
+            if precision is not None:
+                raise
+            log.warning("the vision tower stays in float32: %s", error)
+            return "fp32"
+        for file in (FILE, DATA):
+            (place / file).unlink(missing_ok=True)
+        for path in Path(made).iterdir():
+            shutil.move(path, place / path.name)
+    return "w8a8"
 
 
 def example(tower: Tower, samples: Sequence[ImageInputs]) -> dict[str, AnyArray]:
@@ -107,6 +144,7 @@ def _trace(tower: Tower, arrays: Mapping[str, AnyArray]) -> onnx_ir.Model:
         kwargs=inputs,
         input_names=list(inputs),
         output_names=list(tower.outputs),
+        opset_version=OPSET,
         verbose=False,
     )
     graph: onnx_ir.Model = made.model
@@ -116,5 +154,5 @@ def _trace(tower: Tower, arrays: Mapping[str, AnyArray]) -> onnx_ir.Model:
 def _save(graph: onnx_ir.Model, folder: Path) -> None:
     weights = graph.graph.initializers.values()
     num_bytes = sum(v.const_value.nbytes for v in weights if v.const_value is not None)
-    outside = f"{FILE}.data" if num_bytes > MAX_INLINE_BYTES else None
+    outside = DATA if num_bytes > MAX_INLINE_BYTES else None
     onnx_ir.save(graph, folder / FILE, external_data=outside)

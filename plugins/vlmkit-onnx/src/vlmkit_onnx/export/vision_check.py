@@ -15,51 +15,73 @@ from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.export.deepstack import numbered_layers
 from vlmkit_onnx.export.towers.tower import ImageInputs
 from vlmkit_onnx.folder.layout import VisionGraph
-from vlmkit_onnx.sessions.session import open_session
+from vlmkit_onnx.folder.manifest import TowerPrecision
+from vlmkit_onnx.sessions.session import open_tower
 from vlmkit_onnx.settings import ComputeSettings
 from vlmkit_onnx.trials import exported
+from vlmkit_onnx.trials.exported import BOUNDS
 from vlmkit_onnx.vision.encoder import OnnxVisionEncoder
 from vlmkit_onnx.vision.names import DEEPSTACK, FEATURES
 
-TOLERANCE = 1e-4  # of the largest value of an image's rows
 MAX_BATCH_IMAGES = 8
 KEPT = (0, -1)  # of the samples; they differ in size where they can
 
 
-def check_vision(
-    model: PreTrainedModel,
-    file: Path,
-    samples: Sequence[ImageInputs],
-    kept_in: Path | None = None,
-) -> float:
-    """Compare a graph with the model, for all images in one batch.
+class VisionCheck:
+    """What the model's own code makes of a few images, and how near graphs come to it.
 
     Args:
         model: its vision side in single precision.
-        file: the graph.
         samples: a processor's arrays, image by image.
-        kept_in: where two images and their rows are kept for whoever loads the graph.
-
-    Returns:
-        The largest difference, relative to an image's largest value.
-
-    Raises:
-        CheckpointError: they differ.
     """
-    expected = [reference(model, sample) for sample in samples]
-    slots = [
-        MediaSlot(0, len(rows[FEATURES]), b"", sample, len(rows[FEATURES]))
-        for sample, rows in zip(samples, expected, strict=True)
-    ]
-    try:
-        worst = max(_differences(file, slots, expected))
-    except EngineError as error:
-        raise _wrong(model) from error
-    if not worst <= TOLERANCE:  # not-a-number fails too
-        raise _wrong(model)
-    if kept_in is not None:
-        exported.write(kept_in, [(samples[i], expected[i]) for i in KEPT])
-    return worst
+
+    def __init__(self, model: PreTrainedModel, samples: Sequence[ImageInputs]) -> None:
+        self._model = model
+        self._samples = samples
+        self._expected = [reference(model, sample) for sample in samples]
+
+    def refuse_unlike(self, file: Path, precision: TowerPrecision) -> float:
+        """Compute all images in one batch with a graph.
+
+        Returns:
+            The largest difference, in the precision's own measure.
+
+        Raises:
+            CheckpointError: it is more than that precision may bring.
+        """
+        bound = BOUNDS[precision]
+        try:
+            worst = max(self._differences(file, precision))
+        except EngineError as error:
+            raise self._wrong("does not run") from error
+        if not worst <= bound.at_export:  # not-a-number fails too
+            raise self._wrong(f"is {worst:.2g} off, where {bound.at_export:g} is the most")
+        return worst
+
+    def keep(self, folder: Path) -> None:
+        """Keep two images and their rows for whoever loads a graph of the folder."""
+        exported.write(folder, [(self._samples[i], self._expected[i]) for i in KEPT])
+
+    def _differences(self, file: Path, precision: TowerPrecision) -> Iterator[float]:
+        slots = [
+            MediaSlot(0, len(rows[FEATURES]), b"", sample, len(rows[FEATURES]))
+            for sample, rows in zip(self._samples, self._expected, strict=True)
+        ]
+        session = open_tower(file, ComputeSettings())
+        graph = VisionGraph(file, is_own=True, precision=precision)
+        encoder = OnnxVisionEncoder(graph, session, MAX_BATCH_IMAGES)
+        for features, wanted in zip(encoder.encode(slots), self._expected, strict=True):
+            made = {FEATURES: features.embeddings, **features.extra}
+            yield exported.difference(made, wanted, precision)
+        encoder.close()
+
+    def _wrong(self, how: str) -> CheckpointError:
+        return CheckpointError(
+            f"the exported vision tower of {self._model.config.model_type!r} does not compute what "
+            f"the model computes, so it was not kept: it {how}",
+            hint="--vision-precision fp32, or media_encoder.precision, keeps a tower as it is; if "
+            "it was that, please report the model type",
+        )
 
 
 def reference(model: PreTrainedModel, sample: ImageInputs) -> dict[str, NDArray[np.float32]]:
@@ -78,33 +100,8 @@ def reference(model: PreTrainedModel, sample: ImageInputs) -> dict[str, NDArray[
     return {FEATURES: np.zeros_like(named[f"{DEEPSTACK}0"]), **named}
 
 
-def _differences(
-    file: Path,
-    slots: Sequence[MediaSlot],
-    expected: Sequence[dict[str, NDArray[np.float32]]],
-) -> Iterator[float]:
-    session = open_session(file, ComputeSettings())
-    encoder = OnnxVisionEncoder(VisionGraph(file, is_own=True), session, MAX_BATCH_IMAGES)
-    for features, rows in zip(encoder.encode(slots), expected, strict=True):
-        made = {FEATURES: features.embeddings, **features.extra}
-        if made.keys() != rows.keys():
-            yield float("inf")
-            continue
-        for name, wanted in rows.items():
-            size = max(float(np.abs(wanted).max()), 1e-6)
-            yield float(np.abs(np.asarray(made[name]) - wanted).max()) / size
-    encoder.close()
-
-
 def _rows(value: torch.Tensor | Iterable[torch.Tensor]) -> NDArray[np.float32]:
     parts = [value] if isinstance(value, torch.Tensor) else list(value)
     rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
     array: NDArray[np.float32] = rows.float().numpy()
     return array
-
-
-def _wrong(model: PreTrainedModel) -> CheckpointError:
-    return CheckpointError(
-        f"the exported vision tower of {model.config.model_type!r} does not compute what the model "
-        "computes, so it was not kept"
-    )

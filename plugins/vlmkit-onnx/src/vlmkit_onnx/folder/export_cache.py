@@ -9,18 +9,22 @@ stays what it is; the manifest records them.
 import hashlib
 import importlib.metadata
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from vlmkit.errors import PluginUnavailable
 from vlmkit.kit import content, user_cache
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_onnx.folder.manifest import FILE, FORMAT, Precision
+from vlmkit_onnx.folder.manifest import FILE, FORMAT, Precision, TowerPrecision
 
-Part = Precision | Literal["tower"]
-"""What is exported apart: the decoder, in some precision, or the vision tower."""
+Part = Precision | Literal["tower", "tower-w8a8", "tower-fp32"]
+"""What is exported apart: the decoder, or the vision tower, in some precision or as it fits."""
 
-TOWER: Literal["tower"] = "tower"
+TOWERS: Mapping[TowerPrecision | None, Part] = MappingProxyType(
+    {None: "tower", "w8a8": "tower-w8a8", "fp32": "tower-fp32"}
+)
 VISION = "vision.onnx"
 EXPORTER_NEEDS = (
     "vlmkit_torch",

@@ -12,6 +12,8 @@ from typing import Literal
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit_onnx.folder import manifest
+from vlmkit_onnx.folder.graph_header import read_header
+from vlmkit_onnx.folder.manifest import TowerPrecision
 
 DecoderKind = Literal["slots", "masked", "concat"]
 """How a decoder is told where its cache ends.
@@ -71,11 +73,13 @@ class TokenGraph:
 class VisionGraph:
     """The vision tower with its projector; ``names`` as for :class:`DecoderGraph`.
 
-    ``is_own`` marks our own exporter's graphs, whose helper inputs the host computes.
+    ``is_own`` marks our own exporter's graphs, whose helper inputs the host computes; the
+    ``precision`` of others' is not known.
     """
 
     file: Path
     is_own: bool
+    precision: TowerPrecision | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -104,6 +108,24 @@ class Layout:
     sliding_window: int | None = None
 
 
+def own_tower(file: Path) -> VisionGraph:
+    """Return a tower that our own exporter wrote alone; its graph shows what its layers are.
+
+    Raises:
+        CheckpointError: the file is absent, or no graph.
+    """
+    if not file.is_file():
+        raise CheckpointError(f"{file.name!r} is missing", hint="fetch or export the model again")
+    is_rounded = "MatMulIntegerToFloat" in read_header(file).op_types
+    return VisionGraph(file, is_own=True, precision="w8a8" if is_rounded else "fp32")
+
+
+def _stated_tower(folder: Path, stated: manifest.Manifest) -> VisionGraph | None:
+    if stated.vision is None:
+        return None
+    return VisionGraph(folder / stated.vision, is_own=True, precision=stated.vision_precision)
+
+
 def own_layout(checkpoint: Checkpoint, folder: Path) -> Layout:
     """Read a folder that our own exporter wrote, for a checkpoint's family.
 
@@ -122,7 +144,7 @@ def own_layout(checkpoint: Checkpoint, folder: Path) -> Layout:
         precision=stated.precision,
         decoder=DecoderGraph(folder / stated.decoder, "slots"),
         embeddings=TokenTable(folder / table.file, table.tensor, table.scale),
-        vision=VisionGraph(folder / stated.vision, is_own=True) if stated.vision else None,
+        vision=_stated_tower(folder, stated),
         max_sequence_tokens=stated.max_sequence_tokens,
         is_batch_invariant=stated.is_batch_invariant,
         sliding_window=stated.sliding_window,

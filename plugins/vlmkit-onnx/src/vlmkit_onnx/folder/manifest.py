@@ -17,6 +17,7 @@ FORMAT = 1
 MAX_BYTES = 2**20
 
 Precision = Literal["w8a8", "int4", "int8", "fp16", "fp32"]
+TowerPrecision = Literal["w8a8", "fp32"]
 Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")]
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -47,6 +48,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         decoder: the language model's graph, a file of the same folder.
         embeddings: the token table.
         vision: the vision tower's graph; None for a text model.
+        vision_precision: how the linear layers of the vision tower are stored and computed.
         sliding_window: tokens that layers with a window see, where the graph leaves masks to the
             host; None elsewhere.
         made_with: versions by name of what took part in the export.
@@ -60,6 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     decoder: Name = "decoder.onnx"
     embeddings: Embeddings = Embeddings()
     vision: Name | None = None
+    vision_precision: TowerPrecision = "fp32"
     sliding_window: Positive | None = None
     made_with: dict[str, str] = {}
 

@@ -59,7 +59,7 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
     if reason := weight_files.objection_to_pictures(checkpoint):
         return reason
-    return _lacks_graphs(checkpoint, (export_cache.TOWER,))
+    return _lacks_graphs(checkpoint, export_cache.TOWERS.values())
 
 
 def priority(checkpoint: Checkpoint) -> int:

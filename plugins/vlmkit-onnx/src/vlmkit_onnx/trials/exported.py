@@ -8,7 +8,8 @@ another device or another CPU.
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,29 @@ from numpy.typing import NDArray
 from vlmkit.errors import CheckpointError
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
+from vlmkit_onnx.folder.manifest import TowerPrecision
 
 FILE = "vision_sample.npz"
 MAX_BYTES = 2**28
-TOLERANCE = 1e-2  # of an image's largest number; convolutions in TF32 come to a tenth of it
+
+
+class Bound(NamedTuple):
+    """How far an image's rows may be from those of the model's own code, by precision.
+
+    Attributes:
+        at_export: on the machine that exports.
+        at_load: on any other; kernels differ, and so does what is rounded up.
+    """
+
+    at_export: float
+    at_load: float
+
+
+# float32: of the largest number; convolutions in TF32 come to a thousandth. w8a8: the root mean
+# square of the differences, of that of the rows.
+BOUNDS: Mapping[TowerPrecision, Bound] = MappingProxyType(
+    {"fp32": Bound(1e-4, 1e-2), "w8a8": Bound(0.15, 0.25)}
+)
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 Encode: TypeAlias = Callable[[Sequence[MediaSlot]], list[MediaFeatures]]
 
@@ -44,13 +64,14 @@ def write(folder: Path, images: Sequence[tuple[Arrays, Arrays]]) -> None:
     np.savez(folder / FILE, allow_pickle=False, **named)
 
 
-def refuse_unlike(encode: Encode, folder: Path, main: str) -> None:
+def refuse_unlike(encode: Encode, folder: Path, main: str, precision: TowerPrecision) -> None:
     """Encode the images beside a graph, if there are any, and compare.
 
     Args:
         encode: by the graph.
         folder: where it is.
         main: the name of the rows that are no extra ones.
+        precision: of the graph.
 
     Raises:
         CheckpointError: the rows differ by more than rounding, or the file is broken.
@@ -59,9 +80,7 @@ def refuse_unlike(encode: Encode, folder: Path, main: str) -> None:
         count = len(rows[main])
         (features,) = encode([MediaSlot(0, count, b"", arrays, count)])
         made = {main: features.embeddings, **features.extra}
-        if made.keys() != rows.keys() or not all(
-            _is_alike(np.asarray(made[name]), rows[name]) for name in rows
-        ):
+        if not difference(made, rows, precision) <= BOUNDS[precision].at_load:
             raise CheckpointError(
                 f"{folder.name!r} has a vision graph that does not compute here what it computed "
                 "when it was exported",
@@ -69,11 +88,22 @@ def refuse_unlike(encode: Encode, folder: Path, main: str) -> None:
             )
 
 
-def _is_alike(found: NDArray[Any], wanted: NDArray[Any]) -> bool:
+def difference(made: Mapping[str, Any], wanted: Arrays, precision: TowerPrecision) -> float:
+    """Return how far an image's rows are off, in the precision's own measure; see ``BOUNDS``."""
+    if made.keys() != wanted.keys():
+        return float("inf")
+    return max(_distance(np.asarray(made[name]), wanted[name], precision) for name in wanted)
+
+
+def _distance(found: NDArray[Any], wanted: NDArray[Any], precision: TowerPrecision) -> float:
     if found.shape != wanted.shape:
-        return False
-    size = max(float(np.abs(wanted).max()), 1e-6)
-    return bool(np.abs(found - wanted).max() <= TOLERANCE * size)  # not-a-number is not
+        return float("inf")
+    away = np.abs(found - wanted)
+    if precision == "w8a8":
+        off, size = float(np.linalg.norm(away)), float(np.linalg.norm(wanted))
+    else:
+        off, size = float(away.max()), float(np.abs(wanted).max())
+    return off / max(size, 1e-6) if np.isfinite(off) else float("inf")
 
 
 def _images(path: Path) -> list[tuple[Arrays, Arrays]]:

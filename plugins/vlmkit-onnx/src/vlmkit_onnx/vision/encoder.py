@@ -53,6 +53,7 @@ class OnnxVisionEncoder:
         self._dtypes = {node.name: DTYPES.get(node.type) for node in session.get_inputs()}
         self._outputs = [node.name for node in session.get_outputs()]
         self._file = graph.file
+        self._precision = graph.precision or "fp32"
         self._device = session.get_providers()[0]
 
     @cached_property
@@ -80,7 +81,7 @@ class OnnxVisionEncoder:
         Raises:
             CheckpointError: their rows are others here.
         """
-        refuse_unlike(self.encode, self._file.parent, FEATURES)
+        refuse_unlike(self.encode, self._file.parent, FEATURES, self._precision)
 
     def close(self) -> None:
         """Let go of the graph."""
