@@ -2,14 +2,16 @@
 
 import json
 import signal
+import socket
 import sys
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import openai
 import pytest
-from running_server import eventually, process, scripted
+from running_server import eventually, http_request, process, scripted
 
 pytestmark = pytest.mark.posix
 
@@ -91,3 +93,19 @@ def test_a_second_signal_ends_the_process(tmp_path):
         server.process.terminate()
         assert server.process.wait(300) == -signal.SIGTERM
         stream.close()
+
+
+def test_a_drain_waits_for_no_body(tmp_path):
+    with server_process(tmp_path, body_timeout_s=300, drain_timeout_s=300) as server:
+        url = urlsplit(server.url)
+        with socket.create_connection((url.hostname, url.port), 300) as stranger:
+            stranger.sendall(http_request({"model": "mock", "messages": []})[:-1])
+            assert eventually(lambda: server.status() == 200)  # it was taken in before
+            server.process.terminate()
+            answer = b""
+            while b"server_draining" not in answer:
+                part = stranger.recv(65_536)
+                assert part
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert server.process.wait() == 0

@@ -160,14 +160,6 @@ def test_text_is_bounded_before_it_is_tokenized():
         assert fault(server.post(chat("x" * 101)), 400)["code"] == "context_length_exceeded"
 
 
-def test_connections_are_bounded():
-    with running(max_connections=2) as server:
-        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
-        assert server.get("/healthz").status_code == 503
-        for connection in held:
-            connection.close()
-
-
 def test_a_request_that_finds_no_memory_is_asked_to_come_back(server, monkeypatch, caplog):
     def fail(*_, **__):
         raise MemoryError("the words of a library")

@@ -26,6 +26,7 @@ from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.fleet.fleet import OnLoaded
 from vlmkit.server.http.connection import Connection
+from vlmkit.server.http.fair_room import FairRoom
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.gate import is_loopback
@@ -34,6 +35,7 @@ from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
+OTHER_FILES = 128  # that a process has open besides connections
 LAST_WORDS_S = 5  # for requests that were cut off to send their error
 
 
@@ -95,7 +97,11 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
         self._is_told_to_end = False
         settings = service.settings
-        connection = type("Connection", (Connection,), {"settings": settings})
+        connection = type(
+            "Connection",
+            (Connection,),
+            {"settings": settings, "room": FairRoom(_num_connections(settings))},
+        )
         super().__init__(
             uvicorn.Config(
                 create_app(service),
@@ -105,7 +111,6 @@ class Server(uvicorn.Server):
                 log_config=None,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=settings.max_connections,
                 ssl_certfile=settings.tls_certificate or None,
                 ssl_keyfile=settings.tls_private_key or None,
                 timeout_graceful_shutdown=LAST_WORDS_S,
@@ -165,6 +170,25 @@ def _on_hangup(reload: Callable[[], None]) -> None:
     """Let SIGHUP reload, where there is such a signal and it is ours to take."""
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+def _num_connections(settings: ServerSettings) -> int:
+    """Return how many connections can be open; lets the process have as many files as that takes.
+
+    A process that has no more files goes on listening and answers nobody.
+    """
+    wanted = settings.max_connections
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, max(1, hard - OTHER_FILES))
+        if wanted < settings.max_connections:
+            log.warning("max_connections is %d: the system allows no more open files", wanted)
+        if soft != resource.RLIM_INFINITY and soft < wanted + OTHER_FILES:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted + OTHER_FILES, hard))
+    return wanted
 
 
 def _load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:

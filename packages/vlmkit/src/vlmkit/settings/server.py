@@ -86,10 +86,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         allow_generate: answer ``/inference/v1/generate``, whose prompts are tokens as they are,
             control tokens included, to whoever reaches the server. Where keys are asked for, those
             with the scope ``tokens`` are answered in any case.
-        max_connections: open connections; more are answered 503.
+        max_connections: open connections. Of more, an idle one of whoever has most is closed, or
+            the new one is answered 503.
         max_requests: requests under way, images and queue included; more are answered 429.
         max_body_bytes: size of one request's body.
-        max_pending_body_bytes: bodies of all requests that are being read and checked.
+        max_pending_body_bytes: bodies of all requests that are being read and checked. Of more, one
+            that is on its way from whoever sends most is answered 429, or the new one.
         max_text_chars: characters of text in one request.
         max_request_pixels: pixels of all images of one request.
         max_tool_rounds: times that an answer may go on with what tools of the server returned.

@@ -24,7 +24,7 @@ from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import WrongMediaType
-from vlmkit.server.work.bodies import announced_bytes, whole_body
+from vlmkit.server.work.bodies import Body
 from vlmkit.server.work.service import Service
 
 UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
@@ -54,6 +54,7 @@ class Call(ABC, Generic[B]):
         self._request = request
         self._reader = reader
         self._leases = AsyncExitStack()
+        self._sent: Body | None = None
 
     @abstractmethod
     async def start(self, body: B) -> ASGIApp:
@@ -69,9 +70,10 @@ class Call(ABC, Generic[B]):
                 await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.service.reserved(announced_bytes(self._request, self.service.settings)):
-            body, ignored = self._reader.read(await self._body())
+        with self.service.bodies.opened(self._request) as sent:
+            body, ignored = self._reader.read(await self._content(sent))
             self.note(ignored)
+            self._sent = sent
             response = await self.service.attend(self.start(body), receive)
             del body  # what was sent need not wait for the answer: it can be large
         await response(scope, receive, send)
@@ -90,6 +92,15 @@ class Call(ABC, Generic[B]):
         fleet = self.service.fleet
         return await self._leases.enter_async_context(fleet.leased(self.service.name(name)))
 
+    def hold(self, num_bytes: int) -> None:
+        """Count what belongs to the body though it was not sent with it, such as what it names.
+
+        Raises:
+            Overloaded: there is no room for it.
+        """
+        if self._sent is not None:
+            self._sent.take(num_bytes)
+
     def hand_on(self) -> AsyncExitStack:
         """Give away what keeps this call's runner in memory, to work that outlives the call."""
         return self._leases.pop_all()
@@ -103,11 +114,11 @@ class Call(ABC, Generic[B]):
         self.headers |= self.service.ignore(ignored, self._request.headers, besides=self._ignored)
         self._ignored |= ignored
 
-    async def _body(self) -> bytes:
+    async def _content(self, sent: Body) -> bytes:
         """Read the body; a page in a browser cannot announce JSON without asking first."""
         if self._request.content_type[0] != "application/json":
             raise WrongMediaType("the body must be announced as application/json")
-        return await whole_body(self._request, self.service.settings)
+        return await sent.read(self._request)
 
 
 class MessagesCall(Call[B]):

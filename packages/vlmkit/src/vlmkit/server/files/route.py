@@ -24,7 +24,6 @@ from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
-from vlmkit.server.work.bodies import announced_bytes, whole_body
 from vlmkit.server.work.service import Service
 
 _NOT_SHOWN = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
@@ -106,12 +105,8 @@ class _Upload:
         """Read the body, keep the file, and answer."""
         self._files.check()
         boundary = boundary_of(self._request.headers)
-        settings = self._service.settings
-        with (
-            self._service.admitted(),
-            self._service.reserved(announced_bytes(self._request, settings)),
-        ):
-            body = await whole_body(self._request, settings)
+        with self._service.admitted(), self._service.bodies.opened(self._request) as sent:
+            body = await sent.read(self._request)
             response = await self._service.attend(self._kept(body, boundary), receive)
         await response(scope, receive, send)
 

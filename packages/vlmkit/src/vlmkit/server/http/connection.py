@@ -5,6 +5,7 @@ connection; the request it belonged to then ends like any whose client went away
 """
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -13,37 +14,66 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from vlmkit.server.http.errors import RETRY_AFTER_S
+from vlmkit.server.http.fair_room import FairRoom
 from vlmkit.settings.server import ServerSettings
 
+log = logging.getLogger(__name__)
+
 MAX_HEADERS = 128
+LAST_BYTES_S = 5.0  # for a client to notice that its answer is there, and to stop sending
 
 
 class Connection(HttpToolsProtocol):
     """HTTP/1.1 with bounded headers and patience; subclass it with ``settings`` set."""
 
     settings: ServerSettings
+    room: FairRoom
+    caller = ""
     _cycles: tuple[RequestResponseCycle, ...] = ()
     _num_header_bytes = 0
     _header_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
+    _last_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Start to wait for the first request."""
         super().connection_made(transport)
-        self._await_headers()
+        self.caller = self.client[0] if self.client else ""
+        if self.room.take(self, 1):
+            self._await_headers()
+            return
+        log.warning("a connection was refused: %d are open", self.room.num_held)
+        self.transport.write(_refusal(503) + b"retry-after: %d\r\n\r\n" % RETRY_AFTER_S)
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all clocks, and tell every request of the connection.
 
         Uvicorn tells only the last one, which with pipelining is not the one that runs.
         """
-        _cancel(self._header_deadline)
-        _cancel(self._write_deadline)
+        self.room.give_back(self)
+        for deadline in (self._header_deadline, self._write_deadline, self._last_deadline):
+            _cancel(deadline)
         self.pipeline.clear()
         for cycle in self._cycles:
             cycle.disconnected = not cycle.response_complete
             cycle.message_event.set()
         super().connection_lost(exc)
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether nobody here waits for an answer who has asked for it whole."""
+        return all(cycle.response_complete or cycle.more_body for cycle in self._cycles)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return all(cycle.response_complete for cycle in self._cycles)
+
+    def leave(self) -> None:
+        """Close the connection: others want its place."""
+        self.transport.abort()
 
     def on_message_begin(self) -> None:
         """Start to wait for a request's headers."""
@@ -70,6 +100,17 @@ class Connection(HttpToolsProtocol):
         under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles = (*under_way, self.cycle)
 
+    def on_message_complete(self) -> None:
+        """Note that the body is whole, be it that its answer was sent before."""
+        _cancel(self._last_deadline)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or a little for the rest of a body that nobody reads."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._last_deadline = self.loop.call_later(LAST_BYTES_S, self.transport.abort)
+
     def pause_writing(self) -> None:
         """Give a reader that takes nothing its last chance."""
         super().pause_writing()
@@ -87,7 +128,7 @@ class Connection(HttpToolsProtocol):
         if self._num_header_bytes <= self.settings.max_header_bytes:
             super().send_400_response(msg)
             return
-        self.transport.write(STATUS_LINE[431] + b"connection: close\r\ncontent-length: 0\r\n\r\n")
+        self.transport.write(_refusal(431) + b"\r\n")
         self.transport.close()
 
     def _count(self, num_bytes: int) -> None:
@@ -100,6 +141,11 @@ class Connection(HttpToolsProtocol):
         self._header_deadline = self.loop.call_later(
             self.settings.header_timeout_s, self.transport.abort
         )
+
+
+def _refusal(status: int) -> bytes:
+    """Return the head of an answer without a body, but for its last line."""
+    return STATUS_LINE[status] + b"connection: close\r\ncontent-length: 0\r\n"
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

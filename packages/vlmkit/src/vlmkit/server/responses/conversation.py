@@ -104,26 +104,26 @@ class ConversationCall(MessagesCall[B]):
 
         _check_size(num_bytes, most, runner)
         resolve(body, find)
-        with self.service.reserved(num_bytes):
-            said = as_chat(body, before.items() if before else ())
+        self.hold(num_bytes)
+        said = as_chat(body, before.items() if before else ())
+        try:
+            asked, images_s = await self.asked(
+                said.chat, runner.facts, request_id, effort=EFFORT, detail=DETAIL, light=light
+            )
+            if answers:
+                self.note_tools(said.chat, runner.facts)
+            kept = Truncated(asked)
             try:
-                asked, images_s = await self.asked(
-                    said.chat, runner.facts, request_id, effort=EFFORT, detail=DETAIL, light=light
-                )
-                if answers:
-                    self.note_tools(said.chat, runner.facts)
-                kept = Truncated(asked)
-                try:
-                    result = await work(asked, said.chat)
-                except PromptTooLong:
-                    shorter = await truncated(asked, runner) if body.truncation == "auto" else None
-                    if shorter is None:
-                        raise
-                    kept = shorter
-                    result = await _blaming(kept, asked, work(kept.request, said.chat))
-            except RequestError as error:
-                error.param = said.field_of(error)
-                raise
+                result = await work(asked, said.chat)
+            except PromptTooLong:
+                shorter = await truncated(asked, runner) if body.truncation == "auto" else None
+                if shorter is None:
+                    raise
+                kept = shorter
+                result = await _blaming(kept, asked, work(kept.request, said.chat))
+        except RequestError as error:
+            error.param = said.field_of(error)
+            raise
         num_truncated = sum(said.num_items[number] for number in kept.left_out)
         return Done(result, kept.request, before, images_s, num_truncated)
 

@@ -1,29 +1,115 @@
-"""How a request's body is read: as much as was announced, in the time that it has."""
+"""How requests' bodies are read: each in the time that it has, all within one bound.
+
+What was received counts, not what was announced. Where there is no room, the body of whoever sends
+most gives way, if it is still on its way.
+"""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from litestar import Request
 
-from vlmkit.server.http.errors import BodyTooSlow
+from vlmkit.server.http.caller import caller_of
+from vlmkit.server.http.errors import BodyTooSlow, Overloaded, Unavailable
+from vlmkit.server.http.fair_room import FairRoom
 from vlmkit.settings.server import ServerSettings
 
 
-def announced_bytes(request: Request[Any, Any, Any], settings: ServerSettings) -> int:
-    """Return how large a body may be: what its header says, or else all that is allowed."""
-    most = settings.max_body_bytes
-    announced = request.headers.get("content-length", "")
-    return min(int(announced), most) if announced.isdecimal() else most
+class Body:
+    """What one request sent, for as long as it is held.
 
-
-async def whole_body(request: Request[Any, Any, Any], settings: ServerSettings) -> bytes:
-    """Read a body.
-
-    Raises:
-        BodyTooSlow: it did not arrive in time.
+    Args:
+        bodies: which it is one of.
+        caller: who sends it.
     """
-    try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            return b"".join([part async for part in request.stream()])  # and keep none
-    except TimeoutError:
-        raise BodyTooSlow("the body did not arrive in time") from None
+
+    def __init__(self, bodies: "Bodies", caller: str) -> None:
+        self.caller = caller
+        self._bodies = bodies
+        self._patience: asyncio.Timeout | None = None
+        self._reason: Exception | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing would be lost with it."""
+        return False
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether it is still on its way."""
+        return self._patience is not None
+
+    def leave(self) -> None:
+        """End the reading: there is no room."""
+        self.end(_no_room())
+
+    def end(self, reason: Exception) -> None:
+        """End the reading, if it has not ended."""
+        if self._patience is not None and self._reason is None:
+            self._reason = reason
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    async def read(self, request: Request[Any, Any, Any]) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            BodyTooSlow: it did not arrive in time.
+            Overloaded: there is no room for it.
+            Unavailable: the server is shutting down.
+        """
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(self._bodies.timeout_s) as self._patience:
+                async for part in request.stream():
+                    self.take(len(part))
+                    parts.append(part)
+        except TimeoutError:
+            raise self._reason or BodyTooSlow("the body did not arrive in time") from None
+        finally:
+            self._patience = None
+        return b"".join(parts)
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that came.
+
+        Raises:
+            Overloaded: there is no room for them.
+        """
+        if not self._bodies.room.take(self, num_bytes):
+            raise _no_room()
+
+
+class Bodies:
+    """The bodies that are read, or held until their requests are checked.
+
+    Args:
+        settings: bounds.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.room = FairRoom(settings.max_pending_body_bytes)
+        self.timeout_s = settings.body_timeout_s
+        self._open: set[Body] = set()
+
+    @contextmanager
+    def opened(self, request: Request[Any, Any, Any]) -> Iterator[Body]:
+        """Hold what a request sends, for as long as the context is open."""
+        client = request.client
+        body = Body(self, caller_of(request).tenant or (client.host if client else ""))
+        self._open.add(body)
+        try:
+            yield body
+        finally:
+            self._open.discard(body)
+            self.room.give_back(body)
+
+    def end(self) -> None:
+        """End the reading of all that are on their way: the server is shutting down."""
+        for body in self._open:
+            body.end(Unavailable("the server is shutting down", code="server_draining"))
+
+
+def _no_room() -> Overloaded:
+    return Overloaded("too many large requests are being read", hint="try again later")

@@ -28,6 +28,7 @@ from vlmkit.server.http.errors import ClientGone, Overloaded, Unavailable
 from vlmkit.server.identity.key_ring import KeyRing
 from vlmkit.server.offer import Loader, Offer, Served, runner_of
 from vlmkit.server.tools.toolbox import Toolbox
+from vlmkit.server.work.bodies import Bodies
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,8 @@ class Service:
         self.num_open = 0
         self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
         self.num_unconstrained = 0  # requests with tools whose schemas nothing here keeps to
+        self.bodies = Bodies(settings)
         self._num_admitted = 0
-        self._num_pending_bytes = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -104,21 +105,6 @@ class Service:
             yield
         finally:
             self._num_admitted -= 1
-
-    @contextmanager
-    def reserved(self, num_bytes: int) -> Iterator[None]:
-        """Set memory for a body aside, for as long as the context is open.
-
-        Raises:
-            Overloaded: too much is set aside already.
-        """
-        if self._num_pending_bytes + num_bytes > self.settings.max_pending_body_bytes:
-            raise Overloaded("too many large requests are being read", hint="try again later")
-        self._num_pending_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self._num_pending_bytes -= num_bytes
 
     @property
     def is_full(self) -> bool:
@@ -198,6 +184,7 @@ class Service:
         What is left after the time is cancelled; each such request still gets its error.
         """
         self.is_draining = True
+        self.bodies.end()
         try:
             await asyncio.wait_for(self._is_idle.wait(), timeout_s)
         except TimeoutError:
