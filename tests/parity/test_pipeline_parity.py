@@ -64,6 +64,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "smolvlm": {"size": {"longest_edge": 28}},
     "mistral3": {"size": {"longest_edge": 40}},
     "internvl": {"max_patches": 1},
+    "kimi_k25": {"max_patches": 12},
 }
 """What makes pictures smaller, by the kind of limit."""
 

@@ -24,8 +24,22 @@ TokenizerOf = Callable[[str], HfTokenizer]
 
 FIXED = ["llava", "llava_next", "gemma3", "paligemma"]
 SIZED = [name for name in zoo.NAMES_VISION if name not in FIXED]
+LIMITED = {
+    "llama4": {"max_patches": 2},
+    "cohere2_vision": {"max_patches": 1},
+    "molmo2": {"max_crops": 1},
+    "kimi_k25": {"max_patches": 12},
+    "lfm2_vl": {"max_image_tokens": 4},
+    "muse_glimmer": {"max_image_tokens": 4},
+    "muse_spark": {"max_image_tokens": 3},
+    "nemotron_h_omni": {"max_num_patches": 24},
+    "gemma4_unified": {"max_soft_tokens": 70},
+}
+"""Families whose pictures are bounded by one number, and a lower one, or the only."""
+UNSIZED = ["minicpmv4_6", "ovis2", "video_llava", "aria", "emu3", "step3p7", "blip-2", "mllama"]
 TOKEN = 28 * 28
 TO_CLIENTS = {
+    **LIMITED,
     "qwen2_vl": {"max_pixels": 4 * TOKEN},
     "qwen2_5_vl": {"min_pixels": 3 * TOKEN, "max_pixels": 6 * TOKEN},
     "qwen3_vl": {"size": {"longest_edge": 2 * TOKEN}},
@@ -51,16 +65,18 @@ def slots(tokenizer: HfTokenizer, *images: Image, **options: Any) -> tuple[Media
 
 
 def test_every_family_is_of_one_kind_or_the_other(tokenizer_of: TokenizerOf) -> None:
-    for name in zoo.NAMES_VISION:
+    for name in (*zoo.NAMES_VISION, *zoo.NAMES_MORE, *zoo.NAMES_OTHERS):
         honours = tokenizer_of(name).honours
         assert "max_image_tokens" in honours
+        has_sizes = name in SIZED or name in LIMITED
+        assert has_sizes != (name in FIXED or name in UNSIZED)
         assert {"image_detail", "mm_processor_kwargs"} & honours == (
-            {"image_detail", "mm_processor_kwargs"} if name in SIZED else set()
+            {"image_detail", "mm_processor_kwargs"} if has_sizes else set()
         )
     assert "max_image_tokens" not in tokenizer_of("llama").honours
 
 
-@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("name", [*SIZED, *LIMITED])
 def test_limits_make_of_pictures_what_transformers_makes_of_them(
     tokenizer_of: TokenizerOf, name: str
 ) -> None:
@@ -76,7 +92,8 @@ def test_limits_make_of_pictures_what_transformers_makes_of_them(
     for picture, slot in zip(pictures, ours.media, strict=True):
         (alone,) = (content[:1] + content[-1:],)
         made = zoo.reference(name, [{"role": "user", "content": alone}], [picture], limits=limits)
-        for key, array in slot.inputs.items():
+        for key in slot.inputs.keys() - {"mm_token_type_ids"}:  # which are of a slot's tokens alone
+            array = slot.inputs[key]
             np.testing.assert_array_equal(np.asarray(array), np.asarray(made[key]))
 
 
@@ -115,6 +132,38 @@ def test_a_picture_is_as_large_as_its_bound_allows_or_refused_with_the_least_tha
     assert slots(tokenizer, image, wanted_tokens=1)[0].num_features == min(smaller)
 
 
+@pytest.mark.parametrize("name", LIMITED)
+@settings(max_examples=12)
+@given(
+    short=st.integers(4, 50),
+    ratio=st.sampled_from([1, 1.3, 2, 5, 20]),
+    is_wide=st.booleans(),
+    share=st.floats(0.01, 1),
+)
+def test_a_picture_that_one_number_bounds_keeps_to_any_other_bound_or_is_refused_with_the_least(
+    tokenizer_of: TokenizerOf, name: str, short: int, ratio: float, is_wide: bool, share: float
+) -> None:
+    tokenizer = tokenizer_of(name)
+    size = (int(short * ratio), short) if is_wide else (short, int(short * ratio))
+    image = Image.open(np.full((size[1], size[0], 3), 90, dtype=np.uint8))
+    (plain,) = slots(tokenizer, image)
+    bound = max(1, int(plain.num_features * share))
+    sizing = tokenizer._images._sizing  # type: ignore[union-attr]
+    assert sizing is not None
+    found = {
+        sizing.num_tokens(Size(image.height, image.width), sizing.at(step, {}))
+        for step in sizing.steps({})
+    }
+    least = min({plain.num_features, *found} - {0})
+    if least > bound:
+        with pytest.raises(ImageError, match=f"needs {least} at least"):
+            slots(tokenizer, image, max_tokens=bound)
+        bound = least
+    (slot,) = slots(tokenizer, image, max_tokens=bound)
+    assert slot.num_features <= bound
+    assert slot.num_features in found | {plain.num_features}
+
+
 @pytest.mark.parametrize("name", FIXED)
 def test_a_family_of_one_size_keeps_to_it_or_refuses(tokenizer_of: TokenizerOf, name: str) -> None:
     tokenizer, image = tokenizer_of(name), Image.open(zoo.picture(1, 84, 40))
@@ -151,6 +200,9 @@ def test_a_family_of_one_size_keeps_to_it_or_refuses(tokenizer_of: TokenizerOf, 
         ("internvl", {"max_patches": 2, "max_dynamic_patch": 2}, ""),
         ("internvl", {"max_patches": 1, "min_patches": 2}, ".min_patches"),
         ("internvl", {"dynamic_image_size": "no"}, ".dynamic_image_size"),
+        ("kimi_k25", {"max_patches": 61}, ".max_patches"),
+        ("kimi_k25", {"patch_size": 7}, ""),
+        ("gemma4_unified", {"max_soft_tokens": 69}, ".max_soft_tokens"),
     ],
 )
 def test_limits_that_are_unknown_or_over_the_checkpoints_are_refused_by_name(

@@ -3,21 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
+from vlmkit_hf.sizing import limit
 from vlmkit_hf.sizing.area import Area
 from vlmkit_hf.sizing.edge import Edge
+from vlmkit_hf.sizing.limit import Limit
 from vlmkit_hf.sizing.sizing import Sizing
 from vlmkit_hf.sizing.splits import Splits
 from vlmkit_hf.sizing.tiles import Tiles
 
 
-def find_sizing(processor: Any, options: Mapping[str, Any]) -> Sizing | None:
+def find_sizing(processor: Any, options: Mapping[str, Any], token: str = "") -> Sizing | None:
     """Return the limits of a family; None where pictures are shown in one way, or none is known.
 
     Whether they are as they seem is for the caller to try.
 
     Args:
         processor: the family's processor.
-        options: what its image processor is called with.
+        options: what it and its image processor are called with.
+        token: of which each has a feature; none where that is not known.
     """
     images = processor.image_processor
 
@@ -25,6 +28,10 @@ def find_sizing(processor: Any, options: Mapping[str, Any]) -> Sizing | None:
         value = options.get(name)
         return getattr(images, name, None) if value is None else value
 
+    if token and hasattr(images, "plan"):
+        bound = next(filter(setting, limit.NAMES), None)
+        is_kept = setting("do_resize") is False
+        return Limit(processor, options, bound, token) if bound and not is_kept else None
     size = setting("size") or {}
     shortest, longest = (_edge(size, name) for name in ("shortest_edge", "longest_edge"))
     tile_tokens = getattr(processor, "image_seq_len", getattr(processor, "image_seq_length", None))
