@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from vlmkit.assembly import load_plugins
+from vlmkit.config import Config
 from vlmkit.errors import PluginUnavailable
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_onnx.export.command import Progress, export_command
@@ -37,14 +39,16 @@ def test_a_folder_becomes_a_folder_of_graphs(tmp_path: Path) -> None:
     import zoo
 
     zoo.save("llama", tmp_path / "model")
+    offered = BuildContext(registries=load_plugins(Config()).by_kind)
     result = CliRunner().invoke(
-        export_command(BuildContext()),
+        export_command(offered),
         [str(tmp_path / "model"), str(tmp_path / "out"), "--precision", "int8"],
     )
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path / 'out'}\n"
     assert "converting layers\n" in result.stderr
     assert manifest.read(tmp_path / "out").precision == "int8"
+    assert (tmp_path / "out" / "vlmkit_text.json").is_file()
 
 
 def test_progress_without_a_terminal_is_a_line_for_each_stage(
