@@ -24,7 +24,7 @@ from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
 
 PLAIN = HfTokenizerSettings()
-COVERED = tuple(name for name in zoo.NAMES_VISION if name != "glm4v")
+COVERED = (*zoo.NAMES_VISION, "cohere2_vision")
 Load = Callable[[str], HfTokenizer]
 
 
@@ -134,14 +134,14 @@ def test_a_family_that_is_not_known_is_told_each_time_and_tried_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    checkpoint = Checkpoint("glm4v", folder_of("glm4v"))
+    checkpoint = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))
     keep(checkpoint)
-    assert "Glm4vProcessor with Glm4vImageProcessor is not among them" in caplog.text
+    assert "Lfm2VlProcessor with Lfm2VlImageProcessor is not among them" in caplog.text
     caplog.clear()
     monkeypatch.setattr("vlmkit_hf.light.writing.resolved", lambda *_: pytest.fail("asked again"))
     keep(checkpoint)
 
-    assert "Glm4vProcessor with Glm4vImageProcessor is not among them" in caplog.text
+    assert "Lfm2VlProcessor with Lfm2VlImageProcessor is not among them" in caplog.text
     assert read(checkpoint, PLAIN) is None
 
 

@@ -13,7 +13,7 @@ from vlmkit_hf.light.settings import WordSettings
 from vlmkit_hf.pillow import forms, pixels
 from vlmkit_hf.pillow.forms import Arrays
 from vlmkit_hf.pillow.pixels import Pixels
-from vlmkit_hf.pillow.table import Family
+from vlmkit_hf.pillow.table import FAMILIES, Family
 from vlmkit_hf.pillow.view import Plan
 from vlmkit_hf.sizing.sizing import Size
 
@@ -35,7 +35,9 @@ def _family(
 
 IMAGES: Mapping[str, Family] = {
     "CLIPImageProcessor": _family(plans.whole, forms.tiles),
+    "Cohere2VisionImageProcessor": FAMILIES["Cohere2VisionImageProcessor"],
     "Gemma3ImageProcessor": _family(plans.whole, forms.tiles),
+    "Glm4vImageProcessor": _family(plans.in_volume, forms.merged_patches_in_time),
     "GotOcr2ImageProcessor": _family(plans.stretched_tiles, forms.tiles),
     "Idefics3ImageProcessor": _family(plans.split, _masked_tiles),
     "LlavaImageProcessor": _family(plans.on_square, forms.tiles),
@@ -47,7 +49,9 @@ IMAGES: Mapping[str, Family] = {
     "SmolVLMImageProcessor": _family(plans.split, _masked_tiles),
 }
 WORDS: Mapping[str, words.Writer] = {
+    "Cohere2VisionProcessor": words.tiles_in_lines,
     "Gemma3Processor": words.fixed,
+    "Glm4vProcessor": words.merged_patches,
     "Idefics3Processor": words.rows_of_tiles,
     "InternVLProcessor": words.tiles,
     "LlavaNextProcessor": words.canvas_of_patches,

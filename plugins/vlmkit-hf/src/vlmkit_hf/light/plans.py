@@ -46,6 +46,20 @@ def in_area(size: Size, s: Any) -> Plan:
     return Plan(((Resize(used),),), {"image_grid_thw": [grid]})
 
 
+def in_volume(size: Size, s: Any) -> Plan:
+    """The same of what is repeated for moments, which all count; a token is the least."""
+    side, moments = s.patch_size * s.merge_size, s.temporal_patch_size
+    used = size
+    if s.do_resize:
+        least, most = s.size["shortest_edge"], s.size["longest_edge"]
+        if min(size) < side:
+            scale = max(side / size.height, side / size.width)
+            used = Size(int(size.height * scale), int(size.width * scale))
+        used = patches_in_area(used, side, least / moments, most / moments)
+    grid = (1, used.height // s.patch_size, used.width // s.patch_size)
+    return Plan(((Resize(used),),), {"image_grid_thw": [grid]})
+
+
 def in_edge(size: Size, s: Any) -> Plan:
     """Kept in shape within a longer side, in whole tokens."""
     side = s.patch_size if isinstance(s.patch_size, int) else s.patch_size["height"]

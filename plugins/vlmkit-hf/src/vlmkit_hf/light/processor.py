@@ -13,7 +13,8 @@ import PIL.Image
 
 from vlmkit_hf.light.families import IMAGES, LAYOUTS, WORDS
 from vlmkit_hf.light.settings import PictureSettings, ProcessorSettings
-from vlmkit_hf.pillow.table import arrays_of
+from vlmkit_hf.pillow.table import FAMILIES, arrays_of
+from vlmkit_hf.pillow.view import Plan
 from vlmkit_hf.sizing.sizing import Size
 
 SETTINGS = frozenset(PictureSettings.__struct_fields__)
@@ -54,6 +55,14 @@ class LightImages:
         return settings_under(_stated(self._settings), options)
 
 
+class PlannedImages(LightImages):
+    """One that says what it does to a picture, as those of our own table do."""
+
+    def plan(self, size: Size, options: Mapping[str, Any]) -> Plan:
+        """Return how a picture of a size is shown."""
+        return self._family.plan(size, self._under(options))
+
+
 class LightProcessor:
     """A family's processor.
 
@@ -68,7 +77,8 @@ class LightProcessor:
         self._own, self._images = settings.own, settings.images
         self._write = WORDS[settings.words]
         self._lay_out = LAYOUTS.get(settings.words)
-        self.image_processor = LightImages(settings.pictures, settings.images)
+        kind = PlannedImages if settings.pictures in FAMILIES else LightImages
+        self.image_processor = kind(settings.pictures, settings.images)
         vars(self).update(_stated(settings.own))  # sizes are told by some
 
     def prepare_inputs_layout(

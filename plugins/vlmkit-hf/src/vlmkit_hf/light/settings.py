@@ -63,6 +63,9 @@ class WordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     global_image_token: Word | None = None
     start_image_token: Word | None = None
     end_image_token: Word | None = None
+    boi_token: Word | None = None
+    eoi_token: Word | None = None
+    img_line_break_token: Word | None = None
     image_break_token: Word | None = None
     image_end_token: Word | None = None
     full_image_sequence: Annotated[str, Meta(max_length=2**20)] | None = None

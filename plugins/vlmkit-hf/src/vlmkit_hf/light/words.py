@@ -39,6 +39,15 @@ def tiles(arrays: Mapping[str, Any], own: WordSettings, _: PictureSettings) -> s
     return f"{own.start_image_token or ''}{own.image_token * num_tokens}{own.end_image_token or ''}"
 
 
+def tiles_in_lines(arrays: Mapping[str, Any], own: WordSettings, images: PictureSettings) -> str:
+    """All tiles between two marks, a line each."""
+    if not isinstance(images.patch_size, int):
+        raise TypeError("patches that are no squares")
+    line = own.image_token * images.patch_size**2 + (own.img_line_break_token or "")
+    num_tiles = int(arrays["num_patches"][0])
+    return f"{own.boi_token or ''}{line * num_tiles}{own.eoi_token or ''}"
+
+
 def patches(arrays: Mapping[str, Any], own: WordSettings, _: PictureSettings) -> str:
     """One token for each patch, and the tower's own."""
     height, width = arrays["pixel_values"][0].shape[-2:]

@@ -123,7 +123,7 @@ def _merged(length: int, merge: int, most: int) -> int:
     return up if up <= most else max(merge, length - over)
 
 
-def patches_in_area(size: Size, side: int, least: int, most: int) -> Size:
+def patches_in_area(size: Size, side: int, least: float, most: float) -> Size:
     """Return a size in whole blocks, of an area between two limits.
 
     Args:
