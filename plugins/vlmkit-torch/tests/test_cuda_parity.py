@@ -73,7 +73,7 @@ def agree(found: Rows, expected: Rows, tolerance: float) -> None:
         np.testing.assert_allclose(row, wanted, atol=tolerance * largest, rtol=0)
 
 
-@on_devices(*zoo.NAMES_VISION, *zoo.NAMES_TEXT)
+@on_devices(*zoo.NAMES_VISION, "mllama", *zoo.NAMES_TEXT)
 def test_a_family_answers_as_on_the_cpu(
     device: str, name: str, load: Load, saved: Callable[[str], Path]
 ) -> None:
@@ -97,7 +97,7 @@ def test_recurrent_layers_answer_as_on_the_cpu(device: str, name: str, tmp_path:
         agree(rows("cuda"), expected, TOLERANCE[device])
 
 
-@on_devices("qwen2_5_vl", "llava", "qwen3_vl", "gemma3", "gpt_oss", "gemma2")
+@on_devices("qwen2_5_vl", "llava", "qwen3_vl", "gemma3", "mllama", "gpt_oss", "gemma2")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_answers_as_on_the_cpu(
     device: str, name: str, dtype: str, load: Load, saved: Callable[[str], Path]

@@ -61,7 +61,7 @@ def test_a_step_of_recurrent_layers_reads_nothing_and_sends_once(name: str, tmp_
         assert decoded(EngineHost(engine), device) == [(0, 1)] * 3
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "gemma3", "mllama"])
 def test_chunks_of_text_and_answers_after_images_read_nothing(
     name: str, load: Load, saved: Saved
 ) -> None:
