@@ -323,6 +323,29 @@ def _perception_lm(tokenizer: Tokenizer) -> PreTrainedConfig:
     )
 
 
+def _fuyu(tokenizer: Tokenizer) -> PreTrainedConfig:
+    return transformers.FuyuConfig(
+        text_config=_text(tokenizer, "persimmon"),
+        image_size=56,
+        patch_size=14,
+        image_token_id=tokenizer.convert_tokens_to_ids("|SPEAKER|"),
+    )
+
+
+UNKNOWN: dict[str, Family] = {
+    "fuyu": _family(
+        ("|SPEAKER|", "|NEWLINE|", "<0x04>"),
+        _fuyu,
+        VisionSide(
+            "FuyuImageProcessorPil",
+            {"size": {"height": 56, "width": 56}, "patch_size": {"height": 14, "width": 14}},
+            "FuyuProcessor",
+            "|SPEAKER|",
+        ),
+    ),
+}
+"""Families whose pictures cannot be shown: their processor writes behind a text, too."""
+
 PERCEPTION = {"image_token": "<|image|>", "video_token": "<|video|>"}
 TIMM: dict[str, Family] = {
     "fast_vlm": _family(

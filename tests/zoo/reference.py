@@ -27,7 +27,7 @@ from zoo.crossing import CROSSING
 from zoo.family import Family, VisionSide
 from zoo.kin import KIN
 from zoo.more import MORE
-from zoo.others import OTHERS, TIMM
+from zoo.others import OTHERS, TIMM, UNKNOWN
 from zoo.text import TEXT
 from zoo.thinkers import LISTENERS, THINKERS
 from zoo.vision import VISION
@@ -59,7 +59,7 @@ class NoVideo:
 
 def family(name: str) -> Family:
     """Return a family of the zoo by its name."""
-    return {**FAMILIES, **WITH_TIMM}[name]
+    return {**FAMILIES, **WITH_TIMM, **UNKNOWN}[name]
 
 
 def model_type(name: str) -> str:

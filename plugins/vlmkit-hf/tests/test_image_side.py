@@ -277,3 +277,12 @@ def test_threads_that_prepare_different_pictures_do_not_mix_them(
         assert other.token_ids == same.token_ids
         for key, array in same.media[0].inputs.items():
             np.testing.assert_array_equal(np.asarray(other.media[0].inputs[key]), array)
+
+
+def test_a_processor_that_lays_pictures_out_in_a_way_of_its_own_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    checkpoint = Checkpoint("m", zoo.save_processor("fuyu", tmp_path))
+
+    with pytest.raises(CheckpointError, match=r"'m' \(FuyuProcessor\) treats images in a way that"):
+        HfTokenizer(checkpoint, HfTokenizerSettings())

@@ -69,6 +69,7 @@ def build(made: Checkpoint, **settings: Any) -> Any:
         ({"model_type": "deepseek_v32", "index_topk": 2048}, "sparse attention"),
         ({"model_type": "florence2", "is_encoder_decoder": True}, "encoder-decoder models"),
         ({"model_type": "instructblip"}, "features of a picture that depend on the question"),
+        ({"model_type": "kosmos-2"}, "features of a picture that a decoder itself puts among"),
     ],
 )
 def test_a_config_that_cannot_be_run_gives_its_reason(

@@ -30,6 +30,8 @@ ANOTHER = "take a model of another family"
 FAMILIES = {
     "jamba": "layers of Mamba 1, which cannot read a prompt in chunks,",
     "instructblip": "features of a picture that depend on the question, which its Q-Former reads,",
+    "kosmos-2": "features of a picture that a decoder itself puts among its tokens",
+    "kosmos-2.5": "features of a picture that a decoder itself puts among its tokens",
 }
 
 # Layers that keep or see what this engine cannot, by the family's name for them.
