@@ -91,8 +91,9 @@ def _save_smolvlm(shape: ImageShape, folder: Path) -> None:
         max_image_size={"longest_edge": TILE_EDGE},
         do_image_splitting=True,
     ).to_dict()
-    named = {"image_processor_type": "SmolVLMImageProcessor", "image_seq_len": TILE_TOKENS}
-    _save_processor("SmolVLMProcessor", {**images, **named}, folder)
+    named = {"image_processor_type": "SmolVLMImageProcessor"}
+    settings = {"image_seq_len": TILE_TOKENS}
+    _save_processor("SmolVLMProcessor", {**images, **named}, settings, folder)
 
 
 def _save_qwen(shape: ImageShape, folder: Path) -> None:
@@ -124,7 +125,7 @@ def _save_qwen(shape: ImageShape, folder: Path) -> None:
     _save_weights(Qwen2_5_VLForConditionalGeneration(config), QWEN_SPECIAL, template, folder)
     images = Qwen2VLImageProcessorPil().to_dict()
     named = {"image_processor_type": "Qwen2VLImageProcessor"}
-    _save_processor("Qwen2_5_VLProcessor", {**images, **named}, folder)
+    _save_processor("Qwen2_5_VLProcessor", {**images, **named}, {}, folder)
 
 
 def _save_weights(model, special: tuple[str, ...], template: str, folder: Path) -> None:
@@ -134,12 +135,12 @@ def _save_weights(model, special: tuple[str, ...], template: str, folder: Path) 
     shapes.tokenizer_of(vocab_size, special, template).save_pretrained(folder)
 
 
-def _save_processor(name: str, images: dict[str, object], folder: Path) -> None:
+def _save_processor(
+    name: str, images: dict[str, object], settings: dict[str, int], folder: Path
+) -> None:
     images = {**images, "processor_class": name}
     (folder / "preprocessor_config.json").write_text(json.dumps(images, default=str))
-    sizes = {key: images[key] for key in ("image_seq_len",) if key in images}
-    settings = {"processor_class": name, **sizes}
-    (folder / "processor_config.json").write_text(json.dumps(settings))
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": name, **settings}))
 
 
 SIGLIP = {

@@ -52,7 +52,8 @@ def _multiply_whole_patches(graph: onnx_ir.Graph, node: Node) -> None:
         return
     weight = kernel.const_value.numpy()
     covers = [*pixels.shape][1:] == [*weight.shape[1:]]
-    if not covers or any(node.attributes.get_ints("pads", [0])):
+    pads = any(node.attributes.get_ints("pads", [0]))
+    if not covers or pads or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return
     outputs, width = len(weight), int(np.prod(weight.shape[1:]))
     tape = Tape()
