@@ -2,12 +2,14 @@
 
 import itertools
 import weakref
+from collections.abc import Sequence as Seq
 
 import pytest
 import torch
 from torch import nn
 
-from vlmkit_torch.packing import PackedLinear, PackedWeights
+from vlmkit_torch import packing
+from vlmkit_torch.packing import PackedLinear, PackedWeights, pack
 
 SIZES = (24, 8, 8)
 
@@ -61,3 +63,42 @@ def test_nothing_is_kept_once_all_layers_were_asked(linears: list[nn.Linear]) ->
 
     assert len(answers) == len(SIZES)
     assert is_there() is None
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(16, 16))
+
+
+class CrossAttention(Attention):
+    pass
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.cross, self.head = Attention(), CrossAttention(), nn.Linear(16, 32)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def set_output_embeddings(self, head: nn.Module) -> None:
+        self.head = head
+
+
+def test_layers_of_two_inputs_are_packed_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "LEAST_NUMBERS", 0)
+    made: list[int] = []
+
+    class Counted(PackedWeights):
+        def __init__(self, linears: Seq[nn.Linear]) -> None:
+            made.append(len(linears))
+            super().__init__(linears)
+
+    monkeypatch.setattr(packing, "PackedWeights", Counted)
+    model = Model()
+    pack(model, model)
+
+    assert sorted(made) == [1, 1, 1, 1, 1, 1, 3]

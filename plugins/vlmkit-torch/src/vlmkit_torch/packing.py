@@ -83,7 +83,8 @@ def pack(model: Any, decoder: nn.Module) -> None:
     for parent in list(decoder.modules()):
         children: dict[str, Any] = dict(parent.named_children())
         linears = {name: child for name, child in children.items() if _is_worth_it(child)}
-        for names in _together(linears):
+        is_split = "Cross" in type(parent).__name__  # its keys are of pictures, its queries of text
+        for names in [(name,) for name in linears] if is_split else _together(linears):
             weights = PackedWeights([linears[name] for name in names])
             for index, name in enumerate(names):
                 setattr(parent, name, PackedLinear(linears[name], weights, index))
