@@ -98,7 +98,7 @@ def test_each_family_is_tried_with_pictures_of_two_sizes_where_it_has_two(
         ),
         (
             "emu3",
-            "vlmkit_hf.tokenizer.takes_images",
+            "vlmkit_hf.processor.takes_images",
             lambda _: False,
             "no prompt can hold one: this model takes no images",
         ),

@@ -39,7 +39,7 @@ EMU3 = {
 }
 
 
-def _family(
+def family(
     special: tuple[str, ...],
     config: Callable[[Tokenizer], PreTrainedConfig],
     side: VisionSide,
@@ -55,12 +55,12 @@ def _family(
     return Family(tokenizer, config, written, ("<|im_end|>",), side)
 
 
-def _text(tokenizer: Tokenizer, model_type: str, **more: Any) -> dict[str, Any]:
+def text_sizes(tokenizer: Tokenizer, model_type: str, **more: Any) -> dict[str, Any]:
     return {"model_type": model_type, **sizes(tokenizer, **more)}
 
 
 def _minicpmv(tokenizer: Tokenizer) -> PreTrainedConfig:
-    text = _text(
+    text = text_sizes(
         tokenizer,
         "qwen3_5_text",
         num_hidden_layers=4,
@@ -85,7 +85,7 @@ def _minicpmv(tokenizer: Tokenizer) -> PreTrainedConfig:
 def _ovis2(tokenizer: Tokenizer) -> PreTrainedConfig:
     return transformers.Ovis2Config(
         vision_config={**TOWER, "image_size": 28, "patch_size": 14, "vocab_size": 24},
-        text_config=_text(tokenizer, "qwen2"),
+        text_config=text_sizes(tokenizer, "qwen2"),
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_ATOM>"),
         visual_indicator_token_ids=tokenizer.convert_tokens_to_ids(list(INDICATORS)),
         vocab_size=len(tokenizer),
@@ -97,7 +97,7 @@ def _ovis2(tokenizer: Tokenizer) -> PreTrainedConfig:
 def _video_llava(tokenizer: Tokenizer) -> PreTrainedConfig:
     return transformers.VideoLlavaConfig(
         vision_config=CLIP,
-        text_config=_text(tokenizer, "llama"),
+        text_config=text_sizes(tokenizer, "llama"),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
         image_seq_length=4,
@@ -112,7 +112,7 @@ def _aria(tokenizer: Tokenizer) -> PreTrainedConfig:
             "image_size": 980,
             "patch_size": 140,
         },
-        text_config=_text(tokenizer, "aria_text", moe_num_experts=4, intermediate_size=48),
+        text_config=text_sizes(tokenizer, "aria_text", moe_num_experts=4, intermediate_size=48),
         image_token_index=tokenizer.image_token_id,
         projector_patch_to_query_dict={49: 8},
         tie_word_embeddings=False,
@@ -131,7 +131,7 @@ def _emu3(tokenizer: Tokenizer) -> PreTrainedConfig:
     named = ("<image>", "<|extra_200|>", *CODES)
     return transformers.Emu3Config(
         vq_config=codebook,
-        text_config=_text(tokenizer, "emu3_text_model"),
+        text_config=text_sizes(tokenizer, "emu3_text_model"),
         vocabulary_map={token: tokenizer.convert_tokens_to_ids(token) for token in named},
     )
 
@@ -243,7 +243,7 @@ def _blip2(tokenizer: Tokenizer) -> PreTrainedConfig:
 
 
 def _nemotron_h_omni(tokenizer: Tokenizer) -> PreTrainedConfig:
-    text = _text(
+    text = text_sizes(
         tokenizer,
         "nemotron_h",
         head_dim=16,
@@ -281,105 +281,8 @@ def _nemotron_h_omni(tokenizer: Tokenizer) -> PreTrainedConfig:
     )
 
 
-def _fast_vlm(tokenizer: Tokenizer) -> PreTrainedConfig:
-    tower = {
-        "model_type": "timm_wrapper",
-        "architecture": "fastvit_mci3",
-        "hidden_size": 64,
-        "model_args": {
-            "inference_mode": True,
-            "layers": [1, 1, 1, 1, 1],
-            "embed_dims": [8, 8, 8, 32, 32],
-        },
-    }
-    return transformers.FastVlmConfig(
-        vision_config=tower,
-        text_config=_text(tokenizer, "qwen2"),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        image_seq_length=4,
-    )
-
-
-def _perception_lm(tokenizer: Tokenizer) -> PreTrainedConfig:
-    tower = {
-        "model_type": "timm_wrapper",
-        "architecture": "vit_pe_lang_large_patch14_448",
-        "model_args": {
-            "img_size": [28, 28],
-            "patch_size": 7,
-            "embed_dim": 32,
-            "depth": 2,
-            "num_heads": 2,
-            "ref_feat_shape": [4, 4],
-        },
-    }
-    return transformers.PerceptionLMConfig(
-        vision_config={**tower, "num_features": 32},
-        text_config=_text(tokenizer, "llama"),
-        image_token_id=tokenizer.image_token_id,
-        video_token_id=tokenizer.video_token_id,
-        projector_pooling_ratio=2,
-        tie_word_embeddings=False,
-    )
-
-
-def _fuyu(tokenizer: Tokenizer) -> PreTrainedConfig:
-    return transformers.FuyuConfig(
-        text_config=_text(tokenizer, "persimmon"),
-        image_size=56,
-        patch_size=14,
-        image_token_id=tokenizer.convert_tokens_to_ids("|SPEAKER|"),
-    )
-
-
-UNKNOWN: dict[str, Family] = {
-    "fuyu": _family(
-        ("|SPEAKER|", "|NEWLINE|", "<0x04>"),
-        _fuyu,
-        VisionSide(
-            "FuyuImageProcessorPil",
-            {"size": {"height": 56, "width": 56}, "patch_size": {"height": 14, "width": 14}},
-            "FuyuProcessor",
-            "|SPEAKER|",
-        ),
-    ),
-}
-"""Families whose pictures cannot be shown: their processor writes behind a text, too."""
-
-PERCEPTION = {"image_token": "<|image|>", "video_token": "<|video|>"}
-TIMM: dict[str, Family] = {
-    "fast_vlm": _family(
-        ("<image>",),
-        _fast_vlm,
-        VisionSide(
-            "CLIPImageProcessorPil",
-            {"size": {"shortest_edge": 128}, "crop_size": {"height": 128, "width": 128}},
-            "LlavaProcessor",
-            "<image>",
-            {
-                "patch_size": 64,
-                "vision_feature_select_strategy": "full",
-                "num_additional_image_tokens": 0,
-            },
-        ),
-    ),
-    "perception_lm": _family(
-        tuple(PERCEPTION.values()),
-        _perception_lm,
-        VisionSide(
-            "PerceptionLMImageProcessor",
-            {"tile_size": 28, "max_num_tiles": 4, "vision_input_type": "thumb+tile"},
-            "PerceptionLMProcessor",
-            "<|image|>",
-            {"patch_size": 7},
-        ),
-        PERCEPTION,
-    ),
-}
-"""Families whose tower is one of timm's, which needs torchvision."""
-
 OTHERS: dict[str, Family] = {
-    "minicpmv4_6": _family(
+    "minicpmv4_6": family(
         tuple(MINICPM.values()),
         _minicpmv,
         VisionSide(
@@ -390,7 +293,7 @@ OTHERS: dict[str, Family] = {
         ),
         MINICPM,
     ),
-    "ovis2": _family(
+    "ovis2": family(
         ("<image>", "<IMG_ATOM>", *INDICATORS),
         _ovis2,
         VisionSide(
@@ -401,7 +304,7 @@ OTHERS: dict[str, Family] = {
             {"image_seq_length": 4},
         ),
     ),
-    "video_llava": _family(
+    "video_llava": family(
         ("<image>", "<video>"),
         _video_llava,
         VisionSide(
@@ -412,7 +315,7 @@ OTHERS: dict[str, Family] = {
             {"patch_size": 14},
         ),
     ),
-    "aria": _family(
+    "aria": family(
         ("<image>",),
         _aria,
         VisionSide(
@@ -424,7 +327,7 @@ OTHERS: dict[str, Family] = {
         ),
         {"image_token": "<image>"},
     ),
-    "emu3": _family(
+    "emu3": family(
         (*EMU3.values(), "<|extra_200|>", *CODES),
         _emu3,
         VisionSide(
@@ -436,7 +339,7 @@ OTHERS: dict[str, Family] = {
         EMU3,
         "You are a helpful assistant. " + LLAVA,  # the processor puts the first token before it
     ),
-    "step3p7": _family(
+    "step3p7": family(
         ("<im_patch>", "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
         _step3p7,
         VisionSide(
@@ -452,7 +355,7 @@ OTHERS: dict[str, Family] = {
             "<im_patch>",
         ),
     ),
-    "muse_spark": _family(
+    "muse_spark": family(
         ("<|image_start|>", "<|image_end|>", "<|patch|>", "<|video|>", "<|audio|>"),
         _muse_spark,
         VisionSide(
@@ -462,7 +365,7 @@ OTHERS: dict[str, Family] = {
             "<|patch|>",
         ),
     ),
-    "nemotron_h_omni": _family(
+    "nemotron_h_omni": family(
         ("<image>", "<video>", "<so_embedding>", "<img>", "</img>", "<so_start>", "<so_end>"),
         _nemotron_h_omni,
         VisionSide(

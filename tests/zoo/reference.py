@@ -23,11 +23,12 @@ from PIL import Image
 from transformers import BatchFeature, ProcessorMixin
 from transformers.models.smolvlm import processing_smolvlm
 
+from zoo.apart import TIMM, UNKNOWN
 from zoo.crossing import CROSSING
 from zoo.family import Family, VisionSide
 from zoo.kin import KIN
 from zoo.more import MORE
-from zoo.others import OTHERS, TIMM, UNKNOWN
+from zoo.others import OTHERS
 from zoo.text import TEXT
 from zoo.thinkers import LISTENERS, THINKERS
 from zoo.vision import VISION
