@@ -126,19 +126,18 @@ def _granite4_vision(tokenizer: Tokenizer) -> PreTrainedConfig:
     return transformers.Granite4VisionConfig(
         vision_config={
             **SIGLIP,
-            "num_hidden_layers": 4,
             "image_size": 56,
             "hidden_size": 64,
             "intermediate_size": 64,
         },
         text_config=sizes(
-            tokenizer, num_hidden_layers=4, embedding_multiplier=3.0, logits_scaling=2.0
+            tokenizer, num_hidden_layers=3, embedding_multiplier=3.0, logits_scaling=2.0
         ),
         image_token_index=tokenizer.image_token_id,
         image_grid_pinpoints=_GRANITE_TILES,
         downsample_rate="1/2",
-        deepstack_layer_map=[[-2, 0], [-1, 2]],
-        spatial_target_layers=[1, 1, 3, 3],
+        deepstack_layer_map=[[-2, 0]],
+        spatial_target_layers=[1, 1, 2, 2],
         spatial_vision_layer=-1,
         vision_feature_select_strategy="full",
         qformer_config={
@@ -174,13 +173,13 @@ def _gemma4(**more: Any) -> Any:
     def make(tokenizer: Tokenizer) -> PreTrainedConfig:
         text = sizes(
             tokenizer,
-            num_hidden_layers=4,
+            num_hidden_layers=2,
             head_dim=16,
             global_head_dim=32,
             num_global_key_value_heads=1,
             attention_k_eq_v=True,
             sliding_window=8,
-            layer_types=["sliding_attention", "full_attention"] * 2,
+            layer_types=["sliding_attention", "full_attention"],
             hidden_size_per_layer_input=0,
             **more,
         )
