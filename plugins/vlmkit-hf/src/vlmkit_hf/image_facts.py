@@ -33,6 +33,7 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         options: what its image processor is called with.
         own_options: what it is called with itself, besides.
         feature_id: the token of which each has a feature.
+        feature_token: its text.
         image_ids: tokens that are told to be an image's.
         types_tokens: whether they are told.
         banned_ids: tokens that stand for images, video and sound.
@@ -52,6 +53,7 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     options: Options
     own_options: Options
     feature_id: TokenId
+    feature_token: Word
     image_ids: Annotated[tuple[TokenId, ...], Meta(max_length=2**10)]
     types_tokens: bool
     banned_ids: Annotated[tuple[TokenId, ...], Meta(max_length=2**10)]
@@ -82,6 +84,8 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
     feature_id = stated_token(config)
     if feature_id is None:
         feature_id = family_token(config)
+    if feature_id is None:
+        feature_id = own_id
     banned = {config.get(key) for key in _PLACEHOLDER_KEYS} | {own_id}
     for kind in ("image_token_ids", "video_token_ids", "audio_token_ids"):
         banned |= set(getattr(processor, kind, None) or ())
@@ -90,7 +94,8 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
         placeholder=str(processor.image_token),
         options=options,
         own_options={name: merged[name] for name in _asked(processor) if name in merged},
-        feature_id=own_id if feature_id is None else feature_id,
+        feature_id=feature_id,
+        feature_token=_text_of(processor, feature_id),
         image_ids=tuple(i for i in processor.image_token_ids if i is not None),
         types_tokens=bool(merged.get("return_mm_token_type_ids")),
         banned_ids=tuple(sorted(int(i) for i in banned if i is not None)),
@@ -166,6 +171,11 @@ def _new_names(processor: Any) -> dict[str, bool]:
     takers = (processor._process_images, processor.image_processor.preprocess)  # noqa: SLF001 - no public way
     has_old = any(_OLD_NAMES in inspect.signature(taker).parameters for taker in takers)
     return {_OLD_NAMES: False} if has_old else {}
+
+
+def _text_of(processor: Any, token_id: int) -> str:
+    """Return a token's text; none for an id beyond the vocabulary."""
+    return str(processor.tokenizer.convert_ids_to_tokens(token_id) or "")
 
 
 def grey(width: int, height: int) -> PIL.Image.Image:

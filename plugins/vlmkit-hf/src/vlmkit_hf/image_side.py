@@ -88,7 +88,9 @@ class ImageSide:
             self._facts = facts or facts_of(processor, checkpoint.answering)
             self._options: dict[str, Any] = dict(self._facts.options)
             called_with = {**self._options, **self._facts.own_options}
-            self._sizing: Sizing | None = find_sizing(processor, called_with, self._feature_token())
+            self._sizing: Sizing | None = find_sizing(
+                processor, called_with, self._facts.feature_token
+            )
         except (CheckpointError, MemoryError):
             raise
         except Exception as error:  # a processor may raise anything
@@ -103,11 +105,6 @@ class ImageSide:
         self.control_tokens = frozenset(self._facts.control_tokens)
         # What is written down of a processor outlives the version that wrote it.
         self._fingerprint = f"{version('vlmkit-hf')} {self._facts.fingerprint}".encode()
-
-    def _feature_token(self) -> str:
-        """Return the token of which each has a feature; none where no tokenizer tells."""
-        tokenizer = getattr(self._processor, "tokenizer", None)
-        return tokenizer.convert_ids_to_tokens(self._facts.feature_id) if tokenizer else ""
 
     @property
     def processor(self) -> Any:
