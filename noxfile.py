@@ -107,6 +107,19 @@ def slow(session: nox.Session) -> None:
     session.run("pytest", "-m", "slow or gpu", *session.posargs)
 
 
+@nox.session(default=False)
+def families(session: nox.Session) -> None:
+    """Try every family of the installed transformers and write ``docs/reference/families.md``.
+
+    Takes an hour of a processor, nearly all of it for exports. What was found before is kept with
+    ``--resume``; names of model types are tried alone.
+    """
+    install(session, *ALL, groups=("test", "onnx"))
+    records = Path(session.create_tmp()).resolve() / "records"
+    session.chdir("tests")
+    session.run("python", "-m", "census", str(records), "--page", *session.posargs)
+
+
 @nox.session
 def contract(session: nox.Session) -> None:
     """Run the contract classes on every component of this workspace."""

@@ -36,7 +36,8 @@ def load(
 ) -> vlmkit.Model:
     """Return the model, served by small steps, unless other sizes are named."""
     chosen = {**ENGINES[engine], **(sizes or {})}
-    steps = {} if sizes else {"scheduler": {"max_step_tokens": 13}}
+    is_large = "max_chunk_tokens" in (sizes or {})
+    steps = {} if is_large else {"scheduler": {"max_step_tokens": 13}}
     return vlmkit.load(folder, engine=chosen, **steps, **more)
 
 

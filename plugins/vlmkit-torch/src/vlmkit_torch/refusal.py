@@ -32,6 +32,8 @@ FAMILIES = {
     "instructblip": "features of a picture that depend on the question, which its Q-Former reads,",
     "kosmos-2": "features of a picture that a decoder itself puts among its tokens",
     "kosmos-2.5": "features of a picture that a decoder itself puts among its tokens",
+    "minicpmv4_7": "prompts of several pictures, which it reads otherwise than one by one,",
+    "moshi": "models that listen while they speak",
 }
 
 # Layers that keep or see what this engine cannot, by the family's name for them.

@@ -1,0 +1,34 @@
+"""The model types of the installed transformers that answer in text, and which of them see."""
+
+from transformers.models.auto import modeling_auto
+
+import zoo
+
+_SEEING = frozenset(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+_READING = frozenset(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+_HEARING = frozenset(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+
+
+def all_types() -> list[str]:
+    """Return every model type, in order."""
+    return sorted(_SEEING | _READING | _HEARING)
+
+
+def sees(model_type: str) -> bool:
+    """Whether transformers lists it among those that answer about pictures."""
+    return model_type in _SEEING
+
+
+def reads(model_type: str) -> bool:
+    """Whether it goes on with texts, and sees nothing."""
+    return model_type in _READING and not sees(model_type)
+
+
+def hears(model_type: str) -> bool:
+    """Whether it is neither."""
+    return not sees(model_type) and not reads(model_type)
+
+
+def in_zoo() -> dict[str, str]:
+    """Return the zoo's families by their model type."""
+    return {zoo.model_type(name): name for name in zoo.NAMES}

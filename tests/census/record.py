@@ -1,0 +1,27 @@
+"""What one family was found to do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["equal", "refused", "wrong", "fails", "not tried"]
+"""What became of a trial: tokens are those of ``generate``; refused at load; other tokens; no
+answer at all."""
+
+ENGINES = ("torch", "onnx")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One trial.
+
+    Attributes:
+        verdict: what became of it.
+        reason: the sentence of the refusal, or why there was none; empty where all is well.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+
+
+Record = dict[str, Finding]
+"""A family's findings, by engine and what was asked: ``torch text``, ``onnx pictures``."""

@@ -1,0 +1,64 @@
+"""The page of families says of each what the code does today, as far as a configuration tells."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("vlmkit_torch")
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+import zoo
+from census import families, page
+from census.trial import refused_by_config
+from vlmkit.kit.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.torch
+
+NO_DEFAULT = {"gemma4_assistant"}  # transformers itself refuses its default configuration
+
+
+@pytest.fixture(scope="module")
+def lines() -> dict[str, tuple[str, page.Line]]:
+    return page.read()
+
+
+def test_each_family_of_transformers_has_one_line_in_its_section(
+    lines: dict[str, tuple[str, page.Line]],
+) -> None:
+    assert f"transformers {transformers.__version__}" in page.PAGE.read_text()
+    assert list(lines) == [
+        name
+        for title in page.SECTIONS
+        for name in families.all_types()
+        if page.section_of(name) == title
+    ]
+    assert all(section == page.section_of(name) for name, (section, _) in lines.items())
+
+
+def test_what_the_zoo_has_runs(lines: dict[str, tuple[str, page.Line]]) -> None:
+    for name in zoo.NAMES:
+        _, line = lines[zoo.model_type(name)]
+        assert line.runs["torch"] != page.NOTHING, (name, line)
+
+
+def test_what_is_refused_for_its_configuration_is_refused_with_the_sentence_of_the_page(
+    lines: dict[str, tuple[str, page.Line]], tmp_path: Path
+) -> None:
+    refused = 0
+    save_file({"nothing": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for name, (_, line) in lines.items():
+        if line.runs["torch"] != page.NOTHING or name in NO_DEFAULT:
+            continue
+        stated = transformers.CONFIG_MAPPING[name]().to_dict()
+        (tmp_path / "config.json").write_text(json.dumps({**stated, "model_type": name}))
+        reason = refused_by_config(Checkpoint(name, tmp_path))
+        if reason is not None:
+            assert page.escaped(reason) in line.why, (name, line)
+            refused += 1
+
+    assert refused > 40, "the page has hardly a line that this could hold"
