@@ -52,9 +52,13 @@ EXCEPTIONS: Mapping[str, Change] = {
     "chameleon": _with(vocabulary_map={"<image>": 400}),
     "cohere_compass": _with("text_config", rope_parameters=_COMPASS),
     "cohere_compass_text": _with(rope_parameters=_COMPASS),
-    "dbrx": _with("attn_config", rope_theta=1e4, kv_n_heads=2),
+    "dbrx": _both(
+        _with("attn_config", rope_theta=1e4, kv_n_heads=2, clip_qkv=8.0),
+        _with("ffn_config", hidden_size=64, ffn_hidden_size=96, moe_num_experts=4, moe_top_k=2),
+    ),
     "deepseek_ocr2": _with("text_config", mlp_layer_types=["dense", "sparse", "sparse"]),
-    **dict.fromkeys(("dots1", "deepseek_v2"), _EXPERTS),
+    "deepseek_v2": _EXPERTS,
+    "dots1": _both(_EXPERTS, _with(n_shared_experts=1)),
     "diffusion_gemma": _with(
         "text_config", moe_intermediate_size=48, num_experts=4, top_k_experts=2
     ),
@@ -79,5 +83,6 @@ EXCEPTIONS: Mapping[str, Change] = {
     ),
     "lfm2_moe": _with(layer_types=["conv", "full_attention", "conv"]),
     "llava_next_video": _with("text_config", max_position_embeddings=8192),
+    "modernbert-decoder": _with(local_attention=64),
     "nemotron": _with(num_key_value_heads=2),
 }

@@ -70,6 +70,11 @@ def build(made: Checkpoint, **settings: Any) -> Any:
         ({"model_type": "florence2", "is_encoder_decoder": True}, "encoder-decoder models"),
         ({"model_type": "instructblip"}, "features of a picture that depend on the question"),
         ({"model_type": "kosmos-2"}, "features of a picture that a decoder itself puts among"),
+        ({"model_type": "mamba2"}, "decoders of Mamba layers alone"),
+        ({"model_type": "diffllama", "lambda_std_dev": 0.1}, "differential attention"),
+        ({"model_type": "bloom"}, "attention in code of its own, which paged attention cannot"),
+        ({"model_type": "llava", "text_config": {"model_type": "mpt"}}, "'mpt' computes attention"),
+        ({"model_type": "xlm-roberta"}, "counted from the id of the padding token"),
     ],
 )
 def test_a_config_that_cannot_be_run_gives_its_reason(
@@ -144,10 +149,18 @@ def test_a_text_model_has_no_vision_encoder(tmp_path: Path) -> None:
     [
         {"model_type": "llama"},
         {"model_type": "mllama", "text_config": {"cross_attention_layers": [3]}},
+        {"model_type": "llava", "text_config": {"model_type": "../bloom/modeling_bloom"}},
+        {"model_type": "llava", "text_config": {"model_type": ["bloom"]}},
     ],
 )
 def test_what_can_be_run_is_not_refused(config: dict[str, Any], tmp_path: Path) -> None:
     assert refusal.engine_cannot_serve(checkpoint(tmp_path, config)) is None
+
+
+def test_a_head_which_its_family_names_decoder_is_not_taken_for_one(tmp_path: Path) -> None:
+    made = transformers.ModernBertDecoderConfig(**TINY, local_attention=16)
+
+    assert build(saved_model(tmp_path, made)).limits.vocab_size == TINY["vocab_size"]
 
 
 def test_the_registry_passes_the_reason_on(tmp_path: Path) -> None:
@@ -190,7 +203,7 @@ def test_registering_imports_no_heavy_library() -> None:
         ),
         (
             lambda: transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=1, n_head=2),
-            "does not let its attention be replaced",
+            "computes attention in code of its own",
         ),
         (
             lambda: transformers.CodeGenConfig(

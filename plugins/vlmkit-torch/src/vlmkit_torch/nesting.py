@@ -14,11 +14,14 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from vlmkit.errors import CheckpointError
+from vlmkit_torch.refusal import attention_objection
 
 
 def decoder_of(model: PreTrainedModel) -> Any:
     """Return a model's decoder: embeddings -> hidden states."""
     decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+    if not hasattr(decoder, "get_decoder"):
+        return model.base_model  # some call the matrix of their head a decoder
     while decoder.get_output_embeddings() is not None:  # a whole causal LM inside a VLM
         decoder = decoder.model
     inner: Any = decoder.get_decoder()
@@ -63,9 +66,8 @@ def replace_attention(decoder: Any, implementation: str) -> None:
     kept = {name: part._attn_implementation for name, part in parts.items() if part is not None}
     decoder.set_attn_implementation({"": implementation, **kept})
     if config._attn_implementation != implementation:
-        raise CheckpointError(
-            f"model type {config.model_type!r} does not let its attention be replaced"
-        )
+        objection = attention_objection(config.model_type)
+        raise CheckpointError(objection, hint=objection.hint)
 
 
 def with_replaced(root: nn.Module, target: nn.Module, new: nn.Module) -> Any:

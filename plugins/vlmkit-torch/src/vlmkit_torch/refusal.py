@@ -1,7 +1,8 @@
 """Which checkpoints this plugin turns down before anything heavy is imported.
 
-Looks at ``config.json`` and at file names only. What shows only in a loaded model (an attention
-argument that nobody here understands, say) is refused by ``views`` and ``selfcheck``.
+Looks at ``config.json``, at file names, and at how the installed transformers is written. What
+shows only in a loaded model (an attention argument that nobody here understands, say) is refused by
+``views`` and ``selfcheck``.
 """
 
 import importlib.metadata
@@ -26,8 +27,13 @@ LAYER_TYPES = ATTENTION_TYPES | STATE_TYPES | OTHER_TYPES
 
 ANOTHER = "take a model of another family"
 
+MAMBA_ALONE = "decoders of Mamba layers alone, without attention,"
+DRAFTERS = "models that draft for another, whose keys and values they read,"
+
 # Families that no key of theirs gives away.
 FAMILIES = {
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), MAMBA_ALONE),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), DRAFTERS),
     "jamba": "layers of Mamba 1, which cannot read a prompt in chunks,",
     "instructblip": "features of a picture that depend on the question, which its Q-Former reads,",
     "kosmos-2": "features of a picture that a decoder itself puts among its tokens",
@@ -61,7 +67,25 @@ MECHANISMS = {
     "cross_layer_interval": "cross-attention to image features",
     "add_cross_attention": "cross-attention",
     "index_topk": "sparse attention with an indexer",
+    "adapter_reduction_factor": "an adapter for each language, one of which must be chosen,",
+    "block_types": "a recurrence of linear units with gates (RG-LRU)",
+    "H_cycles": "running through the same layers in cycles",
+    "keep_window_size": "a mask that depends on the values",
+    "lambda_std_dev": "differential attention",
+    "linear_attn_alpha_factor": "lightning attention",
+    "n_mamba_heads": "attention whose weights several layers share",
+    "num_hashes": "attention among tokens of like hashes",
+    "patching_mode": "reading bytes in patches, with an encoder of its own,",
+    "prompt_types": "a learned prompt before each text",
+    "qk_dim_factor": "the memory of an xLSTM",
+    "rescale_every": "the recurrence of RWKV",
 }
+
+# What a family's code has where the first position follows the padding token's id.
+POSITIONS = "def create_position_ids_from_input_ids("
+# What it has where attention can be replaced, and where there is any.
+REPLACEABLE = "ALL_ATTENTION_FUNCTIONS"
+ATTENTION = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.MULTILINE)
 
 
 def why_not() -> str | None:
@@ -97,7 +121,8 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
         for layer_type in part.get("layer_types") or ():
             if reason := layer_objection(layer_type):
                 return reason
-    return None
+    *_, decoder = _parts(checkpoint.answering)
+    return _code_reason(str(decoder.get("model_type", "")))
 
 
 def layer_objection(name: str) -> Objection | None:
@@ -106,6 +131,15 @@ def layer_objection(name: str) -> Objection | None:
         return None
     what = f" ({LAYER_REASONS[name]})" if name in LAYER_REASONS else ""
     return Objection(f"layer type {name!r}{what} is not supported", hint=ANOTHER)
+
+
+def attention_objection(model_type: str) -> Objection:
+    """Say that no other attention can be put in the place of a family's own."""
+    return Objection(
+        f"model type {model_type!r} computes attention in code of its own, which paged attention "
+        "cannot replace",
+        hint=ANOTHER,
+    )
 
 
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
@@ -178,6 +212,20 @@ def _tower_reason(checkpoint: Checkpoint) -> str | None:
     )
 
 
+def _code_reason(model_type: str) -> str | None:
+    """Say what in the code of a decoder's family cannot be run.
+
+    Code that is written for pictures, too, is not looked at: it may be that of a tower.
+    """
+    code = "" if _is_shown_pictures(model_type) else _code_of(model_type)
+    if ATTENTION.search(code) and REPLACEABLE not in code:
+        return attention_objection(model_type)
+    if POSITIONS in code:
+        what = "positions that are counted from the id of the padding token"
+        return Objection(f"{what} are not supported", hint=ANOTHER)
+    return None
+
+
 def _is_known(model_type: str) -> bool:
     """Whether the installed transformers lists the family."""
     families = _families()
@@ -195,11 +243,24 @@ def _is_shown_pictures(model_type: str) -> bool:
 
 def _families() -> str | None:
     """Return the lists of families of the installed transformers, as they are written."""
+    place = _models()
+    return None if place is None else (place / "auto" / "modeling_auto.py").read_text("utf-8")
+
+
+def _code_of(model_type: str) -> str:
+    """Return how a family is written; nothing where its file has another name."""
+    name, place = model_type.replace("-", "_"), _models()
+    if place is None or not name.isidentifier():  # a checkpoint says what it likes
+        return ""
+    return "".join(file.read_text("utf-8") for file in place.glob(f"*/modeling_{name}.py"))
+
+
+def _models() -> Path | None:
+    """Return where the installed transformers keeps its families."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return None
-    place = Path(spec.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
-    return place.read_text(encoding="utf-8")
+    return Path(spec.submodule_search_locations[0]) / "models"
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
