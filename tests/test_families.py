@@ -13,9 +13,14 @@ import transformers
 from safetensors.torch import save_file
 
 import zoo
-from census import families, page
-from census.trial import refused_by_config
+from census import families, folder, page
+from census.record import Finding
+from census.trial import refused_by_config, tried
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.settings import HfTokenizerSettings
+from vlmkit_hf.tokenizer import HfTokenizer
 from vlmkit_torch import refusal
 
 pytestmark = pytest.mark.torch
@@ -66,3 +71,34 @@ def test_what_is_refused_for_its_configuration_has_that_sentence_and_what_runs_i
             refused += 1
 
     assert refused > 70, "the page has hardly a line that this could hold"
+
+
+@pytest.mark.parametrize(
+    ("name", "small", "large"),
+    [
+        ("granite_docling", ((512, 512), 1), ((1024, 512), 3)),
+        ("hunyuan_vl", ((512, 512), 1), ((1024, 512), 1)),
+        ("qianfan_ocr", ((448, 448), 1), ((896, 448), 3)),
+    ],
+)
+def test_processors_that_write_pictures_in_a_way_of_their_own_agree_with_their_call_at_load(
+    name: str, small: tuple[object, ...], large: tuple[object, ...], tmp_path: Path
+) -> None:
+    folder.save_outline(name, tmp_path)
+    tokenizer = HfTokenizer(Checkpoint(name, tmp_path), HfTokenizerSettings())  # checks itself
+
+    for size, told in (((512, 512), small), ((512, 1024), large)):
+        picture = Image.open(zoo.picture(1, *size))
+        (slot,) = tokenizer.prompt([Message.of("user", "What?", [picture])]).media
+        assert slot.transform is not None
+        assert (slot.transform.used_size, slot.transform.num_tiles) == told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["granite_docling", "hunyuan_vl", "qwen3_vl_moe"])
+def test_a_small_model_of_a_family_that_sees_answers_as_transformers_does(
+    name: str, tmp_path: Path
+) -> None:
+    found = tried(name, ["torch"], tmp_path, exports=False)
+
+    assert found == dict.fromkeys(("torch text", "torch pictures"), Finding("equal"))

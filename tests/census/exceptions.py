@@ -39,6 +39,7 @@ _DECODERS = (
 _BY_TURNS = ["linear_attention", "full_attention"] * 2
 _EXPERTS = _with(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1)
 _GLM = _with("text_config", "rope_parameters", mrope_section=[1, 1, 2], partial_rotary_factor=0.5)
+_DEEPSTACK = _with("vision_config", deepstack_visual_indexes=[0, 1])
 _COMPASS = {
     "full_attention": {"rope_type": "default", "rope_theta": 1e4},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -49,14 +50,18 @@ EXCEPTIONS: Mapping[str, Change] = {
     **dict.fromkeys(("glm4v", "glm46v", "glm4v_moe", "glm_ocr", "glmga"), _GLM),
     "aya_vision": _with("vision_config", image_size=364),
     "bamba": _with(attn_layer_indices=[1, 3], num_hidden_layers=4),
-    "chameleon": _with(vocabulary_map={"<image>": 400}),
-    "cohere_compass": _with("text_config", rope_parameters=_COMPASS),
+    "cohere_compass": _both(_with("text_config", rope_parameters=_COMPASS), _DEEPSTACK),
     "cohere_compass_text": _with(rope_parameters=_COMPASS),
     "dbrx": _both(
         _with("attn_config", rope_theta=1e4, kv_n_heads=2, clip_qkv=8.0),
         _with("ffn_config", hidden_size=64, ffn_hidden_size=96, moe_num_experts=4, moe_top_k=2),
     ),
-    "deepseek_ocr2": _with("text_config", mlp_layer_types=["dense", "sparse", "sparse"]),
+    **dict.fromkeys(("cosmos3_omni", "qwen3_vl_moe"), _DEEPSTACK),
+    "deepseek_ocr2": _both(
+        _with("text_config", mlp_layer_types=["dense", "sparse", "sparse"], num_experts_per_tok=2),
+        _with("vision_config", "sam_config", downsample_channels=[64, 64]),
+    ),
+    **dict.fromkeys(("deepseek_vl", "deepseek_vl_hybrid"), _with("vision_config", image_size=384)),
     "deepseek_v2": _EXPERTS,
     "dots1": _both(_EXPERTS, _with(n_shared_experts=1)),
     "diffusion_gemma": _with(
@@ -78,11 +83,14 @@ EXCEPTIONS: Mapping[str, Change] = {
         downsample_rate="1/2",
         spatial_target_layers=[1, 1, 2, 2],
     ),
+    "granite_docling": _DEEPSTACK,
     "granitemoehybrid": _with(
         layer_types=_BY_TURNS, num_hidden_layers=4, shared_intermediate_size=48
     ),
     "lfm2_moe": _with(layer_types=["conv", "full_attention", "conv"]),
+    "hunyuan_vl": _with("text_config", "rope_parameters", mrope_section=[2, 2, 2, 2]),
     "llava_next_video": _with("text_config", max_position_embeddings=8192),
+    "mistral4": _with(qk_nope_head_dim=8, qk_head_dim=16, head_dim=16),
     "modernbert-decoder": _with(local_attention=64),
     "nemotron": _with(num_key_value_heads=2),
 }

@@ -4,8 +4,10 @@ from transformers.models.auto import modeling_auto
 
 import zoo
 
-_SEEING = frozenset(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-_READING = frozenset(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+_SHOWN = frozenset(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+_SIGHTLESS = frozenset({"mistral4"})  # listed there, though its class is one of text alone
+_SEEING = _SHOWN - _SIGHTLESS
+_READING = frozenset(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | _SIGHTLESS
 _HEARING = frozenset(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
 
 
@@ -15,8 +17,13 @@ def all_types() -> list[str]:
 
 
 def sees(model_type: str) -> bool:
-    """Whether transformers lists it among those that answer about pictures."""
+    """Whether it answers about pictures."""
     return model_type in _SEEING
+
+
+def is_made_to_be_shown(model_type: str) -> bool:
+    """Whether transformers makes it by the class of those that answer about pictures."""
+    return model_type in _SHOWN
 
 
 def reads(model_type: str) -> bool:

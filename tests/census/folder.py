@@ -88,7 +88,7 @@ def _save_no_weights(folder: Path) -> None:
 def save_weights(small: PreTrainedConfig, folder: Path) -> None:
     """Write random weights that are always the same, wide enough that each of them matters."""
     auto: Any = transformers.AutoModelForCausalLM
-    if families.sees(small.model_type):
+    if families.is_made_to_be_shown(small.model_type):
         auto = transformers.AutoModelForImageTextToText
     with torch.device("meta"):
         count = sum(weight.numel() for weight in auto.from_config(small).parameters())

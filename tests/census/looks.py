@@ -22,15 +22,16 @@ PROCESSORS = {
     "glmga": ("Glm46VProcessor", "Glm46VImageProcessor"),
     "glm4v_moe": ("Glm4vProcessor", "Glm4vImageProcessor"),
     "qwen3_vl_moe": ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
-    "mistral4": ("PixtralProcessor", "PixtralImageProcessor"),
     "kosmos-2": ("Kosmos2Processor", "CLIPImageProcessor"),
     "kosmos-2.5": ("Kosmos2_5Processor", "Kosmos2_5ImageProcessor"),
-    "diffusion_gemma": ("Gemma4Processor", "Gemma4ImageProcessor"),
+    "cosmos3_omni": ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
 }
 # Tokens whose places take the rows of a picture, where that is not what a picture is written as.
 FEATURE_TOKENS = {"aya_vision": {"image_token_index": "<|IMG_PATCH|>"}}
+# What processors call the tokens that stand around a picture.
+AROUND = ("vision_{}_token", "image_{}_token")
 
-_WRITTEN = re.compile(r"""["'](<[^"'<>\s{}]{1,40}>|\[[A-Z_]{2,20}\])["']""")
+_WRITTEN = re.compile(r"""["'](<[^"'<>\s{}]{1,40}>|\[[A-Z_]{2,20}\]|\]<\][a-z ]{2,20}\[>\[)["']""")
 _NAMED = re.compile(r"tokenizer[,.]\s*\"?(\w+_token)\b")
 _IDS = re.compile(r"(\w+?)_(?:token_)?(?:id|index)")
 
@@ -61,6 +62,8 @@ def sizes_of(processor: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what gives pictures the sizes that a tower takes, where it says them."""
     tower = config.get("vision_config") or {}
     images, side, made = processor.image_processor, tower.get("image_size"), {}
+    if isinstance(side, list) and len(set(side)) == 1:
+        side = side[0]
     for name in ("size", "crop_size"):
         stated = getattr(images, name, None)
         keys = set(dict(stated)) if stated else set()
@@ -83,8 +86,12 @@ def load(model_type: str, folder: Path, tokenizer: Any) -> Any:
 def placeholder(processor: Any) -> str:
     """Return what stands for a picture in a text."""
     shown: str = getattr(processor, "image_token", "<image>")
-    start, end = (getattr(processor, f"vision_{side}_token", None) for side in ("start", "end"))
-    return f"{start}{shown}{end}" if isinstance(start, str) and isinstance(end, str) else shown
+    shown = getattr(processor, "image_placeholder_token", shown)
+    for name in AROUND:
+        start, end = (getattr(processor, name.format(side), None) for side in ("start", "end"))
+        if isinstance(start, str) and isinstance(end, str):
+            return f"{start}{shown}{end}"
+    return shown
 
 
 def ids(config: dict[str, Any], processor: Any) -> dict[str, int]:

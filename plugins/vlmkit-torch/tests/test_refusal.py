@@ -75,6 +75,14 @@ def build(made: Checkpoint, **settings: Any) -> Any:
         ({"model_type": "bloom"}, "attention in code of its own, which paged attention cannot"),
         ({"model_type": "llava", "text_config": {"model_type": "mpt"}}, "'mpt' computes attention"),
         ({"model_type": "xlm-roberta"}, "counted from the id of the padding token"),
+        ({"model_type": "git"}, "features of a picture that a decoder itself puts among"),
+        ({"model_type": "blip"}, "looks at a picture by cross-attention are not supported"),
+        ({"model_type": "chameleon"}, "questions behind which a processor writes a token"),
+        ({"model_type": "diffusion_gemma"}, "models of diffusion"),
+        ({"model_type": "llava_onevision"}, "prompts of several pictures"),
+        ({"model_type": "pi0"}, "models of actions"),
+        ({"model_type": "pp_chart2table"}, "a template alone writes"),
+        ({"model_type": "shieldgemma2"}, "models that judge a picture"),
     ],
 )
 def test_a_config_that_cannot_be_run_gives_its_reason(
@@ -138,8 +146,9 @@ def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:
     assert "its weights are a pickle" in str(refusal.engine_cannot_serve(made))
 
 
-def test_a_text_model_has_no_vision_encoder(tmp_path: Path) -> None:
-    reason = refusal.encoder_cannot_serve(checkpoint(tmp_path, {"model_type": "llama"}))
+@pytest.mark.parametrize("model_type", ["llama", "mistral4"])
+def test_a_text_model_has_no_vision_encoder(model_type: str, tmp_path: Path) -> None:
+    reason = refusal.encoder_cannot_serve(checkpoint(tmp_path, {"model_type": model_type}))
 
     assert reason == "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
 

@@ -89,9 +89,10 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
     banned = {config.get(key) for key in _PLACEHOLDER_KEYS} | {own_id}
     for kind in ("image_token_ids", "video_token_ids", "audio_token_ids"):
         banned |= set(getattr(processor, kind, None) or ())
+    placeholder = placeholder_of(processor)
     wanted = set(processor.model_input_names) - set(processor.tokenizer.model_input_names)
     return ImageFacts(
-        placeholder=str(processor.image_token),
+        placeholder=placeholder,
         options=options,
         own_options={name: merged[name] for name in _asked(processor) if name in merged},
         feature_id=feature_id,
@@ -102,7 +103,7 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
         control_tokens=tuple(sorted(_control_tokens(processor))),
         input_names=tuple(sorted(wanted - set(processor.unused_input_names))),
         fingerprint=_fingerprint(processor, options).hex(),
-        lays_out=laid_out(processor, "x" + processor.image_token, 1) is not None,
+        lays_out=laid_out(processor, "x" + placeholder, 1) is not None,
         needs_image=needs_image,
         leads=getattr(processor, "image_leads", False),
         begins_with="" if needs_image else _beginning(processor),
@@ -132,6 +133,11 @@ def family_token(config: Mapping[str, Any]) -> int | None:
     except Exception:  # a configuration may raise anything
         log.debug("what transformers takes for an image's token is not known", exc_info=True)
         return None
+
+
+def placeholder_of(processor: Any) -> str:
+    """Return what stands for an image in a text: what it is written as, if that is another word."""
+    return str(getattr(processor, "image_placeholder_token", None) or processor.image_token)
 
 
 def written_token(processor: Any) -> int:

@@ -244,9 +244,10 @@ class ImageSide:
         if self._is_checked:
             return
         pictures = [grey(64, 48), grey(40, 88)]
-        text = f"{self.placeholder}a{self.placeholder} b"
+        shown = getattr(self._processor, "framed_image", self.placeholder)
+        text = f"{shown}a{shown} b"
         if self.leads:
-            pictures, text = pictures[:1], f"{self.placeholder}a b"
+            pictures, text = pictures[:1], f"{shown}a b"
         try:
             layout = laid_out(self._processor, text, len(pictures)) or text
             layout = spaced(layout, self._facts.spaced_after)

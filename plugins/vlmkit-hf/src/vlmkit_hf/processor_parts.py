@@ -50,9 +50,22 @@ class GotOcr2Parts:
         return super().prepare_inputs_layout(**told)  # type: ignore[misc]
 
 
+class HunYuanVLParts:
+    """Its call refuses an image that does not stand between two tokens, which templates write."""
+
+    @property
+    def framed_image(self) -> str:
+        """What stands for an image, and what must stand around it."""
+        start, image, end = (
+            getattr(self, name) for name in ("image_start_token", "image_token", "image_end_token")
+        )
+        return f"{start}{image}{end}"
+
+
 PARTS: Mapping[str, type[Any]] = {
     "Idefics2Processor": Idefics2Parts,
     "GotOcr2Processor": GotOcr2Parts,
+    "HunYuanVLProcessor": HunYuanVLParts,
 }
 """By the name of the family's processor."""
 

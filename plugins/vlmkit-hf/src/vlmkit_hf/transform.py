@@ -15,6 +15,7 @@ from vlmkit_hf.pillow.view import Cut, Pad, Plan, Resize, num_tiles
 from vlmkit_hf.sizing.sizing import Size
 
 Sides = tuple[int, int]
+SIDES = ("height", "width")
 
 
 @runtime_checkable
@@ -110,11 +111,18 @@ def _in_patches(image: Image, arrays: Mapping[str, Any], settings: _Settings) ->
 
 
 def _tiled(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:
-    """Idefics3, SmolVLM: stretched to whole tiles, and once more to a single one."""
+    """Idefics3, SmolVLM: stretched to whole tiles, and once more to a single one.
+
+    Granite Docling, too, but that a picture of one tile is not shown once more.
+    """
     rows, columns = int(arrays["rows"][0][0]), int(arrays["cols"][0][0])
-    edge = settings.get("max_image_size")["longest_edge"]
-    used = (max(rows, 1) * edge, max(columns, 1) * edge)
-    return _report(image, used, num_tiles=rows * columns + 1)
+    longest = settings.get("max_image_size")
+    tile = (
+        settings.get("size") if longest is None else dict.fromkeys(SIDES, longest["longest_edge"])
+    )
+    used = (max(rows, 1) * tile["height"], max(columns, 1) * tile["width"])
+    is_alone = longest is None and rows * columns == 1
+    return _report(image, used, num_tiles=1 if is_alone else rows * columns + 1)
 
 
 def _stretched_tiles(image: Image, arrays: Mapping[str, Any], settings: _Settings) -> Transform:

@@ -35,6 +35,7 @@ class FeatureOutput(BaseModelOutputWithPooling):
     visual_indicator_features: Any = None
     qformer_outputs: Any = None  # which a family hands on, and nobody reads
     vision_outputs: Any = None
+    router_logits: Any = None
 
 
 def to_tensor(array: Array, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -29,17 +29,31 @@ ANOTHER = "take a model of another family"
 
 MAMBA_ALONE = "decoders of Mamba layers alone, without attention,"
 DRAFTERS = "models that draft for another, whose keys and values they read,"
+ASKING = "features of a picture that depend on the question, which its Q-Former reads,"
+PLACING = "features of a picture that a decoder itself puts among its tokens"
+COUNTING = "prompts of several pictures, which it reads otherwise than one by one,"
+ENDING = "questions behind which a processor writes a token of its own"
 
 # Families that no key of theirs gives away.
 FAMILIES = {
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), MAMBA_ALONE),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), DRAFTERS),
+    "blip": "layers in which a decoder looks at a picture by cross-attention",
+    "chameleon": ENDING,
+    "diffusion_gemma": "models of diffusion, which write all tokens of a block at once,",
+    "fuyu": ENDING,
+    "git": PLACING,
+    "instructblip": ASKING,
+    "instructblipvideo": ASKING,
     "jamba": "layers of Mamba 1, which cannot read a prompt in chunks,",
-    "instructblip": "features of a picture that depend on the question, which its Q-Former reads,",
-    "kosmos-2": "features of a picture that a decoder itself puts among its tokens",
-    "kosmos-2.5": "features of a picture that a decoder itself puts among its tokens",
-    "minicpmv4_7": "prompts of several pictures, which it reads otherwise than one by one,",
+    "kosmos-2": PLACING,
+    "kosmos-2.5": PLACING,
+    "llava_onevision": COUNTING,
+    "minicpmv4_7": COUNTING,
     "moshi": "models that listen while they speak",
+    "pi0": "models of actions, which write no text,",
+    "pp_chart2table": "pictures whose places in a prompt a template alone writes",
+    "shieldgemma2": "models that judge a picture, and write no text,",
 }
 
 # Layers that keep or see what this engine cannot, by the family's name for them.
@@ -235,10 +249,12 @@ def _is_known(model_type: str) -> bool:
 def _is_shown_pictures(model_type: str) -> bool:
     """Whether it lists the family among those that answer about pictures.
 
-    Some have no tower: their decoder takes patches (Fuyu), or tokens of a codebook (Emu3).
+    Some have no tower: their decoder takes tokens of a codebook (Emu3). One is listed with a class
+    that goes on with texts (Mistral 4, which sees as a part of Mistral 3 only).
     """
     _, _, rest = (_families() or "").partition("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES = ")
-    return f'("{model_type}", ' in rest.partition("\n)")[0]
+    line = re.search(rf'\("{re.escape(model_type)}", "(\w+)"', rest.partition("\n)")[0])
+    return line is not None and not line[1].endswith("ForCausalLM")
 
 
 def _families() -> str | None:
