@@ -160,6 +160,7 @@ def test_a_text_model_has_no_vision_encoder(model_type: str, tmp_path: Path) -> 
         {"model_type": "mllama", "text_config": {"cross_attention_layers": [3]}},
         {"model_type": "llava", "text_config": {"model_type": "../bloom/modeling_bloom"}},
         {"model_type": "llava", "text_config": {"model_type": ["bloom"]}},
+        {"model_type": "llava", "text_config": {"model_type": "bloom" * 1000}},
     ],
 )
 def test_what_can_be_run_is_not_refused(config: dict[str, Any], tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
-from vlmkit_torch import quantized
+from vlmkit_torch import installed, quantized
 
 NEEDS = {"torch": (2, 6), "transformers": (5, 20), "safetensors": (0, 8)}
 ATTENTION_TYPES = frozenset(
@@ -161,7 +160,7 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     if reason := _files_reason(checkpoint) or weight_files.objection_to_pictures(checkpoint):
         return reason
     has_tower = isinstance(checkpoint.answering.get("vision_config"), Mapping)
-    if not has_tower and not _is_shown_pictures(checkpoint.model_type):
+    if not has_tower and not installed.is_shown_pictures(checkpoint.model_type):
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
     return None
 
@@ -186,7 +185,7 @@ def _family_reason(checkpoint: Checkpoint) -> str | None:
             "config.json names no 'model_type'",
             hint="fetch the model in the form of transformers, whose config.json has one",
         )
-    if _is_known(model_type):
+    if installed.is_known(model_type):
         return None
     if "auto_map" in checkpoint.config:
         return Objection(
@@ -231,52 +230,13 @@ def _code_reason(model_type: str) -> str | None:
 
     Code that is written for pictures, too, is not looked at: it may be that of a tower.
     """
-    code = "" if _is_shown_pictures(model_type) else _code_of(model_type)
+    code = "" if installed.is_shown_pictures(model_type) else installed.code_of(model_type)
     if ATTENTION.search(code) and REPLACEABLE not in code:
         return attention_objection(model_type)
     if POSITIONS in code:
         what = "positions that are counted from the id of the padding token"
         return Objection(f"{what} are not supported", hint=ANOTHER)
     return None
-
-
-def _is_known(model_type: str) -> bool:
-    """Whether the installed transformers lists the family."""
-    families = _families()
-    return families is None or f'("{model_type}", ' in families  # why_not() has the better reason
-
-
-def _is_shown_pictures(model_type: str) -> bool:
-    """Whether it lists the family among those that answer about pictures.
-
-    Some have no tower: their decoder takes tokens of a codebook (Emu3). One is listed with a class
-    that goes on with texts (Mistral 4, which sees as a part of Mistral 3 only).
-    """
-    _, _, rest = (_families() or "").partition("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES = ")
-    line = re.search(rf'\("{re.escape(model_type)}", "(\w+)"', rest.partition("\n)")[0])
-    return line is not None and not line[1].endswith("ForCausalLM")
-
-
-def _families() -> str | None:
-    """Return the lists of families of the installed transformers, as they are written."""
-    place = _models()
-    return None if place is None else (place / "auto" / "modeling_auto.py").read_text("utf-8")
-
-
-def _code_of(model_type: str) -> str:
-    """Return how a family is written; nothing where its file has another name."""
-    name, place = model_type.replace("-", "_"), _models()
-    if place is None or not name.isidentifier():  # a checkpoint says what it likes
-        return ""
-    return "".join(file.read_text("utf-8") for file in place.glob(f"*/modeling_{name}.py"))
-
-
-def _models() -> Path | None:
-    """Return where the installed transformers keeps its families."""
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0]) / "models"
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
