@@ -28,6 +28,8 @@ PROCESSORS = {
 }
 # Tokens whose places take the rows of a picture, where that is not what a picture is written as.
 FEATURE_TOKENS = {"aya_vision": {"image_token_index": "<|IMG_PATCH|>"}}
+# What processors must be told besides, as published checkpoints tell it.
+TOLD = {"llava_onevision": {"num_image_tokens": 729, "vision_feature_select_strategy": "full"}}
 # What processors call the tokens that stand around a picture.
 AROUND = ("vision_{}_token", "image_{}_token")
 
@@ -56,6 +58,8 @@ def write(model_type: str, folder: Path, more: Mapping[str, Any]) -> None:
     }
     known = {key: value for key, value in made.items() if value}
     (folder / "preprocessor_config.json").write_text(json.dumps({**known, **more}))
+    if told := TOLD.get(model_type):
+        (folder / "processor_config.json").write_text(json.dumps(told))
 
 
 def sizes_of(processor: Any, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,6 @@ def build(made: Checkpoint, **settings: Any) -> Any:
         ({"model_type": "blip"}, "looks at a picture by cross-attention are not supported"),
         ({"model_type": "chameleon"}, "questions behind which a processor writes a token"),
         ({"model_type": "diffusion_gemma"}, "models of diffusion"),
-        ({"model_type": "llava_onevision"}, "prompts of several pictures"),
         ({"model_type": "pi0"}, "models of actions"),
         ({"model_type": "pp_chart2table"}, "a template alone writes"),
         ({"model_type": "shieldgemma2"}, "models that judge a picture"),

@@ -30,7 +30,6 @@ MAMBA_ALONE = "decoders of Mamba layers alone, without attention,"
 DRAFTERS = "models that draft for another, whose keys and values they read,"
 ASKING = "features of a picture that depend on the question, which its Q-Former reads,"
 PLACING = "features of a picture that a decoder itself puts among its tokens"
-COUNTING = "prompts of several pictures, which it reads otherwise than one by one,"
 ENDING = "questions behind which a processor writes a token of its own"
 
 # Families that no key of theirs gives away.
@@ -47,8 +46,7 @@ FAMILIES = {
     "jamba": "layers of Mamba 1, which cannot read a prompt in chunks,",
     "kosmos-2": PLACING,
     "kosmos-2.5": PLACING,
-    "llava_onevision": COUNTING,
-    "minicpmv4_7": COUNTING,
+    "minicpmv4_7": "prompts of several pictures, which it reads otherwise than one by one,",
     "moshi": "models that listen while they speak",
     "pi0": "models of actions, which write no text,",
     "pp_chart2table": "pictures whose places in a prompt a template alone writes",
