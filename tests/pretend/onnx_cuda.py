@@ -22,8 +22,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     value = onnxruntime.OrtValue
     allocate, session = value.ortvalue_from_shape_and_type, onnxruntime.InferenceSession
 
-    def open_session(file: str, options: Any, providers: list[Any]) -> Any:
-        made = session(file, options, providers=["CPUExecutionProvider"])
+    def open_session(file: str, options: Any, providers: list[Any], **how: Any) -> Any:
+        made = session(file, options, providers=["CPUExecutionProvider"], **how)
         return made if providers == ["CPUExecutionProvider"] else Session(made)
 
     def allocate_here(shape: Any, dtype: Any, *_device: Any) -> Any:

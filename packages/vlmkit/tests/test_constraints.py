@@ -537,12 +537,15 @@ def test_a_compiler_is_built_when_it_is_needed_and_a_constraint_compiled_once():
             model.generate("hello", constraint=OneOf(("yes", "no")), n=2)
         assert made == [VOCAB_SIZE]
         assert compiled == [OneOf(("yes", "no"))]
+        other = Request(text="hello", constraint=OneOf(("yes", "no")), tenant="another")
+        model.runner.submit(other).result()
+        assert compiled == [OneOf(("yes", "no"))] * 2, "no tenant learns what others sent"
         for number in range(MAX_KEPT):
             model.generate("hello", constraint=OneOf((f"{number}",)), max_tokens=1)
         model.generate("hello", constraint=OneOf((f"{MAX_KEPT - 1}",)), max_tokens=1)
-        assert len(compiled) == MAX_KEPT + 1
+        assert len(compiled) == MAX_KEPT + 2
         model.generate("hello", constraint=OneOf(("yes", "no")))
-        assert len(compiled) == MAX_KEPT + 2, "the oldest went"
+        assert len(compiled) == MAX_KEPT + 3, "the oldest went"
 
 
 def test_a_compiler_that_fails_is_told_in_our_words():

@@ -45,6 +45,7 @@ class Wordy(MockTokenizer):
 
     failure: Exception | None = None
     has_one_size = False
+    inputs = None
 
     def prompt(self, messages, **how):
         if self.failure is not None:
@@ -52,7 +53,8 @@ class Wordy(MockTokenizer):
         said = vlmkit.Message.of("user", "word " * 200)
         made = super().prompt([said, *messages, said], **how)
         if self.has_one_size:
-            return made
+            self.inputs = self.inputs or made.media[0].inputs
+            return replace(made, media=tuple(replace(m, inputs=self.inputs) for m in made.media))
         shown = zip(made.media, images_of(messages), strict=True)
         return replace(made, media=tuple(sized(slot, image) for slot, image in shown))
 

@@ -82,6 +82,7 @@ def test_the_books_balance_whatever_is_done(most, moves):
             assert gone.can_leave or (gone.is_idle and gone.caller == caller)
             del inside[gone]
         assert room.num_held == sum(inside.values()) <= most
+        assert len(room._by_caller) <= len(inside)
     for guest in inside:
         room.give_back(guest)
     assert room.num_held == 0

@@ -74,7 +74,7 @@ def test_the_file_of_the_config_is_meant_where_none_is_named(path, capsys):
     assert "server.keys_file" in err
 
 
-@pytest.mark.parametrize("name", ["", "two words", "x" * 65, 'a"b', "a\nb"])
+@pytest.mark.parametrize("name", ["", "two words", "x" * 65, 'a"b', "a\nb", "a\n"])
 def test_a_name_that_logs_could_not_show_is_refused(path, capsys, name):
     assert command(capsys, "add", name, "--file", str(path))[0] == 2
     assert not path.exists()

@@ -126,6 +126,8 @@ def test_a_key_is_found_in_whichever_header_a_client_sends_it(guarded, secrets):
         {"authorization": "Basic bm9uZTpub25l", "x-api-key": secret},  # that of a proxy
     ):
         assert guarded.get("/version", headers=headers).status_code == 200
+    twice = [("authorization", f"Bearer {secrets[name]}") for name in ("one", "stranger")]
+    assert guarded.get("/version", headers=twice).status_code == 401
     both = {"authorization": f"Bearer {secrets['one']}", "x-api-key": secret}
     assert guarded.get("/version", headers=both).status_code == 401
 

@@ -123,6 +123,31 @@ def test_a_connection_too_many_is_told_to_come_back(caplog):
         assert eventually(lambda: server.get("/healthz").status_code == 200)
 
 
+def test_requests_ahead_of_their_answers_are_few():
+    slow = http_request(chat(scripted(text="x", tokens=4000, latency_s=0.05), stream=True))
+    with running() as server:
+        stranger = opened(server, slow + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20)
+        assert is_closed(stranger)
+        assert eventually(server.is_idle)
+
+
+def test_what_is_no_request_keeps_no_connection_open():
+    with running(header_timeout_s=0.3) as server:
+        stranger = opened(server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b" 200 " in stranger.recv(65_536)
+        stranger.sendall(b"\r\n")
+        assert is_closed(stranger)
+
+
+def test_bodies_that_never_come_take_no_places_of_requests():
+    with running(max_requests=2) as server:
+        strangers = [opened(server, HUGE + b"\r\n{") for _ in range(10)]
+        assert eventually(lambda: server.service.bodies.room.num_held == 10)
+        assert status(server) == 200
+        for stranger in strangers:
+            stranger.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
 def test_who_holds_most_connections_makes_way_for_others():
     with running(max_connections=8, body_timeout_s=300) as server:

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 from running_server import eventually, process
 from test_drain import PROGRAM
 
@@ -77,5 +78,22 @@ def test_a_certificate_that_is_none_is_told_before_anything_is_loaded(tmp_path):
         broken.write_text("none")
         with pytest.raises(ConfigError, match="tls_certificate"):
             serve({}, settings)
-    with pytest.raises(ConfigError, match="No such file"):
-        serve({}, ServerSettings(tls_certificate=str(tmp_path / "none")))
+    for missing in ({"tls_certificate": str(tmp_path / "none")}, {"tls_private_key": str(key)}):
+        with pytest.raises(ConfigError, match=r"tls_certificate .* is no file"):
+            serve({}, ServerSettings(**missing))
+
+
+def test_a_key_that_is_encrypted_is_told_and_nobody_is_asked_for_its_password(tmp_path):
+    write_certificate(tmp_path)
+    certificate, key = (tmp_path / name for name in FILES)
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    key.write_bytes(
+        loaded.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    settings = ServerSettings(tls_certificate=str(certificate), tls_private_key=str(key))
+    with pytest.raises(ConfigError, match="is encrypted"):
+        serve({}, settings)

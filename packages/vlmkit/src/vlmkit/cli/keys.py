@@ -124,7 +124,9 @@ def revoke(
 
     path = _path(key_file, config_file, assignments)
     if key_id not in {key.id for key in valid_keys(read_lines(path))}:
-        raise ConfigError(f"there is no valid key {key_id!r} in {path}", hint="vlmkit keys list")
+        raise ConfigError(
+            f"there is no valid key {key_id!r} in {path}", hint=f"vlmkit keys list --file {path}"
+        )
     add_line(path, Revoked(key_id, int(time.time())))
     click.echo(f"revoked; a server that runs refuses key {key_id} after SIGHUP", err=True)
 

@@ -20,7 +20,7 @@ ready. Ask it, for example, by
   curl {url}/chat/completions -H 'content-type: application/json'{header} \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
-  from openai import OpenAI
+  {imports}from openai import OpenAI
   client = OpenAI(base_url="{url}", api_key={key})
 """
 
@@ -81,7 +81,8 @@ def _example(settings: "ServerSettings", model: str) -> str:
     asks = bool(settings.keys_file)
     header = ' -H "authorization: Bearer $VLMKIT_API_KEY"' if asks else ""
     key = 'os.environ["VLMKIT_API_KEY"]' if asks else '"none"'
-    return EXAMPLE.format(url=_url(settings), model=model, header=header, key=key)
+    imports = "import os\n  " if asks else ""
+    return EXAMPLE.format(url=_url(settings), model=model, header=header, key=key, imports=imports)
 
 
 def _url(settings: "ServerSettings") -> str:

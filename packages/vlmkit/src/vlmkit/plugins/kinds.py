@@ -172,7 +172,9 @@ COMMAND: Kind[Any] = Kind(
     None,  # the command line looks at what it was given, and knows click
     "by name",
     "what adds a command to the command line",
-    reserved=frozenset({"ask", "chat", "config", "doctor", "models", "plugins", "serve", "verify"}),
+    reserved=frozenset(
+        {"ask", "chat", "config", "doctor", "keys", "models", "plugins", "serve", "verify"}
+    ),
 )
 KINDS: tuple[Kind[Any], ...] = (
     TOKENIZER,

@@ -49,11 +49,16 @@ class Constraints:
         self._free = self._ends
         self._compiler: ConstraintCompiler | None = None
         self._making = threading.Lock()
-        self._kept: OrderedDict[Constraint, MakeMatcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[bytes, Constraint], MakeMatcher] = OrderedDict()
         self._keeping = threading.Lock()
 
-    def guides(self, constraint: Constraint, num: int) -> list[Guide]:
+    def guides(self, constraint: Constraint, num: int, scope: bytes = b"") -> list[Guide]:
         """Return what keeps so many answers within a constraint, each by itself.
+
+        Args:
+            constraint: what answers must keep to.
+            num: of the answers.
+            scope: whose it is: nobody learns from the time that it takes what others sent.
 
         Raises:
             ConstraintError: the constraint makes no sense.
@@ -61,7 +66,7 @@ class Constraints:
             PluginError: it could not be built.
         """
         try:
-            make = self._compiled(constraint)
+            make = self._compiled(constraint, scope)
             free = self._free
             if isinstance(constraint, Lark) and constraint.tokens:
                 named = (token_id for _, token_id in constraint.tokens)
@@ -72,17 +77,17 @@ class Constraints:
         except Exception as error:  # a compiler may raise anything
             raise engine_error("the constraint could not be compiled", error) from error
 
-    def _compiled(self, constraint: Constraint) -> MakeMatcher:
+    def _compiled(self, constraint: Constraint, scope: bytes) -> MakeMatcher:
         with self._keeping:
-            if constraint in self._kept:
-                self._kept.move_to_end(constraint)
-                return self._kept[constraint]
+            if (scope, constraint) in self._kept:
+                self._kept.move_to_end((scope, constraint))
+                return self._kept[scope, constraint]
         with self._making:
             if self._compiler is None:
                 self._compiler = self._new_compiler()
         make = self._compiler.compile(constraint)
         with self._keeping:
-            self._kept[constraint] = make
+            self._kept[scope, constraint] = make
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return make

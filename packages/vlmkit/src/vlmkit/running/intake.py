@@ -165,13 +165,15 @@ class Intake:
             return to_score(request, prompt, self._tokenizer, self._limits)
         max_tokens = self._max_tokens(prompt, params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        guides = self._guides(asked.constraint, params)
+        guides = self._guides(asked.constraint, params, self._scope(request))
         return [
             {"max_tokens": max_tokens, "seed": seed + index, "guide": guide}
             for index, guide in enumerate(guides)
         ]
 
-    def _guides(self, constraint: Constraint | None, params: SamplingParams) -> Seq[Guide | None]:
+    def _guides(
+        self, constraint: Constraint | None, params: SamplingParams, scope: bytes
+    ) -> Seq[Guide | None]:
         """Return what keeps each choice within a constraint."""
         if constraint is None:
             return [None] * params.n
@@ -182,7 +184,7 @@ class Intake:
             )
         if params.ignore_eos:
             raise ConstraintError("ignore_eos and a constraint exclude each other")
-        return self._constraints.guides(constraint, params.n)
+        return self._constraints.guides(constraint, params.n, scope)
 
     def job(self, sequence: Sequence, channel: Channel, index: int) -> Job:
         """Return the loop's handle of a sequence, which is one choice of a request."""

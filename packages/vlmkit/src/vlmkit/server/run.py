@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import partial
+from pathlib import Path
 from types import FrameType, MappingProxyType
 
 import uvicorn
@@ -65,7 +66,7 @@ def serve(
         VlmkitError: no model could be loaded: what the last loader raised. The same holds.
     """
     settings = settings or ServerSettings()
-    if settings.tls_certificate:
+    if settings.tls_certificate or settings.tls_private_key:
         _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
     service = Service(models, settings, Toolbox(tool_sources))
     service.fleet.on_loaded = partial(_settle, on_loaded)
@@ -162,8 +163,10 @@ class Server(uvicorn.Server):
 
     async def _drain_and_exit(self) -> None:
         log.info("draining")
-        await self._service.drain(self._service.settings.drain_timeout_s)
-        self.should_exit = True
+        try:
+            await self._service.drain(self._service.settings.drain_timeout_s)
+        finally:
+            self.should_exit = True
 
 
 def _on_hangup(reload: Callable[[], None]) -> None:
@@ -187,7 +190,8 @@ def _num_connections(settings: ServerSettings) -> int:
         if wanted < settings.max_connections:
             log.warning("max_connections is %d: the system allows no more open files", wanted)
         if soft != resource.RLIM_INFINITY and soft < wanted + OTHER_FILES:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted + OTHER_FILES, hard))
+            most = wanted + OTHER_FILES if hard == resource.RLIM_INFINITY else hard
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted + OTHER_FILES, most), hard))
     return wanted
 
 
@@ -198,12 +202,19 @@ def _load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None
         ConfigError: there is none, or its key is another's.
     """
     certificate, key = settings.tls_certificate, settings.tls_private_key or None
+    for name, file in (("tls_certificate", certificate), ("tls_private_key", key or certificate)):
+        if not Path(file).is_file():
+            raise ConfigError(f"server.{name} {file!r} is no file")
+
+    def ask() -> str:  # on a terminal, it would be asked for there, and all would wait
+        raise ConfigError(f"the key of server.tls_certificate {certificate!r} is encrypted")
+
     try:
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, ask)
     except (OSError, ssl.SSLError) as error:
-        reason = error.strerror if isinstance(error, FileNotFoundError) else "not its PEM"
         raise ConfigError(
-            f"server.tls_certificate {certificate!r} cannot be used with its key: {reason}"
+            f"server.tls_certificate {certificate!r} cannot be used with its key: they are not "
+            "both in PEM, or do not belong together"
         ) from error
 
 

@@ -5,7 +5,7 @@ How a body is answered is each route's own business.
 
 import time
 from abc import ABC, abstractmethod
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from secrets import token_hex
 from typing import Any, Generic, TypeVar
 
@@ -65,13 +65,17 @@ class Call(ABC, Generic[B]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, start the request, and answer."""
-        with self.service.admitted():
+        self.service.check_room()
+        with ExitStack() as place:
             async with self._leases:
-                await self._answer(scope, receive, send)
+                await self._answer(place, scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, place: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
         with self.service.bodies.opened(self._request) as sent:
-            body, ignored = self._reader.read(await self._content(sent))
+            content = await self._content(sent)
+            place.enter_context(self.service.admitted())  # what never comes whole takes no place
+            body, ignored = self._reader.read(content)
+            del content
             self.note(ignored)
             self._sent = sent
             response = await self.service.attend(self.start(body), receive)

@@ -5,6 +5,7 @@ What is a file's content is given back as bytes that no browser shows.
 """
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 from litestar import Controller, Request, Response, route
@@ -105,8 +106,10 @@ class _Upload:
         """Read the body, keep the file, and answer."""
         self._files.check()
         boundary = boundary_of(self._request.headers)
-        with self._service.admitted(), self._service.bodies.opened(self._request) as sent:
+        self._service.check_room()
+        with ExitStack() as place, self._service.bodies.opened(self._request) as sent:
             body = await sent.read(self._request)
+            place.enter_context(self._service.admitted())
             response = await self._service.attend(self._kept(body, boundary), receive)
         await response(scope, receive, send)
 

@@ -39,5 +39,6 @@ def caller_of(request: Request[Any, Any, Any]) -> Caller:
 
 def secrets_in(request: Request[Any, Any, Any]) -> set[str]:
     """Return the credentials of a request, in whichever API's headers they are."""
-    bearer = _SCHEME.sub("", request.headers.get("authorization", "")).strip()
-    return {bearer, request.headers.get("x-api-key", "").strip()} - {""}
+    bearers = (_SCHEME.sub("", each) for each in request.headers.getall("authorization", []))
+    given = (*bearers, *request.headers.getall("x-api-key", []))
+    return {each.strip() for each in given} - {""}

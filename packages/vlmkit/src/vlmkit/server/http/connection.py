@@ -5,6 +5,7 @@ connection; the request it belonged to then ends like any whose client went away
 """
 
 import asyncio
+import ipaddress
 import logging
 from typing import Any
 
@@ -21,6 +22,8 @@ from vlmkit.settings.server import ServerSettings
 log = logging.getLogger(__name__)
 
 MAX_HEADERS = 128
+MAX_AHEAD = 16  # requests of a connection that wait for the answers to those before them
+IPV6_NETWORK = len("0000:0000:0000:0000")
 LAST_BYTES_S = 5.0  # for a client to notice that its answer is there, and to stop sending
 
 
@@ -39,13 +42,22 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Start to wait for the first request."""
         super().connection_made(transport)
-        self.caller = self.client[0] if self.client else ""
+        self.caller = _caller(self.client[0]) if self.client else ""
         if self.room.take(self, 1):
             self._await_headers()
             return
         log.warning("a connection was refused: %d are open", self.room.num_held)
+        if self.scheme == "https":  # a goodbye would have to be answered, and is waited for
+            self.transport.abort()
+            return
         self.transport.write(_refusal(503) + b"retry-after: %d\r\n\r\n" % RETRY_AFTER_S)
         self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; what is no request keeps no connection open."""
+        super().data_received(data)
+        if self.is_idle and (self._header_deadline is None or self._header_deadline.cancelled()):
+            self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all clocks, and tell every request of the connection.
@@ -63,7 +75,9 @@ class Connection(HttpToolsProtocol):
 
     @property
     def can_leave(self) -> bool:
-        """Whether nobody here waits for an answer who has asked for it whole."""
+        """Whether nobody here takes an answer, or waits for one and has asked for it whole."""
+        if self.flow.write_paused:
+            return True
         return all(cycle.response_complete or cycle.more_body for cycle in self._cycles)
 
     @property
@@ -95,6 +109,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Stop to wait for headers, and note the request."""
+        if len(self.pipeline) >= MAX_AHEAD:
+            raise ValueError("too many requests ahead of their answers")
         _cancel(self._header_deadline)
         super().on_headers_complete()
         under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
@@ -146,6 +162,14 @@ class Connection(HttpToolsProtocol):
 def _refusal(status: int) -> bytes:
     """Return the head of an answer without a body, but for its last line."""
     return STATUS_LINE[status] + b"connection: close\r\ncontent-length: 0\r\n"
+
+
+def _caller(host: str) -> str:
+    """Return whose an address is: one who has an address of IPv6 has a network of them."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if address.version == 4:
+        return host
+    return address.ipv4_mapped.exploded if address.ipv4_mapped else address.exploded[:IPV6_NETWORK]
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -44,8 +44,8 @@ class FairRoom:
     def __init__(self, most: int) -> None:
         self.most = most
         self.num_held = 0
-        self._held: dict[Guest, int] = {}
         self._by_caller: Counter[str] = Counter()
+        self._guests: dict[str, dict[Guest, int]] = {}
 
     def take(self, guest: Guest, amount: int) -> bool:
         """Let a guest have so much more, if need be of what others have; False if it may not.
@@ -59,26 +59,29 @@ class FairRoom:
                 return False
             self.give_back(other)
             other.leave()
-        self._held[guest] = self._held.get(guest, 0) + amount
+        own = self._guests.setdefault(guest.caller, {})
+        own[guest] = own.get(guest, 0) + amount
         self._by_caller[guest.caller] += amount
         self.num_held += amount
         return True
 
     def give_back(self, guest: Guest) -> None:
         """Take back all that a guest has; nothing happens if that is nothing."""
-        if amount := self._held.pop(guest, 0):
+        own = self._guests.get(guest.caller, {})
+        if guest in own:
+            amount = own.pop(guest)
             self.num_held -= amount
             self._by_caller[guest.caller] -= amount
-            if not self._by_caller[guest.caller]:
-                del self._by_caller[guest.caller]
+            if not own:
+                del self._guests[guest.caller], self._by_caller[guest.caller]
 
     def _who_leaves(self, newcomer: Guest, wanted: int) -> Guest | None:
         """Return who came first of those that can leave, of whoever has most."""
         for other, held in self._by_caller.most_common():
             if other == newcomer.caller or held <= wanted:
                 break
-            for guest in self._held:
-                if guest.caller == other and guest.can_leave:
+            for guest in self._guests[other]:
+                if guest.can_leave:
                     return guest
-        own = (guest for guest in self._held if guest.caller == newcomer.caller and guest.is_idle)
-        return next((guest for guest in own if guest is not newcomer), None)
+        own = self._guests.get(newcomer.caller, {})
+        return next((guest for guest in own if guest.is_idle and guest is not newcomer), None)

@@ -18,7 +18,7 @@ Scope = Literal["chat", "embed", "tokens", "admin"]
 """What a key may do: ask for answers, for embeddings, send prompts that are tokens as they are, and
 load and unload models."""
 
-Name = Annotated[str, Meta(pattern=r"^[\w.@:+-]{1,64}$")]
+Name = Annotated[str, Meta(pattern=r"^[\w.@:+-]{1,64}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 
 MARK = "vlmkit-"  # so that people and programs know what they found

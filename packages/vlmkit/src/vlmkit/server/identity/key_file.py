@@ -4,6 +4,7 @@ So two who add keys at once lose none, a key that is revoked stays on record, an
 at which a server that reads the file finds half of it.
 """
 
+import errno
 import os
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -66,7 +67,11 @@ def add_line(path: Path, line: Line) -> None:
         with open(path, "ab+", buffering=0, opener=partial(os.open, mode=0o600)) as file:
             file.seek(max(0, file.tell() - 1))
             begin = b"" if file.read() in (b"", b"\n") else b"\n"
-            file.write(begin + msgspec.json.encode(line) + b"\n")  # at the end, wherever that is
+            added = begin + msgspec.json.encode(line) + b"\n"
+            size = file.seek(0, os.SEEK_END)
+            if file.write(added) != len(added):  # at the end, wherever that is by now
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, "there is no room for it")
             os.fsync(file.fileno())
     except OSError as error:
         raise ConfigError(f"keys file {str(path)!r} cannot be written: {error.strerror}") from error

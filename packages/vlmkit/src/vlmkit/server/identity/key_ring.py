@@ -44,4 +44,5 @@ class KeyRing:
         except ConfigError as error:
             log.error("the keys of before are kept: %s", error)  # noqa: TRY400 - it says it all
         else:
-            log.info("keys were read again: %d", len(self._keys))
+            how = logging.INFO if self._keys else logging.WARNING
+            log.log(how, "keys were read again: %d", len(self._keys))

@@ -47,7 +47,7 @@ class Body:
 
     def end(self, reason: Exception) -> None:
         """End the reading, if it has not ended."""
-        if self._patience is not None and self._reason is None:
+        if self._patience is not None and not self._patience.expired() and self._reason is None:
             self._reason = reason
             self._patience.reschedule(asyncio.get_running_loop().time())
 

@@ -88,9 +88,8 @@ class Service:
             raise RequestError("model must be given: several are served", param="model")
         return next(iter(self.models)) if given is None else given
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Take one request in, for as long as the context is open.
+    def check_room(self) -> None:
+        """Do nothing if another request can be taken in now.
 
         Raises:
             Unavailable: the server is shutting down.
@@ -100,6 +99,16 @@ class Service:
             raise Unavailable("the server is shutting down", code="server_draining")
         if self._num_admitted >= self.settings.max_requests:
             raise Overloaded("too many requests are under way", hint="try again later")
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Take one request in, for as long as the context is open.
+
+        Raises:
+            Unavailable: the server is shutting down.
+            Overloaded: there are too many requests under way.
+        """
+        self.check_room()
         self._num_admitted += 1
         try:
             yield
