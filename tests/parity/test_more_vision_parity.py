@@ -75,6 +75,7 @@ def test_a_family_of_drawn_images_is_answered_as_by_generate(name: str, tmp_path
     assert not blind.is_parity, "the images do not matter, so this shows nothing"
 
 
+@pytest.mark.slow
 def test_an_exported_model_sees_no_more_of_a_large_image_than_its_window(tmp_path: Path) -> None:
     name = "gemma3_large_image"
     folder, wanted = tmp_path / "onnx", expected(name, arrays.save(name, tmp_path / "model"))
