@@ -323,7 +323,6 @@ def test_a_model_that_lacks_a_weight_is_refused(
     [
         ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 32}, "does not take what an exported"),
         ("falcon_h1", FALCON_H1, "model type 'falcon_h1' has recurrent layers"),
-        ("modernbert-decoder", {}, "is built in a way that the exporter does not know"),
         ("mamba", {"state_size": 4}, "recurrent layers"),
         ("qwen3_next", {"num_experts": 4}, "layers of type 'linear_attention'"),
         (
