@@ -46,8 +46,7 @@ class Guard:
         if access == "open" or asked.scope.get("method") == HttpMethod.OPTIONS:
             return
         key = self._key(secrets_in(Request(asked.scope)))
-        state = asked.scope["state"]
-        state["key"], state["tenant"] = key.id, key.tenant
+        asked.scope["state"]["tenant"] = key.tenant
         if not key.may(access):
             log.warning("key %s (%s) may not do what needs scope %s", key.id, key.name, access)
             raise MayNot(f"this API key may not do this: it needs the scope {access!r}")
