@@ -78,6 +78,11 @@ class LeavesTheConstraintOut(vlmkit.Pipeline):
         return super().submit(dataclasses.replace(request, constraint=None))
 
 
+class AdmitsEverything(vlmkit.Pipeline):
+    def submit(self, request):
+        return super().submit(dataclasses.replace(request, admit=None))
+
+
 class NeverAborts(vlmkit.Pipeline):
     def submit(self, request):
         stream = super().submit(request)
@@ -169,6 +174,7 @@ class OnRunner(RunnerContract):
         (SaysSpecialTokens, "a_prompt_can_be_counted_and_told_without_being_answered", ()),
         (TakesEverything, "a_wrong_request_is_refused_and_harms_no_other", ()),
         (LeavesTheConstraintOut, "an_answer_keeps_to_its_constraint_or_is_refused", ()),
+        (AdmitsEverything, "who_admits_a_request_is_told_what_it_comes_to_and_may_refuse", ()),
         (NeverAborts, "a_request_that_nobody_wants_any_more_leaves", ("aborted",)),
         (NeverAborts, "a_request_that_nobody_wants_any_more_leaves", ("dropped",)),
         (IsFull, "an_idle_runner_takes_requests", ()),

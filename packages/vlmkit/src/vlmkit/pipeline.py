@@ -17,6 +17,7 @@ from itertools import chain, repeat
 from types import TracebackType
 from typing import Self, TypeVar
 
+from vlmkit.ask.demand import Demand
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.runner_stats import RunnerStats
@@ -47,6 +48,7 @@ from vlmkit.seams.proposer import Proposer
 from vlmkit.seams.runner import CONSTRAINT, RunnerFacts
 from vlmkit.seams.sampler import Sampler
 from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -154,11 +156,14 @@ class Pipeline:
         """Start a request in this thread; its answer comes through the stream.
 
         Raises:
-            RequestError: the request is wrong, too long, or the queue is full.
+            RequestError: the request is wrong, too long, or the queue is full, or whoever admits it
+                refuses.
             OutOfMemory: this machine has no room for its prompt now.
         """
         started = time.perf_counter()
         params, prompt, sequences, pages = self._intake.read(request)
+        if request.admit is not None:
+            request.admit(_demand(prompt, sequences))
         facts = RequestFacts(
             id=request.id or f"req-{secrets.token_hex(8)}",
             model=self.facts.name,
@@ -306,6 +311,11 @@ def _shown_images(prompt: Prompt, pages: Seq[int | None]) -> dict[int, ShownImag
         place: ShownImage(slot.num_features, is_cached=True, transform=slot.transform, page=page)
         for (place, slot), page in zip(slots, chain(pages, repeat(None)), strict=False)
     }
+
+
+def _demand(prompt: Prompt, sequences: Seq[Sequence]) -> Demand:
+    num_answer_tokens = sum(sequence.max_tokens for sequence in sequences)
+    return Demand(len(prompt), _image_tokens(prompt), num_answer_tokens, len(sequences))
 
 
 def _image_tokens(prompt: Prompt) -> tuple[int, ...]:

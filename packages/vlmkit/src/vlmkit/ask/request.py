@@ -1,10 +1,11 @@
 """What someone asks of a runner: a conversation and how to answer it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from vlmkit.ask.constraint import Constraint, check_constraint
+from vlmkit.ask.demand import Demand
 from vlmkit.ask.message import Message
 from vlmkit.ask.placed_image import PlacedImage
 from vlmkit.ask.prompt_options import PromptOptions
@@ -38,6 +39,9 @@ class Request:
         cache_salt: keeps a tenant's own requests apart in all caches, but for those of equal salt.
         priority: smaller runs first.
         id: how logs and answers call it; made up when empty.
+        admit: is called once, in any thread, with what the request comes to, when its prompt is
+            made and before it waits for its turn; what it raises refuses the request. It stays with
+            whoever asks: a request that travels has none.
     """
 
     messages: Sequence[Message] = ()
@@ -58,9 +62,15 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     id: str = field(default="")
+    admit: Callable[[Demand], None] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int):  # it would break the order of everybody's queue
             raise RequestError("priority must be a whole number", param="priority")
         check_constraint(self.constraint)
         check_tool_choice(self.tool_choice, self.tools)
+
+    def __getstate__(self) -> list[Any]:
+        """Return what travels."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return list((values | {"admit": None}).values())

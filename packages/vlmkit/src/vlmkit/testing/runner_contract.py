@@ -12,11 +12,12 @@ import pytest
 
 from vlmkit.ask.completion import Chunk, Completion
 from vlmkit.ask.constraint import OneOf
+from vlmkit.ask.demand import Demand
 from vlmkit.ask.message import Message
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
-from vlmkit.errors import EngineError, RequestError, VlmkitError
+from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
 from vlmkit.seams.runner import CONSTRAINT, AnswerStream, Runner
 
 TIMEOUT_S = 300.0
@@ -116,6 +117,27 @@ class RunnerContract:
                 runner.submit(Request()).result()
             asyncio.run(refused(runner))
             assert len(running.result().choices[0].token_ids) == 6
+
+    def test_who_admits_a_request_is_told_what_it_comes_to_and_may_refuse(self) -> None:
+        """Once, before anything is computed; what is refused leaves nothing behind."""
+        told: list[Demand] = []
+
+        def refuse(_: Demand) -> None:
+            raise QueueFull("not now")
+
+        async def refused(runner: Runner, request: Request) -> None:
+            with pytest.raises(QueueFull):
+                await runner.asubmit(request)
+
+        with self._runner() as runner:
+            request = self.request(n=2)
+            stream = runner.submit(replace(request, admit=told.append))
+            stream.result()
+            assert told == [Demand(stream.usage.prompt_tokens, (), 12, 2)]
+            asyncio.run(refused(runner, replace(request, admit=refuse)))
+            assert self._eventually(lambda: not self._num_open(runner))
+            travelled = pickle.loads(pickle.dumps(replace(request, admit=refuse)))  # noqa: S301
+            runner.submit(travelled).result()
 
     def test_an_answer_keeps_to_its_constraint_or_is_refused(self) -> None:
         """As its facts say; a constraint is never left out."""
