@@ -13,6 +13,7 @@ import transformers
 
 import zoo
 from parity import families, hybrid, runner
+from vlmkit.errors import ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import Engine
@@ -213,3 +214,58 @@ def test_an_exported_way_to_rotate_answers_together_as_alone_and_as_generate(
 
     outcome = runner.compare(alone, runner.continued(folder, prompts))
     assert outcome.is_parity, outcome
+
+
+PUBLISHED, FURTHER = 4096, 4200  # tokens of the first context of Phi-3, and of a prompt beyond it
+
+
+def phi3_as_published(folder: Path) -> Path:
+    """Save a small Phi-3 whose configuration says of rotation what those on the hub say."""
+    half = KINDS["longrope"]
+    config = transformers.Phi3Config(
+        **{**SIZES, "num_hidden_layers": 2, "max_position_embeddings": 131_072},
+        original_max_position_embeddings=PUBLISHED,
+        rope_scaling={"type": "longrope", **{k: half[k] for k in ("short_factor", "long_factor")}},
+        rope_theta=1e4,
+    )
+    return runner.save_random(config, folder)
+
+
+def long_prompt(num_tokens: int) -> Prompt:
+    return Prompt(tuple(3 + number * 7 % 300 for number in range(num_tokens)))
+
+
+def test_the_context_that_a_model_was_published_with_ends_where_its_frequencies_change(
+    tmp_path: Path,
+) -> None:
+    folder = phi3_as_published(tmp_path)
+    sides = {PUBLISHED: [SHORT, long_prompt(PUBLISHED - 10)], FURTHER + 10: [long_prompt(FURTHER)]}
+
+    for longest, prompts in sides.items():
+        settings = EngineSettings(
+            cache_tokens=2 * longest, prefix_cache=False, max_sequence_tokens=longest
+        )
+        made = torch_engine.build(BuildContext("", Checkpoint("m", folder), settings, {}))
+        found = runner.run(made, None, prompts, step_tokens=1024)
+        outcome = runner.compare(found, runner.continued(folder, prompts))
+        assert outcome.is_parity, (longest, outcome)
+
+
+@pytest.mark.slow
+def test_graphs_of_a_model_as_published_serve_its_first_context_to_the_end_and_no_more(
+    tmp_path: Path,
+) -> None:
+    folder = phi3_as_published(tmp_path / "model")
+    exporter.export(Checkpoint("m", folder), tmp_path / "onnx", "fp32", lambda _: None)
+    made, _, _ = runner.load_onnx_engine(
+        "llama", tmp_path / "onnx", prefix_cache=False, cache_tokens=2 * PUBLISHED
+    )
+    assert made.limits.max_sequence_tokens == PUBLISHED
+
+    prompts = [SHORT, long_prompt(PUBLISHED - runner.NUM_NEW)]
+    alone = alone_and_together(made, None, prompts)
+    outcome = runner.compare(alone, runner.continued(folder, prompts))
+    assert outcome.is_parity, outcome
+
+    with pytest.raises(ConfigError, match=f"is right for {PUBLISHED} tokens"):
+        runner.load_onnx_engine("llama", tmp_path / "onnx", max_sequence_tokens=PUBLISHED + 1)

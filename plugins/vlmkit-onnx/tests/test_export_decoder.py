@@ -25,13 +25,18 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import zoo  # noqa: E402
+from vlmkit_onnx.decoders.slots_decoder import SlotsDecoder  # noqa: E402
 from vlmkit_onnx.export import decoder, exporter, loading, sample  # noqa: E402
 from vlmkit_onnx.export.anatomy import examine, max_tokens  # noqa: E402
 from vlmkit_onnx.export.check import check  # noqa: E402
 from vlmkit_onnx.export.decoder import export_decoder  # noqa: E402
 from vlmkit_onnx.export.exporter import export  # noqa: E402
 from vlmkit_onnx.export.views import Parts  # noqa: E402
+from vlmkit_onnx.folder.layout import DecoderGraph  # noqa: E402
 from vlmkit_onnx.prompts.families import family_of  # noqa: E402
+from vlmkit_onnx.sessions.session import open_session  # noqa: E402
+from vlmkit_onnx.settings import ComputeSettings  # noqa: E402
+from vlmkit_onnx.trials.continuity import refuse_discontinuous  # noqa: E402
 
 # Every family of the zoo is exported by tests/parity, which compares the whole pipeline.
 FURTHER = {
@@ -39,6 +44,7 @@ FURTHER = {
     "olmo2": {},
     "cohere2": {"sliding_window": 12, "sliding_window_pattern": 2},
     "smollm3": {"no_rope_layers": [1, 0]},
+    "ctrl": {"dff": 96},  # it scales embeddings where they lie
 }
 FALCON_H1 = {
     "mamba_d_ssm": 64,
@@ -173,6 +179,20 @@ def _changed(path: Path, folder: Path, attribute: str, value: int) -> Path:
     onnx_ir.external_data.load_to_model(model)
     onnx_ir.save(model, folder / "decoder.onnx")
     return folder / "decoder.onnx"
+
+
+def test_a_window_that_no_layer_has_takes_no_mask_of_its_own(tmp_path: Path) -> None:
+    layers = {"layer_types": ["full_attention"] * 2, "sliding_window": 8, "head_dim": 16}
+    made = _from_config("gemma3_text", tmp_path / "model", **layers)
+    parts = Parts(loading.load(made))
+    anatomy = examine(parts, "image_blocks")
+    path = tmp_path / "decoder.onnx"
+    export_decoder(parts, anatomy, path)
+
+    session = open_session(path, ComputeSettings(num_threads=1))
+    opened = SlotsDecoder(DecoderGraph(path, "slots"), session, 2, 32)
+    refuse_discontinuous(opened, path.name)
+    opened.close()
 
 
 @pytest.mark.slow

@@ -116,3 +116,26 @@ def test_a_llava_that_looks_through_pixtral_takes_images_of_any_size(
         for size in sizes
     ]
     assert_equal(model, encoder, images)
+
+
+@pytest.mark.slow
+def test_a_tower_that_clips_what_its_layers_take_and_give_has_all_bounds_in_its_graph(
+    one_thread: None, encoders: Any, tmp_path: Path
+) -> None:
+    import torch
+    import transformers
+
+    tower = {**TOWER, "head_dim": 16, "num_key_value_heads": 2, "patch_size": 7}
+    config = transformers.Gemma4Config(
+        vision_config={**tower, "pooling_kernel_size": 2, "use_clipped_linears": True},
+        text_config={**TEXT, "head_dim": 16, "hidden_size_per_layer_input": 0},
+        audio_config=None,
+    )
+    model = model_of(config)
+    with torch.no_grad():
+        for number, layer in enumerate(m for m in model.modules() if hasattr(m, "input_min")):
+            for name, bound in (("input", 0.5), ("output", 0.4)):
+                getattr(layer, f"{name}_min").fill_(-bound - 0.01 * number)
+                getattr(layer, f"{name}_max").fill_(bound + 0.02 * number)
+    encoder = encoders.export(model, tmp_path)  # which compares
+    encoder.close()

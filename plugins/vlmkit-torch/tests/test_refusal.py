@@ -14,6 +14,7 @@ import transformers
 
 from vlmkit.errors import CheckpointError, ConfigError, PluginUnavailable, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.loader import load as load_plugins
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch import engine, quantized, reading, refusal, weights
@@ -136,6 +137,19 @@ def test_a_tower_of_timm_names_the_packages_that_it_needs(
     assert "timm and torchvision must be installed" in str(refusal.encoder_cannot_serve(made))
     has |= {"timm", "torchvision"}
     assert refusal.engine_cannot_serve(made) is None
+
+
+def test_features_that_are_drawn_at_random_are_refused_and_the_text_is_not(tmp_path: Path) -> None:
+    tower = {"tokenize_function": "gumbel_argmax"}
+    made = checkpoint(tmp_path, {"model_type": "ovis2", "vision_config": tower})
+    reason = refusal.encoder_cannot_serve(made)
+    assert "(vision_config.tokenize_function is 'gumbel_argmax') are not supported" in str(reason)
+    assert hint_of(reason) == 'media_encoder.use = "none" serves its text'
+    assert refusal.engine_cannot_serve(made) is None
+
+    tower["tokenize_function"] = "softmax"
+    steady = checkpoint(tmp_path, {"model_type": "ovis2", "vision_config": tower})
+    assert refusal.encoder_cannot_serve(steady) is None
 
 
 def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path) -> None:

@@ -92,6 +92,9 @@ MECHANISMS = {
     "rescale_every": "the recurrence of RWKV",
 }
 
+# What a tower's configuration says of features that are not the same twice.
+CHANCES = {("tokenize_function", "gumbel_argmax"): "features of a picture that are drawn at random"}
+
 # What a family's code has where the first position follows the padding token's id.
 POSITIONS = "def create_position_ids_from_input_ids("
 # What it has where attention can be replaced, and where there is any.
@@ -160,6 +163,18 @@ def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     has_tower = isinstance(checkpoint.answering.get("vision_config"), Mapping)
     if not has_tower and not installed.is_shown_pictures(checkpoint.model_type):
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
+    return _chance_reason(checkpoint)
+
+
+def _chance_reason(checkpoint: Checkpoint) -> str | None:
+    """Say what of a tower makes other features of one picture each time."""
+    tower = checkpoint.answering.get("vision_config") or {}
+    for (key, value), what in CHANCES.items():
+        if tower.get(key) == value:
+            return Objection(
+                f"{what} (vision_config.{key} is {value!r}) are not supported",
+                hint='media_encoder.use = "none" serves its text',
+            )
     return None
 
 

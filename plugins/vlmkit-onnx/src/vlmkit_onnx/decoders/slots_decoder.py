@@ -54,6 +54,7 @@ class SlotsDecoder:
         self._present = cache_pairs(graph, inputs, outputs)
         states = {name: cache_state(graph, inputs[name]) for name in self._present}
         self.spec = _spec(graph, inputs, outputs, set(states))
+        self._extras = frozenset(EXTRAS) & inputs.keys()  # a mask that no layer sees by is none
         self.memory = memory_on(device, states, num_slots, slot_tokens)
         # One for all bindings: there are many, and a row is as wide as the vocabulary.
         num_rows = max(num_slots, self.spec.max_rows)
@@ -90,8 +91,7 @@ class SlotsDecoder:
         column.total[...] = starts.max() + 1
         if self._copies_inputs:
             column.bind()
-        for name, array in tokens.extras.items():
-            column.binding.bind_cpu_input(name, array)
+        self._bind_extras(column.binding, tokens)
         self._run(column.binding)
         return self._logits[: len(starts)]
 
@@ -130,8 +130,12 @@ class SlotsDecoder:
     def _feed(self, binding: Any, tokens: Tokens) -> None:
         binding.bind_cpu_input("inputs_embeds", np.ascontiguousarray(tokens.rows))
         binding.bind_cpu_input("position_ids", np.ascontiguousarray(self._positions(tokens)))
+        self._bind_extras(binding, tokens)
+
+    def _bind_extras(self, binding: Any, tokens: Tokens) -> None:
         for name, array in tokens.extras.items():
-            binding.bind_cpu_input(name, array)
+            if name in self._extras:
+                binding.bind_cpu_input(name, array)
 
     def _positions(self, tokens: Tokens) -> NDArray[np.int64]:
         return tokens.positions if self.spec.num_position_axes > 1 else tokens.positions[0]

@@ -19,14 +19,15 @@ from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
 from vlmkit.errors import CheckpointError, VlmkitError
+from vlmkit_onnx.export import lost_constants
 from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.attention import SlotAttention, SlotInputs
 from vlmkit_onnx.export.deepstack import arguments, dense
+from vlmkit_onnx.export.frequencies import first_frequencies
 from vlmkit_onnx.export.tidy import tidy
 from vlmkit_onnx.export.token_linear import write_out
 from vlmkit_onnx.export.tracing import tracing
 from vlmkit_onnx.export.views import Parts, attention
-from vlmkit_torch import rope
 
 OPSET = 21  # the first that rounds in blocks
 ANY = torch.export.Dim.DYNAMIC
@@ -66,7 +67,7 @@ class SlotDecoder(nn.Module):
         levels = None if deepstack is None else deepstack.to(dtype)
         self.board.begin(SlotInputs(past, seqlens_k, total_sequence_length, masks, levels))
         out = self.decoder(
-            inputs_embeds=inputs_embeds.to(dtype),
+            inputs_embeds=inputs_embeds.to(dtype, copy=True),
             position_ids=position_ids,
             use_cache=False,
             **arguments(self.anatomy.deepstack_layers, levels),
@@ -133,6 +134,7 @@ def _trace(module: SlotDecoder, inputs: dict[str, Any], shapes: dict[str, Any]) 
     )
     if made is None:
         raise RuntimeError("torch.onnx.export returned nothing")
+    lost_constants.take_back(made.model)
     exporter_onnx.apply_onnx_ir_fixes(made)
     return made.model
 
@@ -211,31 +213,7 @@ def _prepared(parts: Parts, board: SlotAttention, layers: tuple[int, ...]) -> It
     with ExitStack() as stack:
         stack.enter_context(attention(parts.decoder, board))
         stack.enter_context(dense(parts.decoder, layers, rows))
-        stack.enter_context(_steady_rope(parts.decoder))
+        stack.enter_context(first_frequencies(parts.decoder))
         stack.enter_context(apply_patches("dynamo"))
         stack.enter_context(apply_patches("onnx"))
         yield
-
-
-@contextmanager
-def _steady_rope(decoder: Any) -> Iterator[None]:
-    """Keep frequencies as they are for short texts: a graph cannot recompute them.
-
-    The manifest's longest sequence ends where they would change.
-    """
-    changed = [module for module in decoder.modules() if hasattr(module, "rope_type")]
-    before = [module.rope_type for module in changed]
-    for module, rope_type in zip(changed, before, strict=True):
-        module.rope_type = _steady(rope_type)
-    try:
-        yield
-    finally:
-        for module, rope_type in zip(changed, before, strict=True):
-            module.rope_type = rope_type
-
-
-def _steady(rope_type: str | dict[str, str]) -> str | dict[str, str]:
-    """Return a kind of RoPE, or one for each kind of layer, that computes no new frequencies."""
-    if isinstance(rope_type, dict):
-        return {layer_type: str(_steady(kind)) for layer_type, kind in rope_type.items()}
-    return "default" if rope.changes(rope_type) else rope_type

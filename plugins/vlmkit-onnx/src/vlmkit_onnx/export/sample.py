@@ -4,6 +4,7 @@ They have everything that the family can meet: image rows that are added inside,
 three axes that differ, a block of tokens that see each other both ways.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit_onnx.export import deepstack
 from vlmkit_onnx.export.anatomy import Anatomy
 from vlmkit_onnx.export.embedding import embed, sample_ids, table_of
+from vlmkit_onnx.export.frequencies import first_frequencies
 from vlmkit_onnx.export.views import Parts, attention
 from vlmkit_onnx.prompts.families import Family
 from vlmkit_onnx.prompts.prompt_inputs import read_prompt, sees
@@ -78,9 +80,13 @@ def make_sample(parts: Parts, anatomy: Anatomy, embeddings: torch.Tensor) -> Sam
         arguments |= deepstack.by_mask(anatomy.deepstack_layers, rows, is_image)
     if visible is not None:
         arguments["attention_mask"] = _masks(anatomy, visible, dtype)
-    with torch.no_grad(), attention(parts.decoder, "eager"):
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(attention(parts.decoder, "eager"))
+        if positions.max() >= anatomy.max_sequence_tokens:  # a graph is none of longer texts
+            stack.enter_context(first_frequencies(parts.decoder))
         hidden = parts.decoder(
-            inputs_embeds=embeddings[None].to(dtype),
+            inputs_embeds=embeddings[None].to(dtype, copy=True),  # CTRL scales them in place
             position_ids=positions[:, None] if len(positions) == 3 else positions,
             use_cache=False,
             **arguments,

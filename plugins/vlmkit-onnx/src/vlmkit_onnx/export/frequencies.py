@@ -1,0 +1,50 @@
+"""Rotary frequencies that change with length, held at those of short texts.
+
+A graph cannot recompute them: the manifest's longest sequence ends where they would change. How
+they are computed is the family's own business.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlmkit_torch import rope
+
+
+@contextmanager
+def first_frequencies(decoder: nn.Module) -> Iterator[None]:
+    """Rotate every token as in a family's first context, whatever was computed before.
+
+    A call with a longer text leaves that text's frequencies in the modules. Afterwards they are
+    free to change again.
+    """
+    changed: list[Any] = [module for module in decoder.modules() if hasattr(module, "rope_type")]
+    before = [module.rope_type for module in changed]
+    for module, rope_type in zip(changed, before, strict=True):
+        for prefix in _prefixes(rope_type):
+            first: torch.Tensor = getattr(module, f"{prefix}original_inv_freq")
+            frequencies: torch.Tensor = getattr(module, f"{prefix}inv_freq")
+            frequencies.copy_(first)
+        module.rope_type = _steady(rope_type)
+    try:
+        yield
+    finally:
+        for module, rope_type in zip(changed, before, strict=True):
+            module.rope_type = rope_type
+
+
+def _prefixes(rope_type: str | dict[str, str]) -> list[str]:
+    """Return what the names of frequencies that change begin with: each kind of layer's own."""
+    if isinstance(rope_type, dict):
+        return [f"{layer_type}_" for layer_type, kind in rope_type.items() if rope.changes(kind)]
+    return [""] if rope.changes(rope_type) else []
+
+
+def _steady(rope_type: str | dict[str, str]) -> str | dict[str, str]:
+    """Return a kind of RoPE, or one for each kind of layer, that computes no new frequencies."""
+    if isinstance(rope_type, dict):
+        return {layer_type: str(_steady(kind)) for layer_type, kind in rope_type.items()}
+    return "default" if rope.changes(rope_type) else rope_type
