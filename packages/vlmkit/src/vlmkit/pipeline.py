@@ -161,7 +161,7 @@ class Pipeline:
             OutOfMemory: this machine has no room for its prompt now.
         """
         started = time.perf_counter()
-        params, prompt, sequences, pages = self._intake.read(request)
+        params, prompt, sequences, pages, image_timings = self._intake.read(request)
         if request.admit is not None:
             request.admit(_demand(prompt, sequences))
         facts = RequestFacts(
@@ -177,6 +177,7 @@ class Pipeline:
             max_unread_tokens=self.facts.bounds.max_unread_tokens,
             images=_shown_images(prompt, pages),
             encoded=sequences[0].encoded,
+            image_timings=image_timings,
             prompt_s=time.perf_counter() - started,
             observers=self._observers,
         )

@@ -198,5 +198,5 @@ def test_of_a_picture_elsewhere_the_beginning_is_fetched_and_no_more(kind, serve
     settings = FetchSettings(enabled=True, allow_http=True, timeout_s=300)
     images = Images(ServerSettings(), ImageFetcher(settings, may_connect=lambda _: True))
     with site(content.getvalue(), 2**13) as url:  # the rest never comes
-        (image,) = asyncio.run(images.opened([("x", url)], server.runner().facts, light=True))
+        ((image, _),) = asyncio.run(images.opened([("x", url)], server.runner().facts, light=True))
     assert (image.width, image.height) == (300, 200)

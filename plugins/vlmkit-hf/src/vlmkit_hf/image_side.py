@@ -8,6 +8,7 @@ a whole conversation is checked once, when the model is loaded.
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ import PIL.Image
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.stage import NO_STAGE, Stage
 from vlmkit.ask.transform import Transform
 from vlmkit.errors import CheckpointError, ImageError
 from vlmkit.kit.checkpoint import Checkpoint
@@ -54,6 +56,7 @@ class PreparedImage:
     inputs: Mapping[str, Array]
     num_features: int
     transform: Transform | None
+    preprocess: Stage = NO_STAGE
 
 
 class ImageSide:
@@ -181,6 +184,7 @@ class ImageSide:
             ImageError: the family's processor cannot take it, or cannot make it so small.
         """
         called_with = {**self._options, **(limits or {})}
+        began_s = time.time()
         try:
             arrays, written = self._process(image.to_pil(), limits or {})
             transform = transform_of(image, arrays, self._processor.image_processor, called_with)
@@ -192,7 +196,8 @@ class ImageSide:
         seen_with = json.dumps(limits, sort_keys=True).encode() if limits else b""
         digest = hashlib.sha256(self._fingerprint + image.digest + seen_with).digest()
         inputs = self._inputs(arrays) | self._types(expansion.token_ids)
-        return PreparedImage(expansion, digest, inputs, num_features, transform)
+        preprocess = Stage.since(began_s)
+        return PreparedImage(expansion, digest, inputs, num_features, transform, preprocess)
 
     def outline(
         self,

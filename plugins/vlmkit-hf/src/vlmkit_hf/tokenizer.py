@@ -393,6 +393,7 @@ def _filled(
                 inputs=image.inputs,
                 num_features=image.num_features,
                 transform=image.transform,
+                preprocess=image.preprocess,
             )
         )
     return Prompt(tuple(filled), tuple(slots), opens_reasoning)

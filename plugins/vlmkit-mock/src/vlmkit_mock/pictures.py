@@ -4,12 +4,14 @@ Nothing is resized; what the picture's size would be and its digest are all that
 """
 
 import hashlib
+import time
 from dataclasses import replace
 
 import numpy as np
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import ImageOptions
+from vlmkit.ask.stage import Stage
 from vlmkit.ask.transform import Transform
 from vlmkit.errors import ImageError, RequestError
 from vlmkit.seams.prompt import MediaSlot
@@ -59,6 +61,7 @@ def slot_of(image: Image, start: int, options: ImageOptions, *, light: bool = Fa
 
 def _filled(slot: MediaSlot, image: Image, used: tuple[int, ...]) -> MediaSlot:
     """Return a slot with what the encoder gets."""
+    began_s = time.time()
     num_tokens = slot.num_features
     told_by = image.digest + (b"" if num_tokens == NUM_IMAGE_TOKENS else bytes([num_tokens]))
     seen = bytearray(image.digest[: num_tokens * _ROW_BYTES])
@@ -69,6 +72,7 @@ def _filled(slot: MediaSlot, image: Image, used: tuple[int, ...]) -> MediaSlot:
             "size": np.array(used, dtype=np.int32),
             "digest": np.frombuffer(seen, dtype=np.uint8),
         },
+        preprocess=Stage.since(began_s),
     )
 
 

@@ -12,6 +12,7 @@ from vlmkit.ask.delta import Delta, text_of
 from vlmkit.ask.place import Place
 from vlmkit.ask.sample import Sample
 from vlmkit.ask.shown_image import ShownImage
+from vlmkit.ask.stage import ImageTimings
 from vlmkit.ask.tool_call import ToolCallPart
 
 if TYPE_CHECKING:
@@ -77,12 +78,16 @@ class Timings:
         queue_s: from submission to the first step that computed any of it.
         first_token_s: from that step to the first token.
         decode_s: from the first token to the end.
+        began_s: when the prompt began to be made, in seconds since the epoch.
+        images: where the time of each image went, in order.
     """
 
     prompt_s: float = 0.0
     queue_s: float = 0.0
     first_token_s: float = 0.0
     decode_s: float = 0.0
+    began_s: float = 0.0
+    images: tuple[ImageTimings, ...] = ()
 
 
 @dataclass(slots=True)

@@ -4,12 +4,13 @@ Holds structure only. How a conversation becomes tokens is the tokenizer's busin
 """
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.ask.media import FilePart, MediaPart
+from vlmkit.ask.stage import NO_STAGE, Stage
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import RequestError
 
@@ -31,11 +32,13 @@ class ImagePart:
         image: the image.
         options: how large it is shown.
         page: the page of a document that it is, from 1; None of any other image.
+        fetch: getting its file, for the request's timings.
     """
 
     image: Image
     options: ImageOptions = PLAIN_IMAGE
     page: int | None = None
+    fetch: Stage = field(default=NO_STAGE, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """An image whose place in a prompt is known, because the prompt is tokens already."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.stage import NO_STAGE, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class PlacedImage:
         digest: what its slot must have as its digest, if that is known: sha256 over content,
             options and processor.
         options: how large it was shown there.
+        fetch: getting its file, for the request's timings.
     """
 
     image: Image
@@ -24,3 +26,4 @@ class PlacedImage:
     stop: int | None = None
     digest: bytes | None = None
     options: ImageOptions = PLAIN_IMAGE
+    fetch: Stage = field(default=NO_STAGE, compare=False)

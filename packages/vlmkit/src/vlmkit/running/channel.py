@@ -7,12 +7,13 @@ sequence whose reader is behind is held by the loop until the reader has caught 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from vlmkit.ask.completion import Chunk, FinishReason, Timings, Usage
 from vlmkit.ask.shown_image import ShownImage
+from vlmkit.ask.stage import NO_STAGE, ImageTimings, Stage
 from vlmkit.errors import EngineError, VlmkitError
 from vlmkit.running.observers import Observers
 from vlmkit.running.text import AnswerText
@@ -25,6 +26,7 @@ class Clock:
 
     def __init__(self, prompt_s: float = 0.0) -> None:
         self._prompt_s = prompt_s
+        self._began_s = time.time() - prompt_s
         self._submitted = time.perf_counter()
         self._started = self._first_token = self._ended = 0.0
 
@@ -51,6 +53,7 @@ class Clock:
             span(self._submitted, self._started),
             span(self._started, self._first_token),
             span(self._first_token, self._ended),
+            self._began_s,
         )
 
 
@@ -62,7 +65,8 @@ class Channel:
         max_unread_tokens: unread chunks for each choice at which the sequences are held.
         images: how each image is shown, by its place among the media of the prompt, as if nothing
             were encoded for it.
-        encoded: those places for which something was; the loop adds to them.
+        encoded: those places for which something was, and when; the loop adds to them.
+        image_timings: where the time of each image went until it could be encoded, by those places.
         prompt_s: how long making the prompt took.
         observers: who is told how the request fares; None where nobody listens.
 
@@ -76,7 +80,8 @@ class Channel:
         *,
         max_unread_tokens: int,
         images: Mapping[int, ShownImage] = MappingProxyType({}),
-        encoded: Set[int] = frozenset(),
+        encoded: Mapping[int, Stage] = MappingProxyType({}),
+        image_timings: Mapping[int, ImageTimings] = MappingProxyType({}),
         prompt_s: float = 0.0,
         observers: Observers | None = None,
     ) -> None:
@@ -88,6 +93,7 @@ class Channel:
         self.answers: list[AnswerText] = []  # which know how many of their tokens are reasoning
         self._images = images
         self._encoded = encoded
+        self._image_timings = image_timings
         self._max_unread = max_unread_tokens * num_choices
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
@@ -140,7 +146,7 @@ class Channel:
             observers.tell("first_token", self.facts)
         observers.tell("tokens", self.facts, chunk)
         if not self._num_open:
-            end = RequestEnd(tuple(self._reasons), self.usage, self.clock.timings())
+            end = RequestEnd(tuple(self._reasons), self.usage, self.timings)
             observers.tell("finished", self.facts, end)
 
     def _wake(self, wakeups: Wakeups) -> None:
@@ -166,6 +172,18 @@ class Channel:
                 for place, image in self._images.items()
             ),
         )
+
+    @property
+    def timings(self) -> Timings:
+        """Where the request's time went so far."""
+        timings = self.clock.timings()
+        if not self._image_timings:
+            return timings
+        images = tuple(
+            replace(each, encode=self._encoded.get(place, NO_STAGE))
+            for place, each in self._image_timings.items()
+        )
+        return replace(timings, images=images)
 
     @property
     def is_done(self) -> bool:

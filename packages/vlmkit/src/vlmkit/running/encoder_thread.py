@@ -5,8 +5,10 @@ becomes free is its next batch. Knows no requests and no caches.
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence as Seq
 
+from vlmkit.ask.stage import Stage
 from vlmkit.errors import EngineError
 from vlmkit.running.isolation import isolated
 from vlmkit.seams.features import MediaFeatures
@@ -15,6 +17,10 @@ from vlmkit.seams.prompt import MediaSlot
 
 Key = tuple[bytes, bytes]
 """A medium in a scope: the sequence's scope and the slot's digest."""
+
+
+Result = tuple[Key, MediaFeatures | Exception, Stage]
+"""A medium, what came of it, and how long its batch took."""
 
 
 class EncoderThread:
@@ -30,7 +36,7 @@ class EncoderThread:
         self._on_results = on_results
         self._bell = threading.Condition()
         self._queue: dict[Key, MediaSlot] = {}
-        self._results: list[tuple[Key, MediaFeatures | Exception]] = []
+        self._results: list[Result] = []
         self._panic: BaseException | None = None
         self._is_stopped = False
         self._thread: threading.Thread | None = None
@@ -51,7 +57,7 @@ class EncoderThread:
         with self._bell:
             return self._queue.pop(key, None) is not None
 
-    def take(self) -> list[tuple[Key, MediaFeatures | Exception]]:
+    def take(self) -> list[Result]:
         """Return what was encoded since the last call, and what went wrong with the others.
 
         Raises:
@@ -89,10 +95,14 @@ class EncoderThread:
         with self._bell:
             self._bell.wait_for(lambda: self._queue or self._is_stopped)
             batch, self._queue = self._queue, {}
+        began_s = time.time()
         results = isolated(self._encode, list(batch.values())) if batch else []
+        stage = Stage.since(began_s)
         with self._bell:
             if not self._is_stopped:
-                self._results += zip(batch, results, strict=True)
+                self._results += (
+                    (key, result, stage) for key, result in zip(batch, results, strict=True)
+                )
             return not self._is_stopped
 
     def _encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:

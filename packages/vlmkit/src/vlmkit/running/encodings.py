@@ -6,6 +6,7 @@ encoded once, and one that nobody waits for any more is not begun.
 
 from collections.abc import Callable, Sequence as Seq
 
+from vlmkit.ask.stage import NO_STAGE
 from vlmkit.errors import VlmkitError
 from vlmkit.running.encoder_thread import EncoderThread, Key
 from vlmkit.running.feature_cache import FeatureCache
@@ -52,7 +53,7 @@ class Encodings:
     def take(self) -> dict[Sequence, VlmkitError]:
         """Hand out what was encoded; return the sequences that fail by it, with the reason."""
         failures: dict[Sequence, VlmkitError] = {}
-        for key, result in self._thread.take():
+        for key, result, stage in self._thread.take():
             items = self._waiting.pop(key, set())
             if isinstance(result, Exception):
                 kinds = {item.sequence.prompt.media[item.index].kind for item in items}
@@ -66,6 +67,7 @@ class Encodings:
                 item.sequence.encoding.discard(item.index)
                 if not isinstance(result, Exception):
                     item.sequence.features[item.index] = result
+                    item.sequence.encoded[item.index] = stage
         return failures
 
     def forget(self, sequence: Sequence) -> None:
@@ -100,7 +102,7 @@ class Encodings:
             new[key] = sequence.prompt.media[index]
         self._waiting[key].add(item)
         sequence.encoding.add(index)
-        sequence.encoded.add(index)
+        sequence.encoded[index] = NO_STAGE
         return True
 
 

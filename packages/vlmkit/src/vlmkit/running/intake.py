@@ -7,7 +7,7 @@ no stream.
 import hashlib
 import itertools
 import secrets
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from vlmkit.ask.constraint import Constraint
 from vlmkit.ask.message import image_parts_of
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
+from vlmkit.ask.stage import ImageTimings
 from vlmkit.errors import ConstraintError, PromptTooLong, RequestError, VlmkitError
 from vlmkit.kit.pooling import Pooled, Pooling
 from vlmkit.running.answer_places import answer_places, check_places
@@ -46,12 +47,14 @@ class Asked(NamedTuple):
         prompt: what every choice starts from.
         sequences: one for each choice.
         pages: for each image of the prompt the page of a document that it is, or None.
+        images: where the time of each image went, by its place among the prompt's media.
     """
 
     params: SamplingParams
     prompt: Prompt
     sequences: list[Sequence]
     pages: Seq[int | None]
+    images: Mapping[int, ImageTimings]
 
 
 class Intake:
@@ -110,7 +113,8 @@ class Intake:
         if request.options.light:
             raise RequestError("a light prompt has nothing that could be computed", param="light")
         params = checked_params(request, self._facts, self._tokenizer)
-        prompt, messages = self._prompts.made(request)
+        made = self._prompts.made(request)
+        prompt = made.prompt
         if request.places:
             check_places(prompt)
         else:
@@ -119,8 +123,8 @@ class Intake:
         sequences = self._sequences(request, asked, params)
         if len(sequences) != params.n:
             params = msgspec.structs.replace(params, n=len(sequences))
-        pages = tuple(part.page for part in image_parts_of(messages))
-        return Asked(params, asked.prompt, sequences, pages)
+        pages = tuple(part.page for part in image_parts_of(made.messages))
+        return Asked(params, asked.prompt, sequences, pages, dict(made.image_timings()))
 
     def _is_in_vocabulary(self, token_id: int) -> bool:
         return 0 <= token_id < self._limits.vocab_size

@@ -4,13 +4,15 @@ Runs in the thread that makes the prompt, with the help of whichever workers are
 for a worker here: what none of them began is done by the one who asks, so that all workers may ask.
 """
 
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vlmkit.ask.image import Image
+from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, VlmkitError
 from vlmkit.running.inbox import closing
 
@@ -31,8 +33,11 @@ class Pictures:
         self._num_helpers = num_at_once - 1
 
     @contextmanager
-    def decoded(self, images: Iterable[Image]) -> Iterator[None]:
+    def decoded(self, images: Iterable[Image]) -> Iterator[Mapping[int, Stage]]:
         """Decode images and keep their pixels, for as long as the context is open.
+
+        Yields:
+            How long that took, by their places; one that is shown twice is decoded once.
 
         Raises:
             ImageError: one cannot be decoded; of several it is the first, and says which it is.
@@ -43,7 +48,7 @@ class Pictures:
         try:
             self._do(work)
             work.check()
-            yield
+            yield work.stages
         finally:
             work.pixels.clear()
 
@@ -68,6 +73,7 @@ class _Work:
             places.setdefault(image, place)  # one that is shown twice is decoded once
         self.left = deque(places.items())
         self.pixels: list[PIL.Image.Image] = []
+        self.stages: dict[int, Stage] = {}
         self._errors: dict[int, VlmkitError] = {}
 
     def run(self) -> None:
@@ -77,8 +83,10 @@ class _Work:
                 image, place = self.left.popleft()
             except IndexError:  # another was faster
                 return
+            began_s = time.time()
             try:
                 self.pixels.append(image.to_pil())
+                self.stages[place] = Stage.since(began_s)
             except VlmkitError as error:
                 self._errors[place] = error
 

@@ -16,7 +16,7 @@ from vlmkit.seams.prompt import MediaSlot, Prompt
 
 def showing(images: Seq[PlacedImage]) -> list[Message]:
     """Return a conversation that shows some images, and of which only their slots matter."""
-    return [Message.of("user", "?", [ImagePart(i.image, i.options) for i in images])]
+    return [Message.of("user", "?", [ImagePart(i.image, i.options, fetch=i.fetch) for i in images])]
 
 
 def placed(

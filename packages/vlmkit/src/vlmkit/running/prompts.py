@@ -4,12 +4,14 @@ Runs in the thread of whoever asks, or in a worker. What the engine makes of a p
 an answer to it fits the context, is the intake's business.
 """
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
+from typing import NamedTuple
 
 from vlmkit.ask.message import Message, image_parts_of, images_of
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
+from vlmkit.ask.stage import NO_STAGE, ImageTimings, Stage
 from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.kit.pooling import Pooling
 from vlmkit.running.files import Opened, blame_sent
@@ -21,6 +23,29 @@ from vlmkit.running.told import told
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.tokenizer import Tokenizer
+
+
+class Made(NamedTuple):
+    """A prompt, and what it was made of.
+
+    Attributes:
+        prompt: may be too long.
+        messages: the conversation with all of its files opened.
+        decodes: how long decoding took, by the places of images.
+    """
+
+    prompt: Prompt
+    messages: Seq[Message]
+    decodes: Mapping[int, Stage]
+
+    def image_timings(self) -> Iterator[tuple[int, ImageTimings]]:
+        """Yield where the time of each image went so far, with its place among the media."""
+        parts = list(image_parts_of(self.messages))
+        slots = [(place, s) for place, s in enumerate(self.prompt.media) if s.kind == "image"]
+        for number, (place, slot) in enumerate(slots):
+            fetch = parts[number].fetch if number < len(parts) else NO_STAGE
+            decode = self.decodes.get(number, NO_STAGE)
+            yield place, ImageTimings(fetch, decode, slot.preprocess)
 
 
 class Prompts:
@@ -48,23 +73,13 @@ class Prompts:
         self._pooling = pooling
         self._limits = limits
 
-    def made(self, request: Request) -> tuple[Prompt, Seq[Message]]:
-        """Return a request's prompt, which may be too long, and the conversation with all opened.
+    def made(self, request: Request) -> Made:
+        """Return a request's prompt, and what it was made of.
 
         Raises:
             RequestError: it is wrong.
             OutOfMemory: this machine has no room for it now.
         """
-        prompt, opened = self._made(request)
-        return prompt, opened.messages
-
-    def tokens(self, request: Request) -> PromptTokens:
-        """Return what a request's prompt comes to; errors as for :meth:`made`."""
-        prompt, opened = self._made(request)
-        return told(prompt, image_parts_of(opened.messages))
-
-    def _made(self, request: Request) -> tuple[Prompt, Opened]:
-        """Return a prompt, and the conversation that it is of, with its media opened."""
         is_plain = request.text is not None or request.token_ids is not None
         if bool(request.messages) == is_plain or None not in (request.text, request.token_ids):
             problem = (
@@ -74,46 +89,50 @@ class Prompts:
             )
             raise RequestError(problem, param="messages")
         check_options(request, self._tokenizer)
-        opened = Opened((), ())
         try:
             if request.images:
-                opened = self._media.read(showing(request.images))
-                prompt = self._placed(opened.messages, request)
+                made = self._placed(self._media.read(showing(request.images)).messages, request)
             elif is_plain:
-                prompt = Prompt(self._plain(request), is_plain=True)
+                made = Made(Prompt(self._plain(request), is_plain=True), (), {})
             else:
-                opened = self._media.read(request.messages)
-                prompt = self._written(opened, request)
+                made = self._written(self._media.read(request.messages), request)
         except MemoryError as error:
             raise OutOfMemory("this prompt") from error
-        if not prompt.token_ids:
+        if not made.prompt.token_ids:
             raise RequestError("the prompt has no tokens", param="messages")
-        return prompt, opened
+        return made
 
-    def _written(self, opened: Opened, request: Request) -> Prompt:
+    def tokens(self, request: Request) -> PromptTokens:
+        """Return what a request's prompt comes to; errors as for :meth:`made`."""
+        made = self.made(request)
+        return told(made.prompt, image_parts_of(made.messages))
+
+    def _written(self, opened: Opened, request: Request) -> Made:
         """Return the prompt of a conversation."""
         options = request.options
         messages = opened.messages
         images = () if options.light else images_of(messages)
         try:
-            with self._pictures.decoded(images):
+            with self._pictures.decoded(images) as decodes:
                 prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
         except RequestError as error:
             blame_sent(error, opened.origins)
             raise
-        return replace(prompt, is_plain=True) if options.continue_final_message else prompt
+        if options.continue_final_message:
+            prompt = replace(prompt, is_plain=True)
+        return Made(prompt, messages, decodes)
 
-    def _placed(self, shown: Seq[Message], request: Request) -> Prompt:
+    def _placed(self, shown: Seq[Message], request: Request) -> Made:
         """Return the prompt of tokens that images stand among."""
         if request.token_ids is None:
             raise RequestError("images of their own need token_ids", param="images")
         token_ids = tuple(request.token_ids)
-        with self._pictures.decoded(images_of(shown)):
+        with self._pictures.decoded(images_of(shown)) as decodes:
             prompt = self._tokenizer.prompt(shown)
         media = placed(request.images, prompt, token_ids, self._tokenizer.banned_ids)
         for text in between(media, token_ids):  # an image's own tokens may have no logit
             check_ids(text, self._limits, "token_ids")
-        return Prompt(token_ids, media, is_plain=True)
+        return Made(Prompt(token_ids, media, is_plain=True), shown, decodes)
 
     def _plain(self, request: Request) -> tuple[int, ...]:
         """Return the tokens of a text that is no conversation."""

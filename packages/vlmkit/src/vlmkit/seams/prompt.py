@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from vlmkit.ask.stage import NO_STAGE, Stage
 from vlmkit.ask.transform import Transform
 from vlmkit.seams.chat_format import Calling, ChannelFormat
 from vlmkit.seams.place_format import PlaceFormat
@@ -47,6 +48,7 @@ class MediaSlot:
             placeholders where a decoder looks at the medium beside the text.
         kind: what it is, such as ``image``; chosen by who makes and who encodes it.
         transform: what was done to a picture; None where the processor does not say.
+        preprocess: making the inputs, for the request's timings; zeros where nobody says.
     """
 
     start: int
@@ -56,6 +58,7 @@ class MediaSlot:
     num_features: int
     kind: str = "image"
     transform: Transform | None = None
+    preprocess: Stage = field(default=NO_STAGE, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from vlmkit.ask.completion import Chunk, Completion, Usage
+from vlmkit.ask.completion import Chunk, Completion, Timings, Usage
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.runner_stats import RunnerStats
@@ -72,6 +72,11 @@ class AnswerStream(Protocol):
     @property
     def usage(self) -> Usage:
         """What the request took so far."""
+        ...
+
+    @property
+    def timings(self) -> Timings:
+        """Where its time went so far."""
         ...
 
     def __iter__(self) -> Iterator[Chunk]:

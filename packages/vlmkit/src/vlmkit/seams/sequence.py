@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlmkit.ask.sampling import SamplingParams
+from vlmkit.ask.stage import Stage
 from vlmkit.seams.prompt import Prompt, PromptPlan, Span
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Sequence:
         num_cached_tokens: how many of those were found in the cache when it was first admitted.
         features: encoder results by index of their slot, while the engine still needs them.
         encoding: indices of the slots that are being encoded; what touches them waits for it.
-        encoded: indices of the slots whose features were not there when it first asked for them.
+        encoded: by indices of the slots whose features were not there when it first asked for them:
+            when they were encoded; zeros before.
         is_held: its reader is behind, so it does not run, and gives its place to whoever needs it.
         sampler_state: whatever the sampler keeps between its steps.
         guide: what keeps the answer within a constraint, for the executor; None leaves it free.
@@ -73,7 +75,7 @@ class Sequence:
     num_cached_tokens: int | None = None
     features: "dict[int, MediaFeatures]" = field(default_factory=dict)
     encoding: set[int] = field(default_factory=set)
-    encoded: set[int] = field(default_factory=set)
+    encoded: dict[int, Stage] = field(default_factory=dict)
     is_held: bool = False
     sampler_state: Any = None
     guide: Any = None

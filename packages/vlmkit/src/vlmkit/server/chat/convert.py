@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import msgspec
 
-from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.message import ImagePart, Message, Part, ReasoningPart, Role, TextPart
@@ -19,7 +18,7 @@ from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.chat import wire
 from vlmkit.server.chat.files import Files
 from vlmkit.server.chat.image_options import image_options, options_of
-from vlmkit.server.chat.images import Images, check_num_images
+from vlmkit.server.chat.images import Images, OpenedImage, check_num_images
 from vlmkit.server.chat.prompt_options import goes_on, prompt_options, template_kinds
 from vlmkit.server.chat.shown_parts import files_in, images_in, parts_of, place_of, shown_parts
 from vlmkit.server.fields.forms import asked_form
@@ -219,7 +218,7 @@ def field_of_chat(error: RequestError, body: wire.ChatRequest) -> str | None:
 def _message(
     number: int,
     message: wire.ChatMessage,
-    images: Iterator[Image],
+    images: Iterator[OpenedImage],
     files: Iterator[FilePart],
     shown: ImageOptions,
 ) -> Message:
@@ -231,7 +230,8 @@ def _message(
         elif isinstance(part, wire.FilePart):
             parts.append(next(files))
         else:
-            parts.append(ImagePart(next(images), options_of(part.image_url, shown)))
+            image, fetch = next(images)
+            parts.append(ImagePart(image, options_of(part.image_url, shown), fetch=fetch))
     if isinstance(message, wire.AssistantMessage):
         thought = [ReasoningPart(message.reasoning_content)] if message.reasoning_content else []
         parts = [*thought, *parts, *_calls(number, message)]

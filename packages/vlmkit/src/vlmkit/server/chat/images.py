@@ -1,11 +1,14 @@
 """From URLs to images that were checked: fetched, opened side by side, and bounded together."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from vlmkit.ask.image import Image
+from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
 from vlmkit.seams.runner import RunnerFacts
@@ -14,6 +17,13 @@ from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.server import ServerSettings
 
 SIZE = "size:"
+
+
+class OpenedImage(NamedTuple):
+    """An image that was checked, and getting its file."""
+
+    image: Image
+    fetch: Stage
 
 
 @dataclass(slots=True)
@@ -49,7 +59,7 @@ class Images:
 
     async def opened(
         self, found: Sequence[tuple[str, str | bytes]], facts: RunnerFacts, *, light: bool = False
-    ) -> list[Image]:
+    ) -> list[OpenedImage]:
         """Fetch and check images side by side, as many at once as the runner will decode at once.
 
         Args:
@@ -63,8 +73,9 @@ class Images:
         budget = ImageBudget(self._settings.max_request_pixels)
         open_one = self._header if light else self._image
 
-        async def image(placed: tuple[str, str | bytes]) -> Image:
+        async def image(placed: tuple[str, str | bytes]) -> OpenedImage:
             place, source = placed
+            began_s = time.time()
             budget.take()  # raises where it is spent, before the image costs anything
             try:
                 image = await open_one(source, facts.bounds.images)
@@ -72,7 +83,7 @@ class Images:
                 error.param = place
                 raise
             budget.take(image.source_size[0] * image.source_size[1])
-            return image
+            return OpenedImage(image, Stage.since(began_s))
 
         num_at_once = max(1, facts.bounds.num_workers - 1)
         return await together(image, found, num_at_once)

@@ -27,6 +27,11 @@ class JoinedStream:
         """What all of them took so far."""
         return usage_of_all([stream.usage for stream in self._streams])
 
+    @property
+    def timings(self) -> Timings:
+        """Where the time of the longest of them went so far."""
+        return _longest([stream.timings for stream in self._streams])
+
     async def next_chunks(self) -> list[Chunk]:
         """Wait for, and return, what has come of any; empty when all are over.
 
@@ -101,4 +106,6 @@ def _longest(timings: Seq[Timings]) -> Timings:
         max(each.queue_s for each in timings),
         max(each.first_token_s for each in timings),
         max(each.decode_s for each in timings),
+        min(each.began_s for each in timings),
+        tuple(image for each in timings for image in each.images),
     )

@@ -121,6 +121,7 @@ class Rounds:
         self._tools = ToolRuns(request, runner.facts, service, max_calls)
         self.rounds: list[Round] = []
         self._past: list[Usage] = []
+        self._past_timings: list[Timings] = []
         self._places: list[Place] = []  # that past rounds named
         self._num_past_calls = 0
         self._deltas: list[Delta] = []  # of this round
@@ -153,6 +154,11 @@ class Rounds:
     def usage(self) -> Usage:
         """What all rounds took so far."""
         return usage_of_all([*self._past, self._stream.usage])
+
+    @property
+    def timings(self) -> Timings:
+        """Where the time of all rounds went so far."""
+        return _timings([*self._past_timings, self._stream.timings])
 
     async def next_chunks(self) -> list[Chunk]:
         """Run what was called, if anything, and return what has come; empty when all is over.
@@ -246,6 +252,7 @@ class Rounds:
             ),
         )
         self._past.append(used)
+        self._past_timings.append(self._stream.timings)
         self._gaps = set() if self._shows_calls else set(self._spoken)
         await self.submit()
         return True
@@ -264,4 +271,5 @@ def _timings(all_of_them: Seq[Timings]) -> Timings:
         name: sum(getattr(each, name) for each in all_of_them)
         for name in ("prompt_s", "queue_s", "first_token_s", "decode_s")
     }
-    return Timings(**fields)
+    images = tuple(image for each in all_of_them for image in each.images)
+    return Timings(**fields, began_s=all_of_them[0].began_s, images=images)

@@ -98,4 +98,4 @@ class _ChatCall(MessagesCall[ChatRequest]):
         )
         hides = bool(options and options.include_obfuscation)
         told = Obfuscated(events) if hides else events
-        return EventStream(stream, told, self.service, self.headers)
+        return EventStream(stream, told, self.service, self.headers, images_s)

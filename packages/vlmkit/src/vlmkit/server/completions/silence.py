@@ -13,6 +13,7 @@ class Silence:
 
     def __init__(self, num_choices: int, prompt_tokens: int) -> None:
         self.usage = Usage(prompt_tokens)
+        self.timings = Timings()
         self._num_choices = num_choices
         self._is_told = False
 
@@ -26,7 +27,7 @@ class Silence:
     async def aresult(self) -> Completion:
         """Return choices without text."""
         choices = [Choice(finish_reason="length") for _ in range(self._num_choices)]
-        return Completion(choices, self.usage, Timings())
+        return Completion(choices, self.usage, self.timings)
 
     def abort(self) -> None:
         """Do nothing: it is over."""

@@ -106,7 +106,7 @@ class _MessageCall(MessagesCall[MessagesRequest]):
             events = MessageEvents(
                 head, len(stream.prompt_token_ids), serves=bool(body.server_tools), **told
             )
-            return EventStream(stream, events, self.service, self.headers)
+            return EventStream(stream, events, self.service, self.headers, images_s)
         return WholeAnswer(
             stream,
             lambda completion: message_body(

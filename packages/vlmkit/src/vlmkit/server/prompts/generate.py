@@ -138,13 +138,14 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         images = await self.converter.images.opened(named, facts)
         return [
             PlacedImage(
-                image,
+                opened.image,
                 place.offset,
                 place.offset + place.length,
                 bytes.fromhex(digests[number]) if digests else None,
                 _options(shown[number]) if shown else PLAIN_IMAGE,
+                opened.fetch,
             )
-            for number, (image, place) in enumerate(zip(images, places, strict=True))
+            for number, (opened, place) in enumerate(zip(images, places, strict=True))
         ]
 
 

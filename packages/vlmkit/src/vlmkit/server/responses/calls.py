@@ -144,7 +144,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             return ASGIResponse(body=answer.bodies.begun(), headers=self.headers)
         if body.stream:
             told = Obfuscated(events) if hides else events
-            app: ASGIApp = EventStream(stream, told, self.service, self.headers)
+            app: ASGIApp = EventStream(stream, told, self.service, self.headers, done.images_s)
         else:
             app = WholeAnswer(stream, whole, self.service, self.headers, done.images_s)
         return _ending(app, answer.abandon)

@@ -12,10 +12,12 @@ from typing import Protocol
 
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
-from vlmkit.ask.completion import Chunk, Usage
+from vlmkit.ask.completion import Chunk, Timings, Usage
 from vlmkit.server.http.errors import ClientGone, Unavailable
 from vlmkit.server.work.service import Service
+from vlmkit.server.work.timing import server_timing, timing_before
 
+TIMING_HEADER = b"x-vlmkit-timing"  # of a request whose stream is to say where its time went
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -29,6 +31,11 @@ class Chunks(Protocol):
     @property
     def usage(self) -> Usage:
         """What it took so far."""
+        ...
+
+    @property
+    def timings(self) -> Timings:
+        """Where its time went so far."""
         ...
 
     async def next_chunks(self) -> list[Chunk]:
@@ -157,6 +164,7 @@ class EventStream(ByteStream):
         events: encodes it.
         service: knows when the server gives up.
         headers: what to say besides, of plain letters.
+        images_s: how long fetching and checking the images took.
     """
 
     def __init__(
@@ -165,11 +173,20 @@ class EventStream(ByteStream):
         events: Events,
         service: Service,
         headers: Mapping[str, str],
+        images_s: float = 0.0,
     ) -> None:
-        super().__init__(service, headers)
+        timing = timing_before(images_s, stream.timings)
+        super().__init__(service, {"server-timing": timing, **headers})
+        self._images_s = images_s
+        self._tells_timing = False
         self._stream = stream
         self._events = events
         self.ping = events.ping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream the answer, to its end or the client's."""
+        self._tells_timing = (TIMING_HEADER, b"1") in scope["headers"]
+        await super().__call__(scope, receive, send)
 
     async def tell(self, send: Send) -> None:
         """Send what comes."""
@@ -180,8 +197,12 @@ class EventStream(ByteStream):
             check_whole(chunks)
 
     def closing(self) -> bytes:
-        """Return the events after the last chunk."""
-        return self._events.closing(self._stream.usage)
+        """Return the events after the last chunk; before them, where the time went if asked."""
+        events = self._events.closing(self._stream.usage)
+        if not self._tells_timing:
+            return events
+        timing = server_timing(self._images_s, self._stream.timings)
+        return b": server-timing: %b\n\n" % timing.encode() + events
 
     def failed(self, error: Exception, scope: Scope) -> bytes:
         """Return the event that ends an answer which failed."""

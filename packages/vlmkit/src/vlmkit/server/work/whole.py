@@ -7,9 +7,10 @@ from typing import Protocol
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from vlmkit.ask.completion import Completion, Timings
+from vlmkit.ask.completion import Completion
 from vlmkit.server.http.errors import Unavailable
 from vlmkit.server.work.service import Service
+from vlmkit.server.work.timing import server_timing
 
 
 class Ending(Protocol):
@@ -50,20 +51,8 @@ class WholeAnswer:
         completion = await self._service.attend(self._stream.aresult(), receive)
         if any(choice.finish_reason == "abort" for choice in completion.choices):
             raise Unavailable("the answer was cut off", code="aborted")
-        timing = _server_timing(self._images_s, completion.timings)
+        timing = server_timing(self._images_s, completion.timings)
         # In a thread: a long answer with likeliest tokens takes seconds, and others are served.
         body = await asyncio.to_thread(self._encode, completion)
         response = ASGIResponse(body=body, headers={"server-timing": timing, **self._headers})
         await response(scope, receive, send)
-
-
-def _server_timing(images_s: float, timings: Timings) -> str:
-    """Return where the time went as a ``Server-Timing`` header, in milliseconds."""
-    spans = {
-        "images": images_s,
-        "prompt": timings.prompt_s,
-        "queue": timings.queue_s,
-        "first_token": timings.first_token_s,
-        "decode": timings.decode_s,
-    }
-    return ", ".join(f"{name};dur={span * 1e3:.1f}" for name, span in spans.items())

@@ -1,0 +1,116 @@
+"""Answers say where their time went: each stage, and of pictures each by itself."""
+
+import json
+import re
+
+import httpx2
+import pytest
+from running_server import chat, image_part, mock_pipeline, picture, running
+
+from vlmkit.settings.pipeline import PipelineSettings
+
+WHOLE = ["images", "prompt", "queue", "first_token", "decode"]
+STAGES = ["fetch", "decode", "preprocess", "encode"]
+ASKS = {"x-vlmkit-timing": "1"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as server:
+        yield server
+
+
+def spans(header):
+    found = dict(re.findall(r"([\w]+);dur=([\d.]+)", header))
+    assert ", ".join(f"{name};dur={ms}" for name, ms in found.items()) == header
+    return {name: float(ms) for name, ms in found.items()}
+
+
+def seen(*sizes, **fields):
+    parts = [image_part(picture(*size)) for size in sizes]
+    said = [{"type": "text", "text": "hello"}, *parts]
+    return chat(messages=[{"role": "user", "content": said}], **fields)
+
+
+def comment(text):
+    (found,) = re.findall(r"^: server-timing: (.*)$", text, re.MULTILINE)
+    return spans(found)
+
+
+def test_each_picture_has_its_own_stages_and_the_sums_are_theirs(server):
+    found = spans(server.post(seen((31, 9), (9, 31))).headers["server-timing"])
+    each = [f"image{number}_{stage}" for number in (0, 1) for stage in STAGES]
+    assert list(found) == [*WHOLE, *(f"image_{stage}" for stage in STAGES), *each]
+    for stage in STAGES:
+        own = found[f"image0_{stage}"] + found[f"image1_{stage}"]
+        assert found[f"image_{stage}"] == pytest.approx(own, abs=0.21)  # of rounding
+
+
+def test_a_picture_that_was_encoded_before_is_not_said_to_be_encoded(server):
+    body = seen((12, 21))
+    first, again = (spans(server.post(body).headers["server-timing"]) for _ in range(2))
+    assert "image0_encode" in first
+    assert "image0_encode" not in again
+    assert "image0_decode" in again
+
+
+def test_what_a_conversation_without_pictures_says_has_none(server):
+    assert list(spans(server.post(chat()).headers["server-timing"])) == WHOLE
+
+
+def test_of_many_pictures_the_first_are_told_each_and_all_are_summed_up():
+    pipeline = mock_pipeline(settings=PipelineSettings(max_images=24))
+    with running({"mock": pipeline}) as server:
+        header = server.post(seen(*((8, n) for n in range(8, 30)))).headers["server-timing"]
+    numbers = {int(n) for n in re.findall(r"image(\d+)_", header)}
+    assert numbers == set(range(16))
+    assert len(header) < 4096
+
+
+def test_a_stream_begins_with_what_is_known_and_says_the_rest_where_it_is_asked(server):
+    answer = server.post(seen((17, 8), stream=True), headers=ASKS)
+    begun = list(spans(answer.headers["server-timing"]))
+    assert begun[:2] == ["images", "prompt"]
+    assert {"image0_fetch", "image0_decode", "image0_preprocess"} <= set(begun)
+    assert not {"queue", "decode"} & set(begun)
+    assert {*WHOLE, "image0_encode"} <= set(comment(answer.text))
+    assert answer.text.index(": server-timing") < answer.text.index("data: [DONE]")
+
+
+def test_a_stream_that_is_not_asked_has_events_alone(server):
+    answer = server.post(chat(stream=True))
+    assert "server-timing" in answer.headers
+    assert all(line.startswith("data: ") for line in answer.text.splitlines() if line)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "mock", "prompt": ["a", "b"], "max_tokens": 2}),
+        ("/v1/messages", chat(max_tokens=4)),
+        ("/v1/responses", {"model": "mock", "input": "hello", "store": False}),
+    ],
+)
+def test_streams_of_every_api_say_it(path, body, server):
+    answer = server.post(body | {"stream": True}, path, headers=ASKS)
+    assert answer.status_code == 200, answer.text
+    assert set(WHOLE) <= set(comment(answer.text))
+
+
+def test_the_clients_of_others_read_a_stream_with_timings_as_any(server):
+    client = server.client().with_options(default_headers=ASKS)
+    asked = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    whole = client.chat.completions.create(**asked)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert said == whole.choices[0].message.content
+
+
+def test_no_time_is_negative_and_all_of_them_fit_the_answer(server):
+    with httpx2.Client(trust_env=False, timeout=300) as http:
+        answer = http.post(f"{server.url}/v1/chat/completions", json=seen((64, 64)))
+    found = spans(answer.headers["server-timing"])
+    assert json.loads(answer.text)["choices"]
+    assert min(found.values()) >= 0.0
+    took_ms = answer.elapsed.total_seconds() * 1e3
+    assert found["prompt"] + found["queue"] + found["first_token"] + found["decode"] <= took_ms + 1
