@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.ask import pixels
-from vlmkit.ask.header import MAX_CHUNKS, PNG_BEGIN
 from vlmkit.ask.image import Image
+from vlmkit.ask.structure import MAX_CHUNKS, PNG_BEGIN
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
 
@@ -126,6 +126,8 @@ def test_a_url_is_read_as_a_file_and_bounds_hold():
             assert caught.value.code == code
 
 
-def test_tags_behind_more_pieces_than_pictures_have_are_not_looked_for():
+def test_more_pieces_than_pictures_have_are_refused():
     content = late_tag(encoded(30, 20, "PNG", 6), MAX_CHUNKS)
-    assert Image.of_header(content).width == 30
+    with pytest.raises(ImageError) as caught:
+        Image.of_header(content)
+    assert caught.value.code == "image_too_complex"

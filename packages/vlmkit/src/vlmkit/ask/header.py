@@ -3,14 +3,13 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmkit.ask.pixels import turn_of
+from vlmkit.ask.structure import MAX_CHUNKS, PNG_BEGIN, PNG_END
 
 if TYPE_CHECKING:
     import PIL.Image
 
-PNG_BEGIN = b"\x89PNG\r\n\x1a\n"
-PNG_PIXELS, PNG_END = b"IDAT", b"IEND"
+PNG_PIXELS = b"IDAT"
 PNG_TAGS = frozenset({b"eXIf", b"iTXt", b"tEXt", b"zTXt"})
-MAX_CHUNKS = 2**14
 
 
 class Header(NamedTuple):

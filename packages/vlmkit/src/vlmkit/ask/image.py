@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from vlmkit.ask import jpeg
+from vlmkit.ask import structure, webp
 from vlmkit.ask.base64_text import from_base64
 from vlmkit.ask.header import Header, read_header, with_all_tags
 from vlmkit.ask.pixels import FORMATS, SUBJECT, Pixels, decoded, meant, upright
@@ -170,8 +170,6 @@ class Image:
 
     @classmethod
     def _of_file(cls, content: bytes, limits: ImageLimits) -> "Image":
-        if content.startswith(jpeg.BEGIN) and len(content) <= limits.max_bytes:
-            jpeg.check(content, limits.max_scans)
         return cls(_opened(content, limits).size, content)
 
     @classmethod
@@ -199,6 +197,10 @@ def _opened(content: bytes, limits: ImageLimits) -> "PIL.Image.Image":
 
     if len(content) > limits.max_bytes:
         raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
+    structure.check(content, limits.max_scans)
+    stated = webp.size(content)
+    if stated is not None:
+        _check_size(stated, limits)
     try:
         picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
@@ -206,7 +208,8 @@ def _opened(content: bytes, limits: ImageLimits) -> "PIL.Image.Image":
             f"image is over {limits.max_pixels} pixels", code="image_too_large"
         ) from error
     except Exception as error:
-        raise meant(error, f"image is not a readable {_listed(FORMATS)} file") from error
+        message = f"image is not a readable {_listed(FORMATS)} file"
+        raise meant(error, message, stated or (0, 0)) from error
     _check_size(picture.size, limits)
     return picture
 

@@ -5,6 +5,7 @@ business.
 """
 
 import io
+import mmap
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmkit.errors import ImageError, OutOfMemory
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ORIENTATION_TAG = 0x0112
 NO_MEMORY = "out of memory"  # how words of Pillow's decoders begin that are no MemoryError
+DECODER_BYTES = 8  # for each pixel: coefficients of a progressive JPEG file, and a copy
+STRIP_ROWS = 256  # converted at once, where that takes several steps
 SUBJECT = "this image"  # what there was no memory for
 
 
@@ -34,10 +37,13 @@ def decoded(content: bytes) -> Pixels:
     """
     import PIL.Image
 
+    size = (0, 0)
     try:
-        return _upright(PIL.Image.open(io.BytesIO(content), formats=FORMATS))
+        picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
+        size = picture.size
+        return _upright(picture)
     except Exception as error:
-        raise _broken(error) from error
+        raise _broken(error, size) from error
 
 
 def upright(picture: "PIL.Image.Image") -> Pixels:
@@ -45,18 +51,34 @@ def upright(picture: "PIL.Image.Image") -> Pixels:
     try:
         return _upright(picture)
     except Exception as error:
-        raise _broken(error) from error
+        raise _broken(error, picture.size) from error
 
 
-def meant(error: Exception, message: str) -> ImageError | OutOfMemory:
-    """Return what an error of the decoder means; want of memory is no fault of the picture."""
-    if isinstance(error, MemoryError) or str(error).startswith(NO_MEMORY):
+def meant(error: Exception, message: str, size: tuple[int, int]) -> ImageError | OutOfMemory:
+    """Return what an error of the decoder means; want of memory is no fault of the picture.
+
+    Args:
+        error: of the decoder.
+        message: what is wrong if it is not that.
+        size: of the picture, in pixels, as far as it is known.
+    """
+    is_stated = isinstance(error, MemoryError) or str(error).startswith(NO_MEMORY)
+    if is_stated or not _has_room(size[0] * size[1] * DECODER_BYTES):
         return OutOfMemory(SUBJECT)
     return ImageError(message)
 
 
-def _broken(error: Exception) -> ImageError | OutOfMemory:
-    return meant(error, "image is broken: its pixels cannot be decoded")
+def _broken(error: Exception, size: tuple[int, int]) -> ImageError | OutOfMemory:
+    return meant(error, "image is broken: its pixels cannot be decoded", size)
+
+
+def _has_room(num_bytes: int) -> bool:
+    """Tell whether there is memory: a decoder that got none says that the file is broken."""
+    try:
+        mmap.mmap(-1, max(1, num_bytes)).close()
+    except (OSError, MemoryError):
+        return False
+    return True
 
 
 def _upright(picture: "PIL.Image.Image") -> Pixels:
@@ -93,16 +115,32 @@ def turn_of(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
 
 
 def _to_rgb(picture: "PIL.Image.Image") -> "PIL.Image.Image":
-    import PIL.Image
-
+    """Return a copy in RGB; no other one of its size is made on the way."""
+    scale = None
     if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
         # Pillow clips wide greys to 255 where people expect the whole range to be scaled.
         _, high = picture.getextrema()
         scale = 255.0 / 65535.0 if picture.mode.startswith("I") else 255.0 / max(float(high), 1e-9)  # type: ignore[arg-type]
-        picture = picture.convert("F").point(lambda value: value * scale).convert("L")
-        picture.info.pop("transparency", None)  # a 16-bit grey, which would hide others here
-    if picture.has_transparency_data:
-        layer = picture.convert("RGBA")
-        paper = PIL.Image.new("RGBA", layer.size, "white")
-        picture = PIL.Image.alpha_composite(paper, layer)
-    return picture.convert("RGB")
+    elif not picture.has_transparency_data:
+        return picture.convert("RGB")
+    import PIL.Image
+
+    width, height = picture.size
+    made = PIL.Image.new("RGB", picture.size)
+    for top in range(0, height, STRIP_ROWS):
+        strip = picture.crop((0, top, width, min(top + STRIP_ROWS, height)))
+        made.paste(_on_white(strip) if scale is None else _grey(strip, scale), (0, top))
+    return made
+
+
+def _grey(strip: "PIL.Image.Image", scale: float) -> "PIL.Image.Image":
+    """Return greys of 8 bits; what is transparent of wide ones would hide others here."""
+    return strip.convert("F").point(lambda value: value * scale).convert("L").convert("RGB")
+
+
+def _on_white(strip: "PIL.Image.Image") -> "PIL.Image.Image":
+    import PIL.Image
+
+    layer = strip.convert("RGBA")
+    paper = PIL.Image.new("RGBA", layer.size, "white")
+    return PIL.Image.alpha_composite(paper, layer).convert("RGB")
