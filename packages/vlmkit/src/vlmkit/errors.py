@@ -120,9 +120,14 @@ class ConstraintError(RequestError):
 
 
 class QueueFull(RequestError):  # noqa: N818
-    """Too many requests are waiting; try again later."""
+    """Too many requests are waiting; try again later.
+
+    Attributes:
+        retry_after_s: in how many seconds; None where that is not known.
+    """
 
     code = "queue_full"
+    retry_after_s: int | None = None
 
 
 class EngineError(VlmkitError):

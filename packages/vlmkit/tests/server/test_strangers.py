@@ -116,7 +116,7 @@ def test_a_connection_too_many_is_told_to_come_back(caplog):
         busy = [opened(server, slow) for _ in range(2)]
         assert all(b" 200 " in stranger.recv(65_536) for stranger in busy)
         answer = server.get("/healthz")
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert (answer.status_code, int(answer.headers["retry-after"]) >= 1) == (503, True)
         assert "a connection was refused: 2 are open" in caplog.text
         for stranger in busy:
             stranger.close()

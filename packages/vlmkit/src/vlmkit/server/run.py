@@ -27,7 +27,6 @@ from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.fleet.fleet import OnLoaded
 from vlmkit.server.http.connection import Connection
-from vlmkit.server.http.fair_room import FairRoom
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.gate import is_loopback
@@ -98,11 +97,9 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
         self._is_told_to_end = False
         settings = service.settings
-        connection = type(
-            "Connection",
-            (Connection,),
-            {"settings": settings, "room": FairRoom(_num_connections(settings))},
-        )
+        room = service.ledger.connections
+        room.most = _num_connections(settings)
+        connection = type("Connection", (Connection,), {"settings": settings, "room": room})
         super().__init__(
             uvicorn.Config(
                 create_app(service),

@@ -88,7 +88,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             with the scope ``tokens`` are answered in any case.
         max_connections: open connections. Of more, an idle one of whoever has most is closed, or
             the new one is answered 503.
-        max_requests: requests under way, images and queue included; more are answered 429.
+        max_requests: requests under way, images and queue included; more are answered 429. An
+            eighth is left to clients that have less than their share.
         max_body_bytes: size of one request's body.
         max_pending_body_bytes: bodies of all requests that are being read and checked. Of more, one
             that is on its way from whoever sends most is answered 429, or the new one.

@@ -14,6 +14,7 @@ from litestar import Request
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.ask.request import Request as Asked
+from vlmkit.errors import QueueFull
 from vlmkit.seams.runner import CONSTRAINT, Runner, RunnerFacts
 from vlmkit.server.chat.answer import AnswerHead
 from vlmkit.server.chat.convert import Converter
@@ -65,15 +66,21 @@ class Call(ABC, Generic[B]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, start the request, and answer."""
-        self.service.check_room()
+        self.service.check_room(self.caller.account)
         with ExitStack() as place:
             async with self._leases:
-                await self._answer(place, scope, receive, send)
+                try:
+                    await self._answer(place, scope, receive, send)
+                except QueueFull as error:  # a runner does not know how fast requests end
+                    if error.retry_after_s is None:
+                        error.retry_after_s = self.service.retry_after_s(self.caller.account)
+                    raise
 
     async def _answer(self, place: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
         with self.service.bodies.opened(self._request) as sent:
             content = await self._content(sent)
-            place.enter_context(self.service.admitted())  # what never comes whole takes no place
+            # What never comes whole takes no place.
+            place.enter_context(self.service.admitted(self.caller.account))
             body, ignored = self._reader.read(content)
             del content
             self.note(ignored)

@@ -106,10 +106,11 @@ class _Upload:
         """Read the body, keep the file, and answer."""
         self._files.check()
         boundary = boundary_of(self._request.headers)
-        self._service.check_room()
+        account = caller_of(self._request).account
+        self._service.check_room(account)
         with ExitStack() as place, self._service.bodies.opened(self._request) as sent:
             body = await sent.read(self._request)
-            place.enter_context(self._service.admitted())
+            place.enter_context(self._service.admitted(account))
             response = await self._service.attend(self._kept(body, boundary), receive)
         await response(scope, receive, send)
 

@@ -5,11 +5,13 @@ where the server asks for none.
 """
 
 import hashlib
+import ipaddress
 import re
 from typing import Any, NamedTuple
 
 from litestar import Request
 
+IPV6_NETWORK = len("0000:0000:0000:0000")
 _SCHEME = re.compile(r"^bearer\s+", re.IGNORECASE)
 
 
@@ -19,10 +21,16 @@ class Caller(NamedTuple):
     Attributes:
         owner: whose files and responses are found; who has the same credentials is the same.
         tenant: whose caches are used: that of the key, or everybody's where there are no keys.
+        account: on whose account is what the request takes: the tenant's, or that of the network
+            that it came from where there are no keys.
+        is_operator: whether totals of all are shown: by a key with the scope ``admin``, or to
+            everybody where there are no keys.
     """
 
     owner: bytes
     tenant: str
+    account: str = ""
+    is_operator: bool = True
 
 
 NOBODY = Caller(b"", "")
@@ -30,11 +38,25 @@ NOBODY = Caller(b"", "")
 
 def caller_of(request: Request[Any, Any, Any]) -> Caller:
     """Return who sent a request."""
-    tenant = request.scope["state"].get("tenant", "")
-    if tenant:
-        return Caller(hashlib.sha256(b"tenant\0" + tenant.encode()).digest(), tenant)
+    state = request.scope["state"]
+    if tenant := state.get("tenant", ""):
+        owner = hashlib.sha256(b"tenant\0" + tenant.encode()).digest()
+        return Caller(owner, tenant, tenant, bool(state.get("is_operator")))
     given = "\0".join(sorted(secrets_in(request)))
-    return Caller(hashlib.sha256(given.encode()).digest(), "")
+    client = request.client
+    account = network_of(client.host) if client else ""
+    return Caller(hashlib.sha256(given.encode()).digest(), "", account)
+
+
+def network_of(host: str) -> str:
+    """Return whose an address is: one who has an address of IPv6 has a network of them."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:  # of a test's client, or a socket with a name
+        return host
+    if address.version == 4:
+        return host
+    return address.ipv4_mapped.exploded if address.ipv4_mapped else address.exploded[:IPV6_NETWORK]
 
 
 def secrets_in(request: Request[Any, Any, Any]) -> set[str]:

@@ -5,7 +5,6 @@ connection; the request it belonged to then ends like any whose client went away
 """
 
 import asyncio
-import ipaddress
 import logging
 from typing import Any
 
@@ -15,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from vlmkit.server.http.errors import RETRY_AFTER_S
+from vlmkit.server.http.caller import network_of
 from vlmkit.server.http.fair_room import FairRoom
 from vlmkit.settings.server import ServerSettings
 
@@ -23,7 +22,6 @@ log = logging.getLogger(__name__)
 
 MAX_HEADERS = 128
 MAX_AHEAD = 16  # requests of a connection that wait for the answers to those before them
-IPV6_NETWORK = len("0000:0000:0000:0000")
 LAST_BYTES_S = 5.0  # for a client to notice that its answer is there, and to stop sending
 
 
@@ -42,7 +40,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Start to wait for the first request."""
         super().connection_made(transport)
-        self.caller = _caller(self.client[0]) if self.client else ""
+        self.caller = network_of(self.client[0]) if self.client else ""
         if self.room.take(self, 1):
             self._await_headers()
             return
@@ -50,7 +48,9 @@ class Connection(HttpToolsProtocol):
         if self.scheme == "https":  # a goodbye would have to be answered, and is waited for
             self.transport.abort()
             return
-        self.transport.write(_refusal(503) + b"retry-after: %d\r\n\r\n" % RETRY_AFTER_S)
+        self.transport.write(
+            _refusal(503) + b"retry-after: %d\r\n\r\n" % self.room.turn_s(self.caller)
+        )
         self.transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -162,14 +162,6 @@ class Connection(HttpToolsProtocol):
 def _refusal(status: int) -> bytes:
     """Return the head of an answer without a body, but for its last line."""
     return STATUS_LINE[status] + b"connection: close\r\ncontent-length: 0\r\n"
-
-
-def _caller(host: str) -> str:
-    """Return whose an address is: one who has an address of IPv6 has a network of them."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if address.version == 4:
-        return host
-    return address.ipv4_mapped.exploded if address.ipv4_mapped else address.exploded[:IPV6_NETWORK]
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

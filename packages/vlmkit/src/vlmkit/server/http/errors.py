@@ -72,9 +72,21 @@ class MayNot(RequestError):  # noqa: N818
 
 
 class Overloaded(QueueFull):
-    """The server has as many requests under way as it takes."""
+    """There is no room for this now, of something that the server counts.
+
+    Args:
+        message: of what.
+        hint: what to do.
+        retry_after_s: when there will be, as far as can be told.
+    """
 
     code = "server_overloaded"
+
+    def __init__(
+        self, message: str, *, hint: str = "try again later", retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(VlmkitError):  # noqa: N818
@@ -212,7 +224,8 @@ def _parts(error: Exception, scope: Scope, write: WriteError) -> tuple[bytes, in
     """Return body, status and headers."""
     status = _status_of(error)
     headers = {}
-    if (retry_after_s := getattr(error, "retry_after_s", status.retry_after_s)) is not None:
+    retry_after_s = getattr(error, "retry_after_s", None) or status.retry_after_s
+    if retry_after_s is not None:
         headers["retry-after"] = str(retry_after_s)
     if status.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"

@@ -4,14 +4,15 @@
 for good. ``/readyz``: it takes work, or says what it waits for. ``/version``: what it is.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
-from litestar import Controller, Response, route
+from litestar import Controller, Request, Response, route
 from litestar.di import NamedDependency
 
 from vlmkit._version import __version__
 from vlmkit.server.fleet.served_model import ServedModel, State
+from vlmkit.server.http.caller import Caller, caller_of
 from vlmkit.server.http.errors import RETRY_AFTER_S
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
@@ -27,28 +28,47 @@ class Health(msgspec.Struct):
 
 
 class ModelReadiness(msgspec.Struct):
-    """How far one model is, how busy, and what it counts for in the memory budget."""
+    """How far one model is, how busy, and what it counts for in the memory budget.
+
+    What is null is of all clients, and not shown to the one who asks.
+    """
 
     state: State
     load_s: float
-    num_running: int
-    num_waiting: int
-    num_waiting_for_load: int
+    num_running: int | None
+    num_waiting: int | None
+    num_waiting_for_load: int | None
     memory_bytes: int | None
 
 
-class Readiness(msgspec.Struct):
-    """Whether new work is taken, and why not; and how many requests had less than they asked for.
+class ResourceUse(msgspec.Struct):
+    """How much of something is used.
 
     Attributes:
-        num_ignored: requests with keys that were ignored, by key.
-        num_unconstrained: requests with tools to whose schemas nothing here keeps.
+        held: by whoever asks.
+        total: by all; null to those who may not know.
+        most: how much there is.
+    """
+
+    held: int
+    total: int | None
+    most: int
+
+
+class Readiness(msgspec.Struct):
+    """Whether new work is taken from whoever asks, and why not; and what is under way.
+
+    Attributes:
+        resources: what is held of each, by name.
+        num_ignored: requests with keys that were ignored, by key; null to those who may not know.
+        num_unconstrained: requests with tools to whose schemas nothing here keeps; the same.
     """
 
     status: Status
     models: dict[str, ModelReadiness]
-    num_ignored: dict[str, int]
-    num_unconstrained: int
+    resources: dict[str, ResourceUse]
+    num_ignored: dict[str, int] | None
+    num_unconstrained: int | None
 
 
 class Version(msgspec.Struct):
@@ -75,14 +95,18 @@ class HealthController(Controller):
         return Response(Health())
 
     @route("/readyz", http_method=READ, operation=_READINESS)
-    async def readiness(self, service: NamedDependency[Service]) -> Response[Readiness]:
+    async def readiness(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> Response[Readiness]:
         """Answer 200 if new work is taken, or else 503 and when to ask again."""
-        status = readiness_of(service)
-        models = {name: _readiness(model) for name, model in service.models.items()}
-        body = Readiness(status, models, dict(service.num_ignored), service.num_unconstrained)
+        caller = caller_of(request)
+        status = readiness_of(service, caller.account)
+        body = _readiness(status, service, caller)
         if status == "ready":
             return Response(body)
-        return Response(body, status_code=503, headers={"retry-after": str(RETRY_AFTER_S)})
+        is_full = status == "full"
+        retry_after_s = service.retry_after_s(caller.account) if is_full else RETRY_AFTER_S
+        return Response(body, status_code=503, headers={"retry-after": str(retry_after_s)})
 
     @route("/version", http_method=READ, operation=Operation(Version, access="key"))
     async def version(self) -> Version:
@@ -90,27 +114,38 @@ class HealthController(Controller):
         return Version(__version__)
 
 
-def readiness_of(service: Service) -> Status:
-    """Return the first reason not to send work here."""
+def readiness_of(service: Service, account: str) -> Status:
+    """Return the first reason not to send work here on somebody's account."""
     if service.is_draining:
         return "draining"
     if service.roster.has_failed:
         return "failed"
     if service.roster.is_starting:
         return "loading"
-    return "full" if service.is_full else "ready"
+    return "full" if service.is_full(account) else "ready"
 
 
-def _readiness(model: ServedModel) -> ModelReadiness:
+def _readiness(status: Status, service: Service, caller: Caller) -> Readiness:
+    """Return what a caller may know."""
+    is_shown = caller.is_operator
+    uses = service.ledger.uses(caller.account).items()
+    return Readiness(
+        status,
+        {name: _model(model, is_shown=is_shown) for name, model in service.models.items()},
+        {n: ResourceUse(u.held, u.total if is_shown else None, u.most) for n, u in uses},
+        dict(service.num_ignored) if is_shown else None,
+        service.num_unconstrained if is_shown else None,
+    )
+
+
+def _model(model: ServedModel, *, is_shown: bool) -> ModelReadiness:
+    load_s = round(model.load_s, 3)
+    if not is_shown:
+        return ModelReadiness(model.state, load_s, None, None, None, None)
     num_running = num_waiting = 0
     if model.runner is not None:
         stats = model.runner.stats()
         num_running, num_waiting = stats.num_running, stats.num_waiting
     return ModelReadiness(
-        model.state,
-        round(model.load_s, 3),
-        num_running,
-        num_waiting,
-        model.num_waiting,
-        model.memory_bytes,
+        model.state, load_s, num_running, num_waiting, model.num_waiting, model.memory_bytes
     )

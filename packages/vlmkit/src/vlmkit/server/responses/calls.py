@@ -216,7 +216,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             lease=lease,
         )
         try:
-            self._detached.start(work)
+            self._detached.start(work, self.caller.account)
         except VlmkitError:
             await lease.aclose()
             answer.abandon()

@@ -115,7 +115,8 @@ class ResponsesController(Controller):
             )
         number = -1 if wanted.starting_after is None else wanted.starting_after
         hides = bool(wanted.include_obfuscation)
-        return _admitted(Followed(found.log, number, service, {}, hides_sizes=hides), service)
+        followed = Followed(found.log, number, service, {}, hides_sizes=hides)
+        return _admitted(followed, service, caller_of(request).account)
 
     @route(
         "/{response_id:str}/input_items",
@@ -145,11 +146,11 @@ class ResponsesController(Controller):
         return _json(responses.cancel(response_id, caller_of(request).owner))
 
 
-def _admitted(app: ASGIApp, service: Service) -> ASGIApp:
+def _admitted(app: ASGIApp, service: Service, account: str) -> ASGIApp:
     """Return a response that has a place in the server, since it may last."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        with service.admitted():
+        with service.admitted(account):
             await app(scope, receive, send)
 
     return respond

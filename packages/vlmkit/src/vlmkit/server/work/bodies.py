@@ -12,9 +12,8 @@ from typing import Any
 from litestar import Request
 
 from vlmkit.server.http.caller import caller_of
-from vlmkit.server.http.errors import BodyTooSlow, Overloaded, Unavailable
+from vlmkit.server.http.errors import BodyTooSlow, Unavailable
 from vlmkit.server.http.fair_room import FairRoom
-from vlmkit.settings.server import ServerSettings
 
 
 class Body:
@@ -43,7 +42,7 @@ class Body:
 
     def leave(self) -> None:
         """End the reading: there is no room."""
-        self.end(_no_room())
+        self.end(self._bodies.room.refusal(self.caller))
 
     def end(self, reason: Exception) -> None:
         """End the reading, if it has not ended."""
@@ -78,26 +77,26 @@ class Body:
             Overloaded: there is no room for them.
         """
         if not self._bodies.room.take(self, num_bytes):
-            raise _no_room()
+            raise self._bodies.room.refusal(self.caller, num_bytes)
 
 
 class Bodies:
     """The bodies that are read, or held until their requests are checked.
 
     Args:
-        settings: bounds.
+        room: for their bytes.
+        timeout_s: in which each has to arrive.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self.room = FairRoom(settings.max_pending_body_bytes)
-        self.timeout_s = settings.body_timeout_s
+    def __init__(self, room: FairRoom, timeout_s: float) -> None:
+        self.room = room
+        self.timeout_s = timeout_s
         self._open: set[Body] = set()
 
     @contextmanager
     def opened(self, request: Request[Any, Any, Any]) -> Iterator[Body]:
         """Hold what a request sends, for as long as the context is open."""
-        client = request.client
-        body = Body(self, caller_of(request).tenant or (client.host if client else ""))
+        body = Body(self, caller_of(request).account)
         self._open.add(body)
         try:
             yield body
@@ -109,7 +108,3 @@ class Bodies:
         """End the reading of all that are on their way: the server is shutting down."""
         for body in self._open:
             body.end(Unavailable("the server is shutting down", code="server_draining"))
-
-
-def _no_room() -> Overloaded:
-    return Overloaded("too many large requests are being read", hint="try again later")

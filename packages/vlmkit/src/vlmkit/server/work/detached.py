@@ -19,8 +19,12 @@ class Detached:
         self._service = service
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None], account: str) -> None:
         """Begin some work, which raises nothing.
+
+        Args:
+            work: is done to its end.
+            account: on whose account it is.
 
         Raises:
             Unavailable: the server is shutting down.
@@ -28,7 +32,7 @@ class Detached:
         """
         with ExitStack() as places:
             try:
-                places.enter_context(self._service.admitted())
+                places.enter_context(self._service.admitted(account))
             except BaseException:
                 work.close()
                 raise

@@ -24,11 +24,13 @@ from vlmkit.server.fields.ignored import (
 )
 from vlmkit.server.fleet.fleet import Fleet
 from vlmkit.server.fleet.roster import Roster
-from vlmkit.server.http.errors import ClientGone, Overloaded, Unavailable
+from vlmkit.server.http.errors import ClientGone, Unavailable
+from vlmkit.server.http.fair_room import Claim
 from vlmkit.server.identity.key_ring import KeyRing
 from vlmkit.server.offer import Loader, Offer, Served, runner_of
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.bodies import Bodies
+from vlmkit.server.work.ledger import Ledger
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -70,8 +72,8 @@ class Service:
         self.num_open = 0
         self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
         self.num_unconstrained = 0  # requests with tools whose schemas nothing here keeps to
-        self.bodies = Bodies(settings)
-        self._num_admitted = 0
+        self.ledger = Ledger(settings)
+        self.bodies = Bodies(self.ledger.body_bytes, settings.body_timeout_s)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -88,40 +90,39 @@ class Service:
             raise RequestError("model must be given: several are served", param="model")
         return next(iter(self.models)) if given is None else given
 
-    def check_room(self) -> None:
-        """Do nothing if another request can be taken in now.
+    def check_room(self, account: str) -> None:
+        """Do nothing if another request on somebody's account can be taken in now.
 
         Raises:
             Unavailable: the server is shutting down.
             Overloaded: there are too many requests under way.
         """
+        self._check_open()
+        if not self.ledger.requests.fits(account):
+            raise self.ledger.requests.refusal(account)
+
+    def admitted(self, account: str) -> Claim:
+        """Take one request in, for as long as the context that is returned is open.
+
+        Raises:
+            Unavailable: the server is shutting down.
+            Overloaded: there are too many requests under way.
+        """
+        self._check_open()
+        return self.ledger.requests.claim(account)
+
+    def retry_after_s(self, account: str) -> int:
+        """Return in how many seconds a request that waits for no other can be taken in."""
+        return self.ledger.requests.turn_s(account)
+
+    def _check_open(self) -> None:
         if self.is_draining:
             raise Unavailable("the server is shutting down", code="server_draining")
-        if self._num_admitted >= self.settings.max_requests:
-            raise Overloaded("too many requests are under way", hint="try again later")
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Take one request in, for as long as the context is open.
-
-        Raises:
-            Unavailable: the server is shutting down.
-            Overloaded: there are too many requests under way.
-        """
-        self.check_room()
-        self._num_admitted += 1
-        try:
-            yield
-        finally:
-            self._num_admitted -= 1
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next request would be refused for want of room."""
+    def is_full(self, account: str) -> bool:
+        """Tell whether the next request on somebody's account would be refused for want of room."""
         runners = [model.runner for model in self.models.values() if model.runner]
-        return self._num_admitted >= self.settings.max_requests or any(
-            runner.is_full for runner in runners
-        )
+        return not self.ledger.requests.fits(account) or any(runner.is_full for runner in runners)
 
     def ignore(
         self, names: frozenset[str], headers: Headers, *, besides: frozenset[str] = frozenset()

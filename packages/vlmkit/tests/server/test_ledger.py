@@ -1,0 +1,90 @@
+"""What is counted of requests: each tenant has a share, is shown its own, and all is given back."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from running_server import chat, eventually, running, scripted
+from two_keys import headers_of, shared
+
+from vlmkit.server.work.ledger import Ledger
+from vlmkit.settings.server import ServerSettings
+
+SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
+
+
+def is_empty(server):
+    return all(use.total == 0 for use in server.service.ledger.uses("").values())
+
+
+def streamed(server, headers, **fields):
+    body = chat(SLOW, stream=True, **fields)
+    return server.http.stream("POST", f"{server.url}/v1/chat/completions", json=body,
+                              headers=headers)  # fmt: skip
+
+
+def test_every_resource_is_told_by_name():
+    uses = Ledger(ServerSettings()).uses("anybody")
+    assert {"connections", "body_bytes", "requests"} <= set(uses)
+    assert all((use.held, use.total) == (0, 0) and use.most > 0 for use in uses.values())
+
+
+def test_one_tenant_leaves_places_to_others(tmp_path):
+    hog, other = headers_of(tmp_path, "hog", "other")
+    with shared(tmp_path, max_requests=16) as server, ThreadPoolExecutor(16) as pool:
+        asking = [pool.submit(server.post, chat(SLOW, max_tokens=300), headers=hog)
+                  for _ in range(16)]  # fmt: skip
+        assert eventually(lambda: sum(each.done() for each in asking) == 2)
+        refused = [each.result() for each in asking if each.done()]
+        assert {each.json()["error"]["code"] for each in refused} == {"server_overloaded"}
+        assert server.get("/readyz", headers=hog).json()["status"] == "full"
+        assert server.get("/readyz", headers=other).json()["status"] == "ready"
+        assert server.post(chat(), headers=other).status_code == 200
+        assert {each.result().status_code for each in asking} == {200, 429}
+        assert eventually(lambda: is_empty(server) or server.service.ledger.requests.num_held == 0)
+
+
+def test_a_tenant_is_shown_what_is_its_own_and_totals_only_to_operators(tmp_path):
+    hog, other = headers_of(tmp_path, "hog", "other")
+    (operator,) = headers_of(tmp_path, "operator", scopes=("chat", "admin"))
+    with shared(tmp_path) as server, streamed(server, hog) as answer:
+        assert answer.status_code == 200, answer.read()
+        lines = answer.iter_lines()  # which ends the answer where nobody keeps it
+        next(lines)
+        shown, alone, all_of_it = (
+            server.get("/readyz", headers=headers).json() for headers in (hog, other, operator)
+        )
+        assert shown["resources"]["requests"] == {"held": 1, "total": None, "most": 1024}
+        assert alone["resources"]["requests"] == {"held": 0, "total": None, "most": 1024}
+        assert all_of_it["resources"]["requests"] == {"held": 0, "total": 1, "most": 1024}
+        assert all_of_it["models"]["mock"]["num_running"] == 1
+        for told in (shown, alone):
+            assert {told["models"]["mock"]["num_running"], told["num_ignored"]} == {None}
+        shown["resources"] = alone["resources"] = all_of_it["resources"] = {}
+        assert shown == alone
+
+
+def test_who_comes_back_when_told_gets_in():
+    with running(max_requests=2) as server, ThreadPoolExecutor(2) as pool:
+        body = chat(scripted(text="x", tokens=40, latency_s=0.05), max_tokens=40)
+        for _ in range(2):
+            asking = [pool.submit(server.post, body) for _ in range(2)]
+            assert eventually(lambda: server.service.ledger.requests.num_held == 2)
+            refused = server.post(chat())
+            assert refused.status_code == 429
+            for _ in range(5):  # what is told gets nearer to the truth while it is waited for
+                time.sleep(int(refused.headers["retry-after"]))
+                if (refused := server.post(chat())).status_code == 200:
+                    break
+            assert refused.status_code == 200
+            assert {each.result().status_code for each in asking} == {200}
+
+
+def test_after_requests_that_were_given_up_nothing_is_held():
+    with running() as server:
+        for number in range(30):
+            started = server.connect(chat(SLOW, stream=number % 2 == 0, n=1 + number % 3))
+            if number % 3 == 0:
+                started.recv(100 if number % 2 == 0 else 0)
+            started.close()
+        assert eventually(server.is_idle)
+        assert eventually(lambda: is_empty(server))

@@ -1,0 +1,28 @@
+"""A server with keys of several tenants, for tests of what they can do to each other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from running_server import Running, running
+
+from vlmkit.server.identity.key import made
+from vlmkit.server.identity.key_file import add_line
+
+
+def headers_of(folder: Path, *names: str, scopes: tuple[Any, ...] = ("chat",)) -> list[Any]:
+    """Make a key for each name, and return the headers that send it."""
+    sent = []
+    for name in names:
+        key, secret = made(name, scopes, tenant=name)
+        add_line(folder / "keys.jsonl", key)
+        sent.append({"authorization": f"Bearer {secret}"})
+    return sent
+
+
+@contextmanager
+def shared(folder: Path, **settings: Any) -> Iterator[Running]:
+    """Run a server that takes the keys of a folder."""
+    with running(keys_file=str(folder / "keys.jsonl"), **settings) as server:
+        yield server
