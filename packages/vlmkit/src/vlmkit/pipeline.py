@@ -33,6 +33,7 @@ from vlmkit.running.inbox import closing
 from vlmkit.running.intake import Intake
 from vlmkit.running.loop import Loop
 from vlmkit.running.media import MediaIntake
+from vlmkit.running.media_room import MediaRoom, Place
 from vlmkit.running.observers import Observers
 from vlmkit.running.pictures import Pictures
 from vlmkit.running.prompts import Prompts
@@ -113,6 +114,7 @@ class Pipeline:
         self._encoder = media_encoder
         self._features = FeatureCache(facts.bounds.feature_cache_bytes)
         self._workers = ThreadPoolExecutor(facts.bounds.num_workers, "vlmkit-prompt")
+        self._room = MediaRoom(facts.bounds.max_decoding_pixels, facts.bounds.max_prepared_bytes)
         num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
         pooling = cache(pooling)
         self._prompts = Prompts(
@@ -160,8 +162,17 @@ class Pipeline:
                 refuses.
             OutOfMemory: this machine has no room for its prompt now.
         """
+        place = self._room.ask(request.tenant, request.num_pixels)
+        try:
+            place.wait(self.facts.bounds.prepare_timeout_s)
+            return self._submit(request, place)
+        finally:
+            place.leave()
+
+    def _submit(self, request: Request, place: Place) -> Stream:
         started = time.perf_counter()
-        params, prompt, sequences, pages, image_timings = self._intake.read(request)
+        params, prompt, sequences, pages, image_timings = self._intake.read(request, place)
+        place.keep(prompt)
         if request.admit is not None:
             request.admit(_demand(prompt, sequences))
         facts = RequestFacts(
@@ -191,6 +202,7 @@ class Pipeline:
 
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
+            OutOfMemory: this machine has no room for its prompt now.
         """
         stream = await self._begun(request)
         try:
@@ -206,7 +218,7 @@ class Pipeline:
         Raises:
             EngineError: the pipeline closed before its turn came.
         """
-        future = self._in_worker(self._begin, request)
+        future = await self._in_worker(self._begin, request)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -214,29 +226,39 @@ class Pipeline:
             future.add_done_callback(_abort_result)
             raise
 
-    def _begin(self, request: Request) -> Stream:
+    def _begin(self, request: Request, place: Place) -> Stream:
         if self._is_closed:
             raise closing()
-        return self.submit(request)
+        return self._submit(request, place)
 
     async def atokenize(self, request: Request) -> PromptTokens:
         """Return what a request's prompt comes to; it is made in a worker thread.
 
         Raises:
             RequestError: the request is wrong.
+            OutOfMemory: this machine has no room for its images now.
             EngineError: the pipeline is closed.
         """
-        return await asyncio.wrap_future(self._in_worker(self._prompts.tokens, request))
+        return await asyncio.wrap_future(await self._in_worker(self._prompts.tokens, request))
 
     def detokenize(self, token_ids: Seq[int]) -> str:
         """Return the text of tokens, without special tokens."""
         return self._tokenizer.decode(token_ids)
 
-    def _in_worker(self, work: Callable[[Request], T], request: Request) -> Future[T]:
+    async def _in_worker(self, work: Callable[[Request, Place], T], request: Request) -> Future[T]:
+        """Have a worker do something when there is room for a request's images."""
+        place = self._room.ask(request.tenant, request.num_pixels)
         try:
-            return self._workers.submit(work, request)
+            await place.awaited(self.facts.bounds.prepare_timeout_s)
+            future = self._workers.submit(work, request, place)
         except RuntimeError as error:  # the workers are gone
+            place.leave()
             raise closing() from error
+        except BaseException:
+            place.leave()
+            raise
+        future.add_done_callback(lambda _: place.leave())
+        return future
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one token stands for; may be part of a character."""

@@ -3,7 +3,7 @@
 Holds structure only. How a conversation becomes tokens is the tokenizer's business.
 """
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -110,6 +110,11 @@ def image_parts_of(messages: Sequence[Message]) -> Iterator[ImagePart]:
 def images_of(messages: Sequence[Message]) -> Iterator[Image]:
     """Yield every image of a conversation, in the order in which they appear."""
     return (part.image for part in image_parts_of(messages))
+
+
+def num_pixels(images: Iterable[Image]) -> int:
+    """Return how many pixels there are to decode; an image that is shown twice has them once."""
+    return sum(width * height for width, height in (each.source_size for each in set(images)))
 
 
 def refuse_other_media(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from vlmkit.ask.constraint import Constraint, check_constraint
 from vlmkit.ask.demand import Demand
-from vlmkit.ask.message import Message
+from vlmkit.ask.message import Message, images_of, num_pixels
 from vlmkit.ask.placed_image import PlacedImage
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.ask.sampling import SamplingParams
@@ -69,6 +69,13 @@ class Request:
             raise RequestError("priority must be a whole number", param="priority")
         check_constraint(self.constraint)
         check_tool_choice(self.tool_choice, self.tools)
+
+    @property
+    def num_pixels(self) -> int:
+        """Pixels that are decoded for it, but for those in files that nobody has opened yet."""
+        if self.options.light:
+            return 0
+        return num_pixels([*images_of(self.messages), *(placed.image for placed in self.images)])
 
     def __getstate__(self) -> list[Any]:
         """Return what travels."""

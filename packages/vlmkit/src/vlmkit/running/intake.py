@@ -27,6 +27,7 @@ from vlmkit.running.constraints import Constraints, MakeCompiler
 from vlmkit.running.guide import Guide
 from vlmkit.running.isolation import engine_error
 from vlmkit.running.job import AnswerJob, Job, ReadingJob
+from vlmkit.running.media_room import Place
 from vlmkit.running.params import checked_params
 from vlmkit.running.prompts import Prompts
 from vlmkit.running.reading import check_task, to_embed, to_score
@@ -102,8 +103,12 @@ class Intake:
             )
         self._ids = itertools.count()
 
-    def read(self, request: Request) -> Asked:
+    def read(self, request: Request, place: Place) -> Asked:
         """Return what a request comes to.
+
+        Args:
+            request: what is asked.
+            place: its room for images.
 
         Raises:
             RequestError: it is wrong or too long.
@@ -113,7 +118,7 @@ class Intake:
         if request.options.light:
             raise RequestError("a light prompt has nothing that could be computed", param="light")
         params = checked_params(request, self._facts, self._tokenizer)
-        made = self._prompts.made(request)
+        made = self._prompts.made(request, place)
         prompt = made.prompt
         if request.places:
             check_places(prompt)

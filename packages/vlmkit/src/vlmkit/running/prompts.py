@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
 from typing import NamedTuple
 
-from vlmkit.ask.message import Message, image_parts_of, images_of
+from vlmkit.ask.message import Message, image_parts_of, images_of, num_pixels
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.stage import NO_STAGE, ImageTimings, Stage
@@ -16,6 +16,7 @@ from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.kit.pooling import Pooling
 from vlmkit.running.files import Opened, blame_sent
 from vlmkit.running.media import MediaIntake
+from vlmkit.running.media_room import Place, no_room
 from vlmkit.running.params import check_ids, check_options
 from vlmkit.running.pictures import Pictures
 from vlmkit.running.placing import between, placed, showing
@@ -73,8 +74,12 @@ class Prompts:
         self._pooling = pooling
         self._limits = limits
 
-    def made(self, request: Request) -> Made:
+    def made(self, request: Request, place: Place) -> Made:
         """Return a request's prompt, and what it was made of.
+
+        Args:
+            request: what is asked.
+            place: its room for images, which it has already but for those in files.
 
         Raises:
             RequestError: it is wrong.
@@ -91,27 +96,30 @@ class Prompts:
         check_options(request, self._tokenizer)
         try:
             if request.images:
-                made = self._placed(self._media.read(showing(request.images)).messages, request)
+                shown = self._media.read(showing(request.images)).messages
+                made = self._placed(shown, request)
             elif is_plain:
                 made = Made(Prompt(self._plain(request), is_plain=True), (), {})
             else:
-                made = self._written(self._media.read(request.messages), request)
+                made = self._written(self._media.read(request.messages), request, place)
         except MemoryError as error:
             raise OutOfMemory("this prompt") from error
         if not made.prompt.token_ids:
             raise RequestError("the prompt has no tokens", param="messages")
         return made
 
-    def tokens(self, request: Request) -> PromptTokens:
-        """Return what a request's prompt comes to; errors as for :meth:`made`."""
-        made = self.made(request)
+    def tokens(self, request: Request, place: Place) -> PromptTokens:
+        """Return what a request's prompt comes to; arguments and errors as for :meth:`made`."""
+        made = self.made(request, place)
         return told(made.prompt, image_parts_of(made.messages))
 
-    def _written(self, opened: Opened, request: Request) -> Made:
+    def _written(self, opened: Opened, request: Request, place: Place) -> Made:
         """Return the prompt of a conversation."""
         options = request.options
         messages = opened.messages
-        images = () if options.light else images_of(messages)
+        images = () if options.light else list(images_of(messages))
+        if not place.grow(num_pixels(images)):
+            raise no_room()
         try:
             with self._pictures.decoded(images) as decodes:
                 prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from vlmkit.settings.bounds import Positive
+from vlmkit.settings.bounds import Positive, Seconds
 from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.images import ImageLimits
 
@@ -20,6 +20,11 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             to the context.
         max_unread_tokens: chunks a slow reader may have unread before its request is held.
         feature_cache_bytes: memory for features of media that were there before; 0 keeps none.
+        max_decoding_pixels: pixels of all images that are decoded and made ready at once; requests
+            with more than are free wait.
+        max_prepared_bytes: what images come to that wait for an answer, above which no other is
+            decoded.
+        prepare_timeout_s: time that a request waits for this.
         num_workers: threads that open files, decode and preprocess images, and tokenize.
         images: what pictures are refused.
         image_tokens: how large pictures are shown, by the detail that a request asks for.
@@ -31,6 +36,9 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_output_tokens: Positive | None = None
     max_unread_tokens: Positive = 256
     feature_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 2**20
+    max_decoding_pixels: Positive = 200_000_000
+    max_prepared_bytes: Positive = 2 * 2**30
+    prepare_timeout_s: Seconds = 60.0
     num_workers: Positive = 4
     images: ImageLimits = ImageLimits()
     image_tokens: ImageTokens = ImageTokens()
