@@ -317,11 +317,11 @@ def test_a_failing_engine_is_an_exit_code_and_debug_shows_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     prompt = json.dumps({"mock": {"text": "abc", "crash_at_token": 1}})
-    assert run(["ask", "mock", prompt]) == 1
+    assert run(["ask", "mock", prompt]) == 3
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert "hint: `vlmkit --debug ...` shows the cause" in shown
-    assert run(["--debug", "ask", "mock", prompt]) == 1
+    assert run(["--debug", "ask", "mock", prompt]) == 3
     assert "the mock was told to crash" in capsys.readouterr().err
 
 

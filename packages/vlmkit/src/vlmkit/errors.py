@@ -13,6 +13,7 @@ VlmkitError
 │   ├── ConstraintError    a constraint cannot be kept to, or makes no sense
 │   └── QueueFull          too many requests are waiting; try again later
 └── EngineError            a component failed while it ran this request
+    ├── EngineFailed       the engine failed for good: nothing can be answered any more
     └── OutOfMemory        there was not enough memory for it; later there may be
 
 A message names the subject, shows the value with ``!r`` and says what was expected; ``hint`` says
@@ -132,6 +133,12 @@ class QueueFull(RequestError):  # noqa: N818
 
 class EngineError(VlmkitError):
     """A component failed while it ran this request."""
+
+
+class EngineFailed(EngineError):  # noqa: N818
+    """The engine failed for good: nothing can be answered any more, by this runner at least."""
+
+    code = "model_failed"
 
 
 class OutOfMemory(EngineError):  # noqa: N818

@@ -150,6 +150,8 @@ class Pipeline:
             features=self._features,
             proposer=proposer,
             observers=self._observers,
+            slow_s=facts.bounds.slow_step_s,
+            stuck_s=facts.bounds.stuck_step_s,
         )
 
     # One request.
@@ -300,15 +302,21 @@ class Pipeline:
         return self._loop.drain(timeout_s)
 
     def close(self) -> None:
-        """Abort what runs, stop the loop and free all memory; harmless when done twice."""
+        """Abort what runs, stop the loop and free all memory; harmless when done twice.
+
+        Raises:
+            EngineFailed: the engine hangs and was given up; its memory cannot be freed.
+        """
         with self._closing:
             if self._is_closed:
                 return
             self._is_closed = True
         self._workers.shutdown(wait=False)  # what waits there ends by itself, with an error
-        self._loop.close()
-        if self._observers is not None:
-            self._observers.close()
+        try:
+            self._loop.close()
+        finally:
+            if self._observers is not None:
+                self._observers.close()
         try:
             if self._encoder is not None:
                 self._encoder.close()

@@ -60,7 +60,7 @@ def crash(server):
         server.client.chat.completions.create(
             model="fragile", messages=[{"role": "user", "content": CRASH}]
         )
-    assert caught.value.code == "engine_error"
+    assert caught.value.code == "model_failed"
     assert "told to crash" not in str(caught.value)
 
 
@@ -71,8 +71,8 @@ def test_an_engine_that_fails_for_good_ends_the_command_with_a_code_and_a_reason
         crash(server)
         with pytest.raises(openai.APIError) as caught:
             list(cut_off)
-        assert caught.value.code == "engine_error"
-        assert server.process.wait(300) == 1
+        assert caught.value.code == "model_failed"
+        assert server.process.wait(300) == 3
     told = server.log.read_text()
     assert "the engine loop failed; no more requests are served" in told
     assert "RuntimeError: the mock was told to crash" in told
@@ -88,7 +88,7 @@ def test_liveness_fails_while_answers_of_other_models_are_finished(tmp_path):
         server.process.send_signal(signal.SIGTERM)  # of whoever saw that it is not alive
         next(other)
         other.close()
-        assert server.process.wait(300) == 1
+        assert server.process.wait(300) == 3
 
 
 class FragileEngine(MockEngine):

@@ -81,7 +81,7 @@ def test_bodies_have_a_bound_together():
 def test_an_engine_that_breaks_fails_its_requests_without_its_own_words():
     with running() as server:
         broken = server.post(chat(scripted(text="abc", crash_at_token=1)))
-        assert broken.status_code == 500
+        assert (broken.status_code, broken.json()["error"]["code"]) == (503, "model_failed")
         assert "crash" not in broken.text
 
 

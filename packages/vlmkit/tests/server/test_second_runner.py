@@ -69,13 +69,13 @@ def test_a_failure_of_one_ends_its_answers_and_no_others(replicas):
             server.client().chat.completions.create(
                 model="mock", messages=[{"role": "user", "content": CRASH}]
             )
-        assert caught.value.code == "engine_error"
+        assert caught.value.code == "model_failed"
         assert eventually(lambda: not replicas.runners[1].is_ready)
         assert [server.get(path).status_code for path in ("/healthz", "/readyz")] == [200, 200]
         next(answer)
         answer.close()
         assert server.post(chat("hello")).json()["choices"][0]["message"]["content"] == "hello"
-        assert server.post(chat(CRASH)).status_code == 500
+        assert server.post(chat(CRASH)).status_code == 503
         assert eventually(lambda: server.get("/healthz").status_code == 503)
         assert server.post(chat("hello")).json()["error"]["code"] == "model_failed"
 

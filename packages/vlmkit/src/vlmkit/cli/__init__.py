@@ -4,7 +4,9 @@ Start-up is kept short: nothing that a command may not need is imported before i
 """
 
 import logging
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +17,10 @@ import click
 from vlmkit import __version__
 from vlmkit.cli import ask, chat, config, doctor, keys, models, output, plugins, serve, verify
 from vlmkit.cli.group import CommandGroup
-from vlmkit.errors import ConfigError, UnknownPlugin, VlmkitError
+from vlmkit.errors import ConfigError, EngineFailed, UnknownPlugin, VlmkitError
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE, EXIT_INTERRUPTED = 1, 2, 3, 130
+LAST_S = 10.0  # for Python to end, after an engine failed that may hang for ever
 
 EPILOG = """\b
 First steps:
@@ -70,11 +73,19 @@ for _command in (
 def main() -> NoReturn:
     """Run the command line and end the process."""
     output.speak_utf8()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == EXIT_ENGINE:  # what hangs in it must not keep the process
+        last = threading.Timer(LAST_S, os._exit, (code,))
+        last.daemon = True
+        last.start()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line and return its exit code: 0, 1 failed, 2 misused, 130 interrupted."""
+    """Run the command line and return its exit code.
+
+    It is 0, 1 failed, 2 misused, 3 an engine failed for good, or 130 interrupted.
+    """
     state = State()
     try:
         code = vlmkit.main(list(arguments), "vlmkit", standalone_mode=False, obj=state)
@@ -87,6 +98,8 @@ def run(arguments: Sequence[str]) -> int:
         if state.debug:
             traceback.print_exc()
         output.error(error, state.debug)
+        if isinstance(error, EngineFailed):
+            return EXIT_ENGINE
         return EXIT_USAGE if isinstance(error, ConfigError | UnknownPlugin) else EXIT_FAILED
     except Exception as error:
         if state.debug:

@@ -32,6 +32,7 @@ def offer(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> Offer:
         when=entry.load,
         idle_unload_s=entry.idle_unload_s,
         memory_bytes=entry.memory_bytes,
+        on_engine_failure=entry.on_engine_failure,
         weigh=weigh,
     )
 

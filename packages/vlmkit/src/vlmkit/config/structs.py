@@ -13,7 +13,7 @@ from msgspec import Meta
 from vlmkit.errors import ConfigError
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.settings.bounds import Positive
-from vlmkit.settings.fleet import IdleSeconds, When
+from vlmkit.settings.fleet import IdleSeconds, OnFailure, When
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.server import ServerSettings
 
@@ -125,6 +125,8 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
             ``server.fleet.idle_unload_s`` says when None.
         memory_bytes: what it counts for in ``server.fleet.memory_budget_bytes``; the size of its
             weight files when None.
+        on_engine_failure: what a server does when its engine fails for good; as
+            ``server.fleet.on_engine_failure`` says when None.
     """
 
     model: str
@@ -134,6 +136,7 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
     load: When | None = None
     idle_unload_s: IdleSeconds | None = None
     memory_bytes: Positive | None = None
+    on_engine_failure: OnFailure | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

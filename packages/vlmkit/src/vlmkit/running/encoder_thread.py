@@ -40,6 +40,13 @@ class EncoderThread:
         self._panic: BaseException | None = None
         self._is_stopped = False
         self._thread: threading.Thread | None = None
+        self.since = 0.0  # when the present batch was begun, by perf_counter; 0 without one
+        self.batch: Mapping[Key, MediaSlot] = {}
+
+    @property
+    def ident(self) -> int | None:
+        """The thread's, once there is one."""
+        return None if self._thread is None else self._thread.ident
 
     def put(self, slots: Mapping[Key, MediaSlot]) -> None:
         """Encode media, soon and together."""
@@ -77,10 +84,12 @@ class EncoderThread:
             self._results.clear()
             self._bell.notify()
 
-    def join(self) -> None:
-        """Wait until the encoder does nothing more; call :meth:`stop` before."""
-        if self._thread is not None:
-            self._thread.join()
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the encoder does nothing more, and tell; call :meth:`stop` before."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -96,7 +105,9 @@ class EncoderThread:
             self._bell.wait_for(lambda: self._queue or self._is_stopped)
             batch, self._queue = self._queue, {}
         began_s = time.time()
+        self.batch, self.since = batch, time.perf_counter()
         results = isolated(self._encode, list(batch.values())) if batch else []
+        self.batch, self.since = {}, 0.0
         stage = Stage.since(began_s)
         with self._bell:
             if not self._is_stopped:

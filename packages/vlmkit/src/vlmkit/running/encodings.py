@@ -4,7 +4,7 @@ Lives in the loop's thread; the encoder works in its own. A medium that several 
 encoded once, and one that nobody waits for any more is not begun.
 """
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 
 from vlmkit.ask.stage import NO_STAGE
 from vlmkit.errors import VlmkitError
@@ -85,9 +85,30 @@ class Encodings:
         self._thread.stop()
         self._waiting.clear()
 
-    def join(self) -> None:
-        """Wait for the encoder's thread to end, after :meth:`stop`."""
-        self._thread.join()
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the encoder's thread to end, after :meth:`stop`, and tell whether it did."""
+        return self._thread.join(timeout_s)
+
+    # For who looks on from another thread.
+
+    @property
+    def since(self) -> float:
+        """When what is being encoded was begun, by perf_counter; 0 while nothing is."""
+        return self._thread.since
+
+    @property
+    def ident(self) -> int | None:
+        """The encoder's thread."""
+        return self._thread.ident
+
+    @property
+    def present(self) -> dict[Key, MediaSlot]:
+        """What is being encoded."""
+        return dict(self._thread.batch)
+
+    def waiting(self, keys: Iterable[Key]) -> list[Sequence]:
+        """Return who waits for some media."""
+        return [item.sequence for key in keys for item in list(self._waiting.get(key, ()))]
 
     def _start(self, item: EncodeItem, new: dict[Key, MediaSlot]) -> bool:
         sequence, index = item.sequence, item.index

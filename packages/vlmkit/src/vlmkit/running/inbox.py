@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from vlmkit.errors import EngineError
+from vlmkit.errors import EngineError, EngineFailed
 from vlmkit.running.channel import Channel
 from vlmkit.running.job import Job
 
@@ -110,7 +110,7 @@ class Inbox:
         """Return what lay here, each sequence made known under the lock; None to end."""
         with self.bell:
             self._has_news = False
-            if self._is_closing:
+            if self._is_closing or self._failure is not None:
                 return None
             new = [job for jobs in _drained(self._jobs) for job in jobs]
             for job in new:
@@ -118,10 +118,13 @@ class Inbox:
             return Mail(new, set(_drained(self._aborted)))
 
     def fail(self, failure: BaseException) -> list[Callable[[BaseException], None]]:
-        """Take nothing more, for that reason; return who wants to know it."""
+        """Take nothing more, for that reason; return who wants to know it, the first time."""
         with self.bell:
-            self._failure = failure
-            return self._watchers
+            if self._failure is None:
+                self._failure = failure
+            watchers, self._watchers = self._watchers, []
+            self._ring()
+            return watchers
 
     def end(self, know: Callable[[Job], None]) -> None:
         """Hand out what nobody will run any more."""
@@ -140,12 +143,12 @@ def closing() -> EngineError:
     return EngineError("the pipeline is closing", hint="ask another server")
 
 
-def failed(cause: BaseException) -> EngineError:
+def failed(cause: BaseException) -> EngineFailed:
     """Return the error of requests that an engine can serve no more; a fresh one for each.
 
     One that is raised again and again would collect every raiser's frames.
     """
-    error = EngineError("the engine failed", hint="see the server's log")
+    error = EngineFailed("the engine failed", hint="see the server's log")
     error.__cause__ = cause
     return error
 

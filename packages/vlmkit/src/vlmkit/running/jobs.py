@@ -4,6 +4,7 @@ Whatever the way, room, features, drafts and place are gone afterwards. Everythi
 the loop's thread.
 """
 
+import logging
 from collections.abc import Callable
 
 from vlmkit.ask.completion import Chunk
@@ -19,6 +20,8 @@ from vlmkit.running.wakeups import Wakeups
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.scheduler import Scheduler
 from vlmkit.seams.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 
 class Jobs:
@@ -147,11 +150,22 @@ class Jobs:
 
     def fail_all(self, make: Callable[[], VlmkitError]) -> None:
         """End every request with an error of its own; what failed is not asked to clean up."""
-        for channel in self._channels():
-            channel.fail(make(), self.wakeups)
+        self.tell_all(make, self.wakeups)
         self._stats.num_failed += len(self._jobs)
         self._jobs.clear()
-        self.wakeups.flush()
+
+    def tell_all(self, make: Callable[[], VlmkitError], wakeups: Wakeups) -> None:
+        """Fail every channel, and free nothing; may be called from a thread that gave up this one.
+
+        One that cannot be told holds up nobody else's error.
+        """
+        for job in list(self._jobs.values()):
+            try:
+                if not job.channel.is_done:
+                    job.channel.fail(make(), wakeups)
+            except Exception:
+                log.exception("a request could not be told that its engine failed")
+        wakeups.flush()
 
     def _channels(self) -> set[Channel]:
         return {job.channel for job in self._jobs.values()}

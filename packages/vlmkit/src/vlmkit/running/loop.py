@@ -9,10 +9,11 @@ its place are gone afterwards.
 import logging
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from vlmkit.errors import QueueFull, RequestError, VlmkitError
+from vlmkit.errors import EngineFailed, QueueFull, RequestError, VlmkitError
 from vlmkit.kit import heap
 from vlmkit.running.channel import Channel
 from vlmkit.running.drafting import Drafting
@@ -24,6 +25,8 @@ from vlmkit.running.job import Job
 from vlmkit.running.jobs import Jobs
 from vlmkit.running.loop_stats import LoopStats
 from vlmkit.running.observers import Observers
+from vlmkit.running.wakeups import Wakeups
+from vlmkit.running.watchdog import Watchdog, Work, shown
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.observer import StepFacts
@@ -35,7 +38,9 @@ from vlmkit.seams.step import Step, WorkItem
 
 log = logging.getLogger(__name__)
 
+FAILED = "the engine loop failed; no more requests are served"
 IDLE_S = 1.0  # without work, until freed memory is given back
+LET_GO_S = 10.0  # for work that was given up to end after all, before its memory is left behind
 
 
 class Loop:
@@ -49,6 +54,8 @@ class Loop:
         features: of media that were there before.
         proposer: guesses what follows; None never does.
         observers: who is told of its steps; None where nobody listens.
+        slow_s: how long a step or an encoding may take before it is told in the log.
+        stuck_s: how long it may take before it is given up; for ever when None.
     """
 
     def __init__(
@@ -61,6 +68,8 @@ class Loop:
         features: FeatureCache,
         proposer: Proposer | None = None,
         observers: Observers | None = None,
+        slow_s: float = 60.0,
+        stuck_s: float | None = None,
     ) -> None:
         self._engine = engine
         self._block_tokens = engine.limits.prefix_block_tokens
@@ -74,8 +83,13 @@ class Loop:
         self._inbox = Inbox()
         self._is_stuck = False  # nothing can run until a reader or a newcomer changes something
         self._has_passed = False  # all of the last step waits for images
+        self._is_given_up = False
+        self._let_go_s = min(LET_GO_S, stuck_s or LET_GO_S)
+        self._since = 0.0  # when the present step was begun; 0 while there is nothing to do
+        self._items: tuple[WorkItem, ...] = ()  # of the present step
         self._thread = threading.Thread(target=self._run, name="vlmkit-loop", daemon=True)
         self._thread.start()
+        self._watchdog = Watchdog(self._watched(), self._give_up, slow_s, stuck_s)
 
     # Called from any thread.
 
@@ -138,32 +152,110 @@ class Loop:
         return self._inbox.drain(lambda: not self._jobs, timeout_s)
 
     def close(self) -> None:
-        """End every request as aborted and stop the thread."""
+        """End every request as aborted and stop the thread.
+
+        Raises:
+            EngineFailed: it was given up, and still computes: nothing that it uses may be freed.
+        """
         self._inbox.close()
+        while not (has_ended := self._has_ended(1.0)) and not self._is_given_up:
+            continue
+        has_ended = has_ended or self._has_ended(self._let_go_s)
+        self._watchdog.stop()
+        if not has_ended:
+            raise EngineFailed("an engine that was given up still computes and keeps its memory")
+
+    def _has_ended(self, timeout_s: float) -> bool:
+        """Wait for both threads, of which this may be one."""
         if threading.current_thread() is not self._thread:
-            self._thread.join()
-        self._encodings.join()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
+        return self._encodings.join(timeout_s)
+
+    # The watchdog's thread.
+
+    def _watched(self) -> tuple[Work, ...]:
+        """Return what may take too long."""
+
+        def ident() -> int | None:
+            return self._thread.ident
+
+        def count_step() -> None:
+            self.stats.num_slow_steps += 1
+
+        def count_encoding() -> None:
+            self.stats.num_slow_encodings += 1
+
+        def encoder_ident() -> int | None:
+            return encodings.ident
+
+        encodings = self._encodings
+        return (
+            Work("a step", lambda: self._since, self._step_shown, ident, count_step),
+            Work(
+                "an encoding",
+                lambda: encodings.since,
+                self._encoding_shown,
+                encoder_ident,
+                count_encoding,
+            ),
+        )
+
+    def _step_shown(self) -> str:
+        items = self._items
+        num_tokens = sum(item.num_tokens for item in items)
+        whose = self._requests(item.sequence for item in items)
+        return f"sequences: {len(items)}, tokens: {num_tokens}, requests: {whose}"
+
+    def _encoding_shown(self) -> str:
+        slots = self._encodings.present
+        num_tokens = sum(slot.num_features for slot in slots.values())
+        whose = self._requests(self._encodings.waiting(slots))
+        return f"media: {len(slots)}, tokens: {num_tokens}, requests: {whose}"
+
+    def _requests(self, sequences: Iterable[Sequence]) -> str:
+        jobs = map(self._jobs.get, sequences)
+        return shown({job.channel.facts.id for job in jobs if job is not None})
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tell everyone that nothing more will come of what is stuck; it itself is left alone."""
+        self._is_given_up = True
+        watchers = self._inbox.fail(error)
+        self._inbox.end(self._jobs.know)
+        self._jobs.tell_all(partial(failed, error), Wakeups())
+        for tell in watchers:
+            _tell(tell, error)
 
     # The loop's own thread.
 
     def _run(self) -> None:
-        watchers: list[Callable[[BaseException], None]] = []
-        failure: BaseException | None = None
         try:
             while self._serve_inbox():
                 self._step()
-            self._inbox.end(self._jobs.know)
-            self._jobs.abort_all()
-        except BaseException as error:  # a panic of a Rust library is no Exception
-            log.critical("the engine loop failed; no more requests are served", exc_info=error)
-            failure, watchers = error, self._inbox.fail(error)
-            self._inbox.end(self._jobs.know)
-            self._jobs.fail_all(partial(failed, error))
+            if self._inbox.failure is None:
+                self._inbox.end(self._jobs.know)
+                self._jobs.abort_all()
+            else:  # it was given up, and everyone was told
+                self._jobs.fail_all(partial(failed, self._inbox.failure))
+        except BaseException as error:  # noqa: BLE001 - a panic of a Rust library is no Exception
+            self._fail(error)
         finally:
+            self._since, self._items = 0.0, ()
             self._encodings.stop()
             self._inbox.wake()  # for who waits until nothing runs
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell everyone that the loop failed, whatever goes wrong on the way, such as memory."""
+        _tried(partial(log.critical, FAILED, exc_info=error))
+        _tried(partial(traceback.clear_frames, error.__traceback__))  # which hold a step's arrays
+        watchers = self._inbox.fail(error)
+        _tried(partial(self._inbox.end, self._jobs.know))
+        _tried(partial(self._jobs.fail_all, partial(failed, error)))
+        self._encodings.stop()
+        self._inbox.wake()
         for tell in watchers:  # last, since a watcher may close what this loop is part of
-            _tell(tell, failure)
+            _tell(tell, error)
 
     def _step(self) -> None:  # a frame of its own, so that an idle loop holds nobody's images
         started, num_sampled = time.perf_counter(), self.stats.num_tokens_sampled
@@ -172,6 +264,7 @@ class Loop:
         began = time.perf_counter()
         done = self._forward(items)
         self._commit(step, done, time.perf_counter() - began)
+        self._items = ()
         if self._observers is not None and self._observers.hears("step") and done:
             facts = StepFacts(
                 num_sequences=len(done),
@@ -187,7 +280,9 @@ class Loop:
     def _serve_inbox(self) -> bool:
         """Do what other threads asked for; wait while there is nothing to run."""
         self._jobs.wakeups.flush()
+        self._since = 0.0
         self._wait()
+        self._since = time.perf_counter()
         self._is_stuck = False
         mail = self._inbox.take(self._jobs.know)
         if mail is None:
@@ -240,6 +335,7 @@ class Loop:
         for item in items:
             if item.start < item.sequence.num_prompt_tokens:
                 _note_start(self._jobs[item.sequence])
+        self._items = items
         results = self._executor.compute(items)
         done = [result for result in results if isinstance(result, Outcome)]
         if len(done) == len(results):
@@ -291,12 +387,19 @@ class Loop:
         self.stats.num_drafts_accepted += num_accepted
 
 
-def _tell(watcher: Callable[[BaseException], None], failure: BaseException | None) -> None:
+def _tell(watcher: Callable[[BaseException], None], failure: BaseException) -> None:
     try:
-        if failure is not None:
-            watcher(failure)
+        watcher(failure)
     except Exception:
         log.exception("a watcher of the engine loop failed")
+
+
+def _tried(do: Callable[[], object]) -> None:
+    """Do one of several things, of which none may keep the others from being done."""
+    try:
+        do()
+    except Exception:
+        log.exception("the end of the engine loop failed in part")
 
 
 def _note_start(job: Job) -> None:

@@ -17,3 +17,5 @@ class LoopStats:
     num_finished: int = 0
     num_aborted: int = 0
     num_failed: int = 0
+    num_slow_steps: int = 0
+    num_slow_encodings: int = 0

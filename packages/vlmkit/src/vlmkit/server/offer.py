@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vlmkit.model import Model
 from vlmkit.seams.runner import Runner
-from vlmkit.settings.fleet import When
+from vlmkit.settings.fleet import OnFailure, When
 
 Served = Runner | Model
 """Who answers; of a model, its runner does."""
@@ -30,6 +30,8 @@ class Offer:
         idle_unload_s: time without a request after which it is unloaded; as the settings say when
             None.
         memory_bytes: what it counts for in the memory budget.
+        on_engine_failure: what is done when its engine fails for good; as the settings say when
+            None. What has no ``load`` cannot be loaded again.
         weigh: finds that out where it is not stated; called as ``load`` is, before the first time.
     """
 
@@ -38,4 +40,5 @@ class Offer:
     when: When | None = None
     idle_unload_s: float | None = None
     memory_bytes: int | None = None
+    on_engine_failure: OnFailure | None = None
     weigh: Callable[[], int] | None = None

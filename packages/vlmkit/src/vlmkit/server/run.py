@@ -61,7 +61,7 @@ def serve(
 
     Raises:
         ConfigError: the address may not or cannot be listened on, or the models do not go together.
-        EngineError: a model's engine failed for good; the server is down then.
+        EngineFailed: a model's engine failed for good, or hangs; the server is down then.
         VlmkitError: no model could be loaded: what the last loader raised. The same holds.
     """
     settings = settings or ServerSettings()

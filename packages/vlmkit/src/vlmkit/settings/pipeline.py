@@ -26,6 +26,10 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             decoded.
         prepare_timeout_s: time that a request waits for this.
         num_workers: threads that open files, decode and preprocess images, and tokenize.
+        slow_step_s: time of one step, or of encoding one lot of media, after which the log says
+            what is being computed; ten times the longest that was seen, if that is more.
+        stuck_step_s: time after which the model counts as failed; thirty times the longest that
+            was seen, if that is more; never when null.
         images: what pictures are refused.
         image_tokens: how large pictures are shown, by the detail that a request asks for.
     """
@@ -40,5 +44,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_prepared_bytes: Positive = 2 * 2**30
     prepare_timeout_s: Seconds = 60.0
     num_workers: Positive = 4
+    slow_step_s: Seconds = 60.0
+    stuck_step_s: Seconds | None = 900.0
     images: ImageLimits = ImageLimits()
     image_tokens: ImageTokens = ImageTokens()

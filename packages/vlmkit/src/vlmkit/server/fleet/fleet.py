@@ -6,17 +6,20 @@ event loop's thread and never holds it up.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence as Seq
 from contextlib import asynccontextmanager
 from functools import partial
 
-from vlmkit.errors import EngineError, RequestError
+from vlmkit.errors import EngineFailed, RequestError, VlmkitError
 from vlmkit.seams.runner import Runner
 from vlmkit.server.fleet.load_failure import RETRY_LOAD_S, as_exception, closing_error, refusal
 from vlmkit.server.fleet.load_queue import LoadQueue
 from vlmkit.server.fleet.load_thread import LoadThread
+from vlmkit.server.fleet.load_watch import LoadWatch
+from vlmkit.server.fleet.restarts import Restarts
 from vlmkit.server.fleet.roster import Roster
 from vlmkit.server.fleet.served_model import ServedModel
 from vlmkit.server.http.errors import Overloaded, Unavailable
@@ -50,8 +53,16 @@ class Fleet:
         self._max_waiting = max_waiting
         self._on_error: Callable[[], None] = _tell_nobody
         self._thread = LoadThread()
+        self._restarts = Restarts(settings.max_restarts)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._queue = LoadQueue(
-            self._models, settings.memory_budget_bytes, self._thread, self._ready
+            self._models,
+            settings.memory_budget_bytes,
+            self._thread,
+            self._ready,
+            on_failed=self._try_again,
+            on_stuck=self._note_stuck,
+            watch=LoadWatch(settings.load_timeout_s, self._note_endless_load),
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -211,6 +222,7 @@ class Fleet:
 
     def start(self) -> None:
         """Have those loaded that are to be there at the start."""
+        self._loop = asyncio.get_running_loop()
         first = [model for model in self._models if model.is_expected and model.offer.load]
         for model in first:
             model.is_wanted = True
@@ -245,15 +257,49 @@ class Fleet:
         model.finish(runner)
         log.info("model %r is ready", model.name)
         self._watch(model)
-        runner.on_failure(partial(self._note_death, model.name))
+        runner.on_failure(partial(self._note_death, model))
 
-    def _note_death(self, name: str, cause: BaseException) -> None:
-        error = EngineError(
-            f"the engine of model {name!r} failed, and the server ended",
-            hint="the log says why; start the server again",
-        )
-        error.__cause__ = cause
-        self._fail(error)
+    # Engines that fail for good.
+
+    def _note_death(self, model: ServedModel, cause: BaseException) -> None:
+        """See to a model whose engine failed; is called in any thread."""
+        if model.is_restartable and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                self._loop.call_soon_threadsafe(self._restart, model, cause)
+        else:
+            self._fail(_ended(f"the engine of model {model.name!r} failed", cause))
+
+    def _restart(self, model: ServedModel, cause: BaseException) -> None:
+        """Unload a model whose engine failed, once all have their errors, and load it again."""
+        if not model.is_dead or not self._schedule(model, cause):
+            return
+        self._queue.leave(model)
+
+    def _try_again(self, model: ServedModel, error: BaseException) -> None:
+        """Load a model once more that could not be loaded again."""
+        if model.is_restarting and self._schedule(model, error):
+            self._queue.want(model)
+
+    def _schedule(self, model: ServedModel, cause: BaseException) -> bool:
+        """Have a model loaded again, some time from now; False if that was tried too often."""
+        now = time.monotonic()
+        wait_s = self._restarts.next_wait_s(model.name, now)
+        if wait_s is None:
+            self._fail(_ended(f"the engine of model {model.name!r} failed again and again", cause))
+            return False
+        log.error("model %r failed, and is loaded again in %g s", model.name, wait_s)
+        model.restart(now + wait_s)
+        asyncio.get_running_loop().call_later(wait_s, self._queue.settle)
+        return True
+
+    def _note_stuck(self, model: ServedModel, error: BaseException) -> None:
+        """End the server if a model that hangs was to make room for itself."""
+        if model.is_restarting:
+            self._fail(_ended(f"the engine of model {model.name!r} hangs", error))
+
+    def _note_endless_load(self, name: str) -> None:
+        timeout_s = self.settings.load_timeout_s
+        self._fail(_ended(f"model {name!r} was not loaded within {timeout_s:g} s"))
 
     def _fail(self, error: Exception) -> None:
         if self.error is None:
@@ -268,6 +314,15 @@ class Fleet:
 
 def _tell_nobody(*_: object) -> None:
     pass
+
+
+def _ended(message: str, cause: BaseException | None = None) -> VlmkitError:
+    """Return why the server ended."""
+    error = EngineFailed(
+        f"{message}, and the server ended", hint="the log says why; start the server again"
+    )
+    error.__cause__ = cause
+    return error
 
 
 def _runner_of(model: ServedModel) -> Runner:

@@ -4,6 +4,7 @@ Knows nothing of requests. Is called in the event loop's thread; what blocks is 
 """
 
 import logging
+import time
 from asyncio import Future
 from collections.abc import Callable, Collection
 from functools import partial
@@ -11,12 +12,14 @@ from functools import partial
 from vlmkit.seams.runner import Runner
 from vlmkit.server.fleet.load_failure import log_failure, too_large
 from vlmkit.server.fleet.load_thread import LoadThread
+from vlmkit.server.fleet.load_watch import LoadWatch
 from vlmkit.server.fleet.room import room_for
 from vlmkit.server.fleet.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
 OnReady = Callable[[ServedModel, Runner], None]
+OnFailure = Callable[[ServedModel, BaseException], None]
 
 
 class LoadQueue:
@@ -27,6 +30,9 @@ class LoadQueue:
         budget_bytes: how much they may take together.
         thread: where it is done.
         on_ready: told of each model that was loaded.
+        on_failed: told of each that could not be.
+        on_stuck: told of each that could not be closed, and keeps its memory.
+        watch: told of each load.
     """
 
     def __init__(
@@ -35,11 +41,17 @@ class LoadQueue:
         budget_bytes: int | None,
         thread: LoadThread,
         on_ready: OnReady,
+        on_failed: OnFailure,
+        on_stuck: OnFailure,
+        watch: LoadWatch,
     ) -> None:
         self._models = models
         self._budget_bytes = budget_bytes
         self._thread = thread
         self._on_ready = on_ready
+        self._on_failed = on_failed
+        self._on_stuck = on_stuck
+        self._watch = watch
         self._waiting: list[ServedModel] = []
         self._is_busy = False
 
@@ -69,6 +81,8 @@ class LoadQueue:
 
     def _lets_pass(self, model: ServedModel) -> bool:
         """Do the next thing for a model that waits; tell whether those behind it may come first."""
+        if model.not_before_s > time.monotonic():
+            return True
         budget = self._budget_bytes
         weigh = model.offer.weigh
         if budget is not None and model.memory_bytes is None and weigh is not None:
@@ -105,10 +119,12 @@ class LoadQueue:
         self._waiting.remove(model)
         self._is_busy = True
         model.start()
+        self._watch.begin(model.name)
         self._thread.load(load).add_done_callback(partial(self._loaded, model))
 
     def _loaded(self, model: ServedModel, future: "Future[Runner | BaseException]") -> None:
         self._is_busy = False
+        self._watch.end()
         result = future.result()
         if isinstance(result, BaseException):
             self._fail(model, result)
@@ -119,6 +135,7 @@ class LoadQueue:
     def _fail(self, model: ServedModel, error: BaseException) -> None:
         log_failure(model.name, error)
         model.fail(error)
+        self._on_failed(model, error)
 
     def _close_if_left(self, model: ServedModel) -> None:
         """Close a model that leaves and that nobody uses any more."""
@@ -127,8 +144,11 @@ class LoadQueue:
             model.runner = None
             future.add_done_callback(partial(self._closed, model))
 
-    def _closed(self, model: ServedModel, _: object) -> None:
-        log.info("model %r is unloaded", model.name)
+    def _closed(self, model: ServedModel, future: "Future[BaseException | None]") -> None:
+        if (error := future.result()) is not None:
+            self._on_stuck(model, error)
+        else:
+            log.info("model %r is unloaded", model.name)
         model.forget()
         if model.is_wanted:
             self.want(model)

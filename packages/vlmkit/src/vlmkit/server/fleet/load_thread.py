@@ -68,17 +68,26 @@ class LoadThread:
         return self.run(work)
 
     def unload(self, runner: Runner) -> "asyncio.Future[BaseException | None]":
-        """Close a runner, which nobody else may hold, and give its memory back to the system."""
+        """Close a runner, which nobody else may hold, and give its memory back to the system.
+
+        The future has what closing it raised, if anything.
+        """
+        errors: list[BaseException] = []
 
         def work() -> None:
             with self._lock:
                 if self._is_closed:
                     return  # and so is the runner
                 self._alive.remove(runner)
-            _close(runner)
+            if (error := _close(runner)) is not None:
+                errors.append(error)
+
+        def give_back() -> BaseException | None:
+            _give_back()
+            return errors[0] if errors else None
 
         self.run(work)
-        return self.run(_give_back)
+        return self.run(give_back)
 
     def close(self) -> BaseException | None:
         """Close every runner, whether or not another one can be; return what was raised first.

@@ -26,7 +26,12 @@ class Roster:
 
     def __init__(self, offers: Mapping[str, Offer], settings: FleetSettings) -> None:
         self.models = {
-            name: ServedModel(name, offer, is_expected=(offer.when or settings.load) == "start")
+            name: ServedModel(
+                name,
+                offer,
+                is_expected=(offer.when or settings.load) == "start",
+                is_restartable=(offer.on_engine_failure or settings.on_engine_failure) == "restart",
+            )
             for name, offer in offers.items()
         }
         self._by_name = _by_name(self.models.values())
@@ -47,15 +52,17 @@ class Roster:
 
     @property
     def is_starting(self) -> bool:
-        """Whether models that are to be there at the start are not, yet."""
-        return any(model.is_expected for model in self.models.values())
+        """Whether models that are to be there at the start are not, yet, or all have to return."""
+        models = self.models.values()
+        are_away = bool(models) and all(model.is_restarting for model in models)
+        return are_away or any(model.is_expected for model in models)
 
     @property
     def has_failed(self) -> bool:
         """Whether a model is dead, or all were to be there at the start and none could be."""
         models = self.models.values()
         is_lost = bool(models) and all(model.is_lost for model in models)
-        return is_lost or any(model.is_dead for model in models)
+        return is_lost or any(model.is_doomed for model in models)
 
 
 def _by_name(models: Iterable[ServedModel]) -> dict[str, ServedModel]:

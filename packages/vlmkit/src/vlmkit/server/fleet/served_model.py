@@ -34,9 +34,15 @@ class ServedModel:
         last_used_s: when its last request ended, or when it was loaded.
         failed_s: when it could last not be loaded.
         error: why it could not be loaded.
+        is_restartable: whether it is loaded again when its engine fails for good.
+        is_restarting: whether that happened, and it is not there again.
+        num_restarts: how often that happened.
+        not_before_s: when it may be loaded at the earliest.
     """
 
-    def __init__(self, name: str, offer: Offer, *, is_expected: bool) -> None:
+    def __init__(
+        self, name: str, offer: Offer, *, is_expected: bool, is_restartable: bool = False
+    ) -> None:
         self.name = name
         self.offer = offer
         self.created = int(time.time())
@@ -48,6 +54,10 @@ class ServedModel:
         self.is_expected = self._is_of_start = is_expected
         self.last_used_s = self.failed_s = 0.0
         self.error: BaseException | None = None
+        self.is_restartable = is_restartable and offer.load is not None
+        self.is_restarting = False
+        self.num_restarts = 0
+        self.not_before_s = 0.0
         self._state: State = "waiting" if is_expected else "unloaded"
         self._change = asyncio.Event()
         self._started_s = self._ended_s = 0.0
@@ -73,7 +83,7 @@ class ServedModel:
         """Serve it from now on."""
         self._ended_s = self.last_used_s = time.monotonic()
         self.runner, self.facts, self.error = runner, runner.facts, None
-        self.is_wanted = self.is_expected = False
+        self.is_wanted = self.is_expected = self.is_restarting = False
         self._to("ready")
 
     def fail(self, error: BaseException | None = None) -> None:
@@ -82,6 +92,12 @@ class ServedModel:
         self.error = error
         self.is_wanted = self.is_expected = False
         self._to("failed")
+
+    def restart(self, not_before_s: float) -> None:
+        """Have it loaded again, and not too soon, whether or not a request waits for it."""
+        self.is_wanted = self.is_restarting = True
+        self.not_before_s = not_before_s
+        self.num_restarts += 1
 
     def leave(self) -> None:
         """Take no new requests, so that it can be unloaded when those under way have ended."""
@@ -110,8 +126,13 @@ class ServedModel:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it was loaded and can serve nothing any more; only a new process can."""
+        """Whether it was loaded and can serve nothing any more."""
         return self._state == "ready" and self.runner is not None and not self.runner.is_ready
+
+    @property
+    def is_doomed(self) -> bool:
+        """Whether it is dead, and only a new process can serve it."""
+        return self.is_dead and not self.is_restartable
 
     @property
     def is_lost(self) -> bool:

@@ -15,7 +15,14 @@ from litestar.exceptions import HTTPException
 from litestar.response.base import ASGIResponse
 from litestar.types import ExceptionHandlersMap, Scope
 
-from vlmkit.errors import EngineError, OutOfMemory, QueueFull, RequestError, VlmkitError
+from vlmkit.errors import (
+    EngineError,
+    EngineFailed,
+    OutOfMemory,
+    QueueFull,
+    RequestError,
+    VlmkitError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +128,7 @@ _STATUS: Mapping[type[VlmkitError], _Status] = {
     RequestError: _Status(400, "invalid_request_error"),
     Unavailable: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     OutOfMemory: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
+    EngineFailed: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     EngineError: _Status(500, "server_error"),
 }
 _INTERNAL = _Status(500, "server_error")

@@ -1,0 +1,158 @@
+"""Engines that die or hang: everyone is told, the process ends, or the model is loaded again.
+
+The server is the real command; what goes wrong in it is a plugin's doing.
+"""
+
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from running_server import eventually, image_part, picture, process, scripted
+
+pytestmark = pytest.mark.posix
+
+PLUGIN = Path(__file__).with_name("faulty.py")
+CONFIG = textwrap.dedent("""
+    plugins = ["{plugin}"]
+
+    [pipeline]
+    slow_step_s = {slow_s}
+    stuck_step_s = {stuck_s}
+
+    [[models]]
+    model = "mock"
+    name = "fragile"
+    on_engine_failure = "{on_failure}"
+    [models.engine]
+    use = "faulty"
+    max_sequences = 1
+    [models.media_encoder]
+    use = "faulty"
+
+    [[models]]
+    model = "mock"
+    name = "sound"
+
+    [server]
+    drain_timeout_s = 3600
+    fleet.max_restarts = 2
+""")
+ENDLESS = scripted(text="x", tokens=4000, latency_s=0.02)
+
+
+@contextmanager
+def command(tmp_path, on_failure="exit", slow_s=60.0, stuck_s=900.0):
+    (tmp_path / "vlmkit.toml").write_text(
+        CONFIG.format(plugin=PLUGIN, on_failure=on_failure, slow_s=slow_s, stuck_s=stuck_s)
+    )
+    arguments = ["serve", "--config", "vlmkit.toml", "--port", "0"]
+    with process([sys.executable, "-m", "vlmkit", *arguments], tmp_path) as server:
+        assert eventually(lambda: server.status() == 200)
+        yield server
+
+
+def inflict(tmp_path, fault):
+    """Let what the plugin made fail; a file that is moved is there as a whole."""
+    (tmp_path / "new").write_text(fault)
+    (tmp_path / "new").rename(tmp_path / "fault")
+
+
+def ask(server, text="hello", model="fragile", **options):
+    return server.client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": text}], **options
+    )
+
+
+def begun(server, model="fragile"):
+    """Begin an answer that does not end by itself."""
+    answer = server.stream(ENDLESS, model)
+    next(answer)
+    return answer
+
+
+@pytest.mark.parametrize("fault", ["panic", "exit", "hang"])
+def test_a_loop_that_dies_tells_everyone_and_ends_the_process(tmp_path, fault):
+    stuck_s = 0.5 if fault == "hang" else 900.0
+    with command(tmp_path, stuck_s=stuck_s) as server, ThreadPoolExecutor(1) as pool:
+        answer = begun(server)
+        waiting = pool.submit(ask, server)
+        assert eventually(
+            lambda: (
+                server.http.get(f"{server.url}/readyz").json()["models"]["fragile"]["num_waiting"]
+                == 1
+            )
+        )
+        inflict(tmp_path, fault)
+        with pytest.raises(openai.APIError) as caught:
+            list(answer)
+        assert caught.value.code == "model_failed"
+        with pytest.raises(openai.InternalServerError) as refused:
+            waiting.result()
+        assert (refused.value.status_code, refused.value.code) == (503, "model_failed")
+        assert refused.value.response.headers["retry-after"]
+        assert server.process.wait(60) == 3
+    told = server.log.read_text()
+    assert "error: the engine of model 'fragile' failed, and the server ended" in told
+    if fault == "hang":
+        assert "a step is given up after" in told
+        assert "faulty.py:" in told
+
+
+def test_an_encoder_that_hangs_is_told_with_its_request_and_ends_the_process(tmp_path):
+    with command(tmp_path, slow_s=0.3, stuck_s=1.0) as server:
+        inflict(tmp_path, "hang")
+        parts = [image_part(picture()), {"type": "text", "text": "private"}]
+        with pytest.raises(openai.InternalServerError) as refused:
+            ask(server, parts, extra_headers={"x-request-id": "mine"})
+        assert (refused.value.status_code, refused.value.code) == (503, "model_failed")
+        assert server.process.wait(60) == 3
+    told = server.log.read_text()
+    assert "an encoding goes on after" in told
+    assert "an encoding is given up after" in told
+    assert "media: 1, tokens: 4, requests: chatcmpl-" in told
+    assert "private" not in told
+
+
+def test_a_model_whose_engine_dies_is_loaded_again_while_another_goes_on(tmp_path):
+    with command(tmp_path, "restart") as server:
+        other, answer = begun(server, "sound"), begun(server)
+        inflict(tmp_path, "panic")
+        with pytest.raises(openai.APIError) as caught:
+            list(answer)
+        assert caught.value.code == "model_failed"
+        assert eventually(lambda: "is loaded again in 1 s" in server.log.read_text())
+        assert ask(server).choices[0].message.content  # which waits until the model is back
+        next(other)
+        other.close()
+        assert (server.status("/healthz"), server.status()) == (200, 200)
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+    assert "no more requests are served" in server.log.read_text()
+
+
+def test_a_model_that_cannot_be_loaded_again_ends_the_process_after_some_tries(tmp_path):
+    with command(tmp_path, "restart") as server:
+        answer = begun(server)
+        (tmp_path / "no_load").touch()
+        inflict(tmp_path, "panic")
+        with pytest.raises(openai.APIError):
+            list(answer)
+        assert server.process.wait(60) == 3
+    told = server.log.read_text()
+    assert "is loaded again in 1 s" in told
+    assert "is loaded again in 2 s" in told
+    assert "the engine of model 'fragile' failed again and again, and the server ended" in told
+
+
+def test_a_model_that_hangs_for_good_is_not_loaded_a_second_time_beside_itself(tmp_path):
+    with command(tmp_path, "restart", stuck_s=0.5) as server:
+        answer = begun(server)
+        inflict(tmp_path, "hang")
+        with pytest.raises(openai.APIError):
+            list(answer)
+        assert server.process.wait(60) == 3
+    assert "the engine of model 'fragile' hangs, and the server ended" in server.log.read_text()

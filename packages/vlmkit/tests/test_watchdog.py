@@ -1,0 +1,145 @@
+"""Work that takes too long is told and counted, and given up in the end; nobody waits for it."""
+
+import logging
+import threading
+
+import pytest
+from mock_model import script, wait_until
+
+from vlmkit.errors import EngineFailed
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.running import watchdog
+from vlmkit.running.channel import Channel
+from vlmkit.running.watchdog import Watchdog, Work, shown
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
+
+
+class Held(MockEngine):
+    """Computes only while it is let."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_closed = False
+
+    def forward(self, items):
+        self.gate.wait()
+        return super().forward(items)
+
+    def close(self):
+        self.is_closed = True
+        super().close()
+
+
+def held_model(**settings):
+    engine = Held()
+    bounds = PipelineSettings(**settings)
+    return engine, Model(Pipeline(tokenizer=MockTokenizer(), engine=engine, settings=bounds))
+
+
+def test_who_waits_for_a_step_that_hangs_is_told_and_what_comes_back_can_be_closed():
+    engine, model = held_model(slow_step_s=0.1, stuck_step_s=0.4)
+    failures = []
+    model.runner.on_failure(failures.append)
+    engine.gate.clear()
+    with pytest.raises(EngineFailed):
+        model.generate(script(text="x"))
+    with pytest.raises(EngineFailed):
+        model.generate("too late")
+    assert not model.runner.is_ready
+    wait_until(lambda: len(failures) == 1)
+    engine.gate.set()
+    model.close()
+    assert engine.is_closed
+
+
+def test_what_never_comes_back_keeps_its_memory_and_holds_up_nobody():
+    engine, model = held_model(slow_step_s=0.1, stuck_step_s=0.2)
+    engine.gate.clear()
+    with pytest.raises(EngineFailed):
+        model.generate(script(text="x"))
+    with pytest.raises(EngineFailed, match="still computes"):
+        model.close()
+    assert not engine.is_closed
+    engine.gate.set()
+
+
+def test_a_slow_step_is_told_once_by_its_request_and_counted(caplog):
+    caplog.set_level(logging.WARNING)
+    engine, model = held_model(slow_step_s=0.1, stuck_step_s=None)
+    with model:
+        engine.gate.clear()
+        request = model.request("private words")
+        stream = model.submit(request)
+        wait_until(lambda: model.stats().counters["num_slow_steps"] == 1)
+        wait_until(lambda: "a step goes on" in caplog.text)
+        engine.gate.set()
+        stream.result()
+        assert model.stats().counters["num_slow_steps"] == 1
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "sequences: 1, tokens: " in told
+    assert "requests: req-" in told
+    assert "test_watchdog.py:" in told
+    assert "private" not in told
+
+
+def looked_at(ages, slow_s=1.0, stuck_s=3.0):
+    """Return what was told of pieces of work that took so long, one after the other."""
+    now = {"since": 0.0}
+    counted, stuck = [], []
+    work = Work("work", lambda: now["since"], lambda: "", lambda: None, lambda: counted.append(now))
+    dog = Watchdog([work], stuck.append, slow_s, stuck_s)
+    dog.stop()
+    (seen,) = dog._seen
+    for number, age_s in enumerate(ages):
+        now["since"] = 1000.0 * (number + 1)
+        looks = [seen.look(now["since"] + age_s * tenth / 10) for tenth in range(1, 11)]
+        stuck += [error for error in looks if error is not None]
+    return len(counted), len(stuck)
+
+
+def test_bounds_grow_with_what_was_seen():
+    assert looked_at([0.05, 2.0]) == (1, 0)
+    assert looked_at([0.9, 8.0]) == (0, 0)  # less than ten times the longest
+    assert looked_at([0.9, 10.0]) == (1, 0)  # and this less than thirty times
+    assert looked_at([0.01, 3.5])[1] > 0
+
+
+def test_work_that_ended_is_not_slow():
+    assert looked_at([0.9] * 20) == (0, 0)
+
+
+def test_a_request_that_cannot_be_told_keeps_nobody_from_being_told(monkeypatch):
+    fail, broken = Channel.fail, []
+
+    def failing(self, error, wakeups):
+        if not broken:
+            broken.append(self)
+            raise MemoryError
+        fail(self, error, wakeups)
+
+    engine, model = held_model(slow_step_s=60.0)
+    failures = []
+    model.runner.on_failure(failures.append)
+    engine.gate.clear()
+    crash = script(text="abc", crash_at_token=0)
+    first = model.submit(model.request(crash))
+    second = model.submit(model.request(crash))
+    monkeypatch.setattr(Channel, "fail", failing)
+    engine.gate.set()
+    wait_until(lambda: bool(failures))
+    untold = [stream for stream in (first, second) if stream._channel is broken[0]]
+    (told,) = {first, second} - set(untold)
+    with pytest.raises(EngineFailed):
+        told.result()
+    model.close()
+
+
+def test_ids_are_shown_within_bounds():
+    assert shown([]) == "none"
+    assert shown(map(str, range(100))).endswith(" and 84 more")
+    assert watchdog.where(None) == "  no Python code"
