@@ -45,6 +45,14 @@ def _in_file(command: Callable[..., Any]) -> Callable[..., Any]:
     "unload models; may be repeated.",
 )
 @click.option("--tenant", metavar="NAME", help="Whose it is: keys of one tenant share caches.")
+@click.option(
+    "--limit",
+    "limits",
+    metavar="LIMIT",
+    multiple=True,
+    help="How much it may ask for in a time, such as tokens=20000/minute or images=500/day; may be "
+    "repeated.",
+)
 @click.option("--days", type=click.IntRange(min=1), help="Days until it ends; for ever unless set.")
 @_in_file
 def add(
@@ -52,6 +60,7 @@ def add(
     name: str,
     scopes: Sequence[Any],
     tenant: str | None,
+    limits: Sequence[str],
     days: int | None,
     key_file: Path | None,
     config_file: Path | None,
@@ -63,10 +72,22 @@ def add(
     from vlmkit.errors import ConfigError
     from vlmkit.server.identity import key as key_module
     from vlmkit.server.identity.key_file import add_line, read_lines
+    from vlmkit.settings.limits import LimitTexts, limits_of
 
     path = _path(key_file, config_file, assignments)
     lives_s = None if days is None else days * DAY_S
-    key, secret = key_module.made(name, tuple(scopes), tenant=tenant, lives_s=lives_s)
+    try:
+        msgspec.convert(limits, LimitTexts, strict=False)
+        limits_of(limits)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(
+            f"--limit {limits!r}: each must be a unit, a number and a time, none twice",
+            hint="units: requests, tokens, image_tokens, images; times: minute, hour, day, month; "
+            "such as tokens=20000/minute",
+        ) from error
+    key, secret = key_module.made(
+        name, tuple(scopes), tenant=tenant, lives_s=lives_s, limits=tuple(limits)
+    )
     try:
         msgspec.convert(msgspec.to_builtins(key), key_module.Key)
     except msgspec.ValidationError as error:
@@ -99,7 +120,7 @@ def list_(
     lines = read_lines(_path(key_file, config_file, assignments))
     valid = {key.id for key in valid_keys(lines)}
     rows = [_row(line, line.id in valid) for line in lines if isinstance(line, Key)]
-    names = ("id", "name", "tenant", "scopes", "created", "expires", "state")
+    names = ("id", "name", "tenant", "scopes", "limits", "created", "expires", "state")
     if as_json:
         output.json([dict(zip(names, row, strict=True)) for row in rows])
     else:
@@ -148,8 +169,8 @@ def _row(key: "Key", is_valid: bool) -> tuple[str, ...]:
     if is_valid and key.is_over(datetime.now(UTC).timestamp()):
         state = "expired"
     ends = "never" if key.expires_s is None else _day(key.expires_s)
-    scopes = ",".join(key.scopes)
-    return (key.id, key.name, key.tenant, scopes, _day(key.created_s), ends, state)
+    scopes, limits = ",".join(key.scopes), ",".join(key.limits) or "-"
+    return (key.id, key.name, key.tenant, scopes, limits, _day(key.created_s), ends, state)
 
 
 def _day(seconds: int) -> str:

@@ -15,6 +15,7 @@ from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.origins import Origins
 from vlmkit.server.identity.guard import Guard
+from vlmkit.server.limits.entrance import Entrance
 from vlmkit.server.messages.route import MessagesController
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.operate.capabilities import CapabilitiesController
@@ -80,9 +81,9 @@ def create_app(
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
             "document": Provide(lambda: openapi_document(app), sync_to_thread=True, use_cache=True),
         },
-        guards=[Guard(service.keys)] if service.keys else [],
-        on_startup=[service.fleet.start],
-        on_shutdown=[service.toolbox.aclose],
+        guards=[*([Guard(service.keys)] if service.keys else []), Entrance(service.accounts)],
+        on_startup=[service.fleet.start, service.accounts.start],
+        on_shutdown=[service.toolbox.aclose, service.accounts.close],
         exception_handlers=error_handlers(),
         request_max_body_size=service.settings.max_body_bytes,
         openapi_config=None,

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from vlmkit.settings.bounds import Positive, Seconds
 from vlmkit.settings.fleet import FleetSettings
+from vlmkit.settings.limits import LimitsSettings
 
 Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\sA-Z]+$", max_length=512)]
 
@@ -106,6 +107,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         responses: what is kept of the Responses API.
         files: what is kept of the files that clients send by themselves.
         fleet: when models are loaded and unloaded.
+        limits: how much may be asked for in a time.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -136,6 +138,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     responses: ResponsesSettings = ResponsesSettings()
     files: FilesSettings = FilesSettings()
     fleet: FleetSettings = FleetSettings()
+    limits: LimitsSettings = LimitsSettings()
 
     @property
     def takes_generate(self) -> bool:

@@ -25,6 +25,8 @@ from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import WrongMediaType
+from vlmkit.server.limits.charge import Charge, Charged
+from vlmkit.server.limits.entrance import ACCOUNT
 from vlmkit.server.work.bodies import Body
 from vlmkit.server.work.service import Service
 
@@ -56,6 +58,8 @@ class Call(ABC, Generic[B]):
         self._reader = reader
         self._leases = AsyncExitStack()
         self._sent: Body | None = None
+        account = request.scope["state"].get(ACCOUNT)
+        self._charge = None if account is None else Charge(account)
 
     @abstractmethod
     async def start(self, body: B) -> ASGIApp:
@@ -69,6 +73,8 @@ class Call(ABC, Generic[B]):
         self.service.check_room(self.caller.account)
         with ExitStack() as place:
             async with self._leases:
+                if self._charge is not None:
+                    self._leases.callback(self._charge.close)
                 try:
                     await self._answer(place, scope, receive, send)
                 except QueueFull as error:  # a runner does not know how fast requests end
@@ -101,7 +107,9 @@ class Call(ABC, Generic[B]):
             Overloaded: too many requests wait for their models.
         """
         fleet = self.service.fleet
-        return await self._leases.enter_async_context(fleet.leased(self.service.name(name)))
+        leased = fleet.leased(self.service.name(name))
+        runner = await self._leases.enter_async_context(leased)
+        return runner if self._charge is None else Charged(runner, self._charge)
 
     def hold(self, num_bytes: int) -> None:
         """Count what belongs to the body though it was not sent with it, such as what it names.
@@ -113,7 +121,7 @@ class Call(ABC, Generic[B]):
             self._sent.take(num_bytes)
 
     def hand_on(self) -> AsyncExitStack:
-        """Give away what keeps this call's runner in memory, to work that outlives the call."""
+        """Give away this call's runner, and what it is charged, to work that outlives the call."""
         return self._leases.pop_all()
 
     def note(self, ignored: frozenset[str]) -> None:

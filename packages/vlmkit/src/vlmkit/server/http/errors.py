@@ -96,6 +96,20 @@ class Overloaded(QueueFull):
         self.retry_after_s = retry_after_s
 
 
+class RateLimited(RequestError):  # noqa: N818
+    """A key, or an address, has used up what it may ask for in a time.
+
+    Attributes:
+        retry_after_s: when it may again; None where no waiting helps.
+    """
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, hint: str, retry_after_s: int | None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
 class Unavailable(VlmkitError):  # noqa: N818
     """The server takes no work now: it loads, drains or has failed."""
 
@@ -125,6 +139,7 @@ _STATUS: Mapping[type[VlmkitError], _Status] = {
     WrongMediaType: _Status(415, "invalid_request_error"),
     HostRefused: _Status(421, "invalid_request_error"),
     QueueFull: _Status(429, "rate_limit_error", RETRY_AFTER_S),
+    RateLimited: _Status(429, "rate_limit_error"),
     RequestError: _Status(400, "invalid_request_error"),
     Unavailable: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     OutOfMemory: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
@@ -235,6 +250,8 @@ def _parts(error: Exception, scope: Scope, write: WriteError) -> tuple[bytes, in
     retry_after_s = getattr(error, "retry_after_s", None) or status.retry_after_s
     if retry_after_s is not None:
         headers["retry-after"] = str(retry_after_s)
+    elif isinstance(error, RateLimited):
+        headers["x-should-retry"] = "false"  # as OpenAI's and Anthropic's clients understand it
     if status.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     if status.status == HTTPStatus.REQUEST_TIMEOUT:

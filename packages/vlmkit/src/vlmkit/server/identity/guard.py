@@ -48,6 +48,7 @@ class Guard:
         key = self._key(secrets_in(Request(asked.scope)))
         asked.scope["state"]["tenant"] = key.tenant
         asked.scope["state"]["is_operator"] = key.may("admin")
+        asked.scope["state"]["key"] = key
         if not key.may(access):
             log.warning("key %s (%s) may not do what needs scope %s", key.id, key.name, access)
             raise MayNot(f"this API key may not do this: it needs the scope {access!r}")

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.server.http.operation import Access
+from vlmkit.settings.limits import LimitTexts, limits_of
 
 Scope = Literal["chat", "embed", "tokens", "admin"]
 """What a key may do: ask for answers, for embeddings, send prompts that are tokens as they are, and
@@ -42,6 +43,7 @@ class Key(
         scopes: what it may do.
         created_s: when it was made, in seconds since 1970.
         expires_s: when it ends; never when None.
+        limits: how much it may ask for in a time; besides, what the server's settings say holds.
     """
 
     id: Name
@@ -51,6 +53,10 @@ class Key(
     scopes: tuple[Scope, ...]
     created_s: int
     expires_s: int | None = None
+    limits: LimitTexts = ()
+
+    def __post_init__(self) -> None:
+        limits_of(self.limits)
 
     def may(self, access: Access) -> bool:
         """Tell whether it may ask what a route wants."""
@@ -62,7 +68,12 @@ class Key(
 
 
 def made(
-    name: str, scopes: tuple[Scope, ...], *, tenant: str | None = None, lives_s: int | None = None
+    name: str,
+    scopes: tuple[Scope, ...],
+    *,
+    tenant: str | None = None,
+    lives_s: int | None = None,
+    limits: tuple[str, ...] = (),
 ) -> tuple[Key, str]:
     """Return a new key and its secret, which can be had this once.
 
@@ -71,6 +82,7 @@ def made(
         scopes: what it may do.
         tenant: whose it is; one of its own when None.
         lives_s: seconds until it ends; for ever when None.
+        limits: how much it may ask for in a time.
     """
     secret, key_id, now_s = (
         MARK + secrets.token_urlsafe(32),
@@ -85,6 +97,7 @@ def made(
         scopes=scopes,
         created_s=int(now_s),
         expires_s=None if lives_s is None else int(now_s) + lives_s,
+        limits=limits,
     )
     return key, secret
 

@@ -12,6 +12,8 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlmkit.server.http.errors import HostRefused, error_response
+from vlmkit.server.limits.entrance import ACCOUNT
+from vlmkit.server.limits.headers import limit_headers
 from vlmkit.server.work.service import Service
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:-]{1,128}")
@@ -45,6 +47,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 shown = MutableScopeHeaders(message)
                 shown["x-request-id"] = shown["request-id"] = request_id  # Anthropic's name
+                if (account := scope["state"].get(ACCOUNT)) is not None:
+                    shown.update(limit_headers(account, scope["path"]))
             await send(message)
 
         with self._service.opened():

@@ -27,6 +27,7 @@ from vlmkit.server.fleet.roster import Roster
 from vlmkit.server.http.errors import ClientGone, Unavailable
 from vlmkit.server.http.fair_room import Claim
 from vlmkit.server.identity.key_ring import KeyRing
+from vlmkit.server.limits.accounts import Accounts
 from vlmkit.server.offer import Loader, Offer, Served, runner_of
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.bodies import Bodies
@@ -49,7 +50,7 @@ class Service:
 
     Raises:
         ConfigError: two models have one name, they cannot be within the memory budget, or the file
-            of keys cannot be read.
+            of keys, or that of what was used of limits, cannot be.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Service:
                 self.fleet.add(self.models[name], runner_of(given))
         self.settings = settings
         self.keys = KeyRing(Path(settings.keys_file)) if settings.keys_file else None
+        self.accounts = Accounts(settings.limits)
         self.toolbox = toolbox or Toolbox()
         self.is_draining = False
         self.num_open = 0

@@ -1,0 +1,1 @@
+"""How much may be asked for in a time: limits, what was used of them, and who is refused."""

@@ -1,0 +1,39 @@
+"""How much of everything that is counted."""
+
+from typing import NamedTuple
+
+from vlmkit.ask.demand import Demand
+
+
+class Cost(NamedTuple):
+    """How much of everything; fields are named as units are.
+
+    Attributes:
+        requests: how many.
+        tokens: of text, in prompts and answers.
+        image_tokens: placeholder tokens of all images.
+        images: how many.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    image_tokens: int = 0
+    images: int = 0
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Return the sum."""
+        return Cost(*(one + another for one, another in zip(self, other, strict=True)))
+
+    def minus(self, other: "Cost") -> "Cost":
+        """Return the difference."""
+        return Cost(*(one - another for one, another in zip(self, other, strict=True)))
+
+
+NOTHING = Cost()
+ONE_REQUEST = Cost(requests=1)
+
+
+def of_prompt(demand: Demand) -> Cost:
+    """Return what a prompt takes."""
+    images = demand.image_tokens
+    return Cost(tokens=demand.text_tokens, image_tokens=sum(images), images=len(images))
