@@ -18,25 +18,14 @@ import httpcore2
 import httpx2
 
 from vlmkit.errors import ImageError, OutOfMemory
+from vlmkit.kit.public_address import Address, is_public
 from vlmkit.settings.server import FetchSettings
 
 log = logging.getLogger(__name__)
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 MAX_URL_CHARS = 8192
 BEGINNING_BYTES = 2**12
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-
-
-def is_public(address: Address) -> bool:
-    """Tell whether an address belongs to the public internet, directly and not by translation."""
-    if isinstance(address, ipaddress.IPv6Address):
-        embeds = address.ipv4_mapped or address.sixtofour or address.teredo or address in _NAT64
-        if embeds:
-            return False
-    return address.is_global and not address.is_multicast
 
 
 class ImageFetcher:
