@@ -29,7 +29,9 @@ def check(told, ids, samples, num_top):
         assert own["logprob"] == sample.logprob
         assert own["decoded_token"] == (chr(token_id) if token_id < 128 else "")
         ranked = {e["rank"]: (int(i), e["logprob"]) for i, e in entries.items() if e["rank"]}
-        assert [ranked[rank] for rank in range(1, num_top + 1)] == [tuple(e) for e in sample.top]
+        assert [ranked[rank] for rank in range(1, num_top + 1)] == [
+            (e.token_id, e.logprob) for e in sample.top
+        ]
         assert own["rank"] == sample.rank >= 1
         assert len(entries) == num_top + (token_id not in [e.token_id for e in sample.top])
 

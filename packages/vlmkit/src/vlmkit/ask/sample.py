@@ -1,12 +1,10 @@
 """A chosen token, and what its request wants to know of it. Plain values."""
 
-from typing import NamedTuple
-
 import msgspec
 
 
-class Logprob(NamedTuple):
-    """A token and its log-probability."""
+class Logprob(msgspec.Struct, frozen=True, gc=False):
+    """A token and its log-probability; there are millions, of no use to the garbage collector."""
 
     token_id: int
     logprob: float

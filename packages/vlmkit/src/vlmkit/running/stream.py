@@ -3,6 +3,7 @@
 One stream serves all ``n`` choices of a request. A stream that nobody keeps ends its request.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from vlmkit.ask.completion import Choice, Chunk, Completion, Timings, Usage
@@ -94,9 +95,13 @@ class Stream:
         Raises:
             VlmkitError: the request failed.
         """
-        while (chunks := self._channel.take(self._resume)) is None:
+        chunks = None
+        while chunks is None:
             if (news := self._channel.news()) is not None:
                 await news
+            else:  # a reader who never has to wait lets others have their turn
+                await asyncio.sleep(0)
+            chunks = self._channel.take(self._resume)
         return chunks
 
     async def accepted(self) -> None:

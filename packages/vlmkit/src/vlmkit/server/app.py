@@ -83,7 +83,7 @@ def create_app(
         },
         guards=[*([Guard(service.keys)] if service.keys else []), Entrance(service.accounts)],
         on_startup=[service.fleet.start, service.accounts.start],
-        on_shutdown=[service.toolbox.aclose, service.accounts.close],
+        on_shutdown=[service.toolbox.aclose, service.accounts.close, service.desk.close],
         exception_handlers=error_handlers(),
         request_max_body_size=service.settings.max_body_bytes,
         openapi_config=None,

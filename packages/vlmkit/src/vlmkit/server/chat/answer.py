@@ -1,6 +1,7 @@
 """What the chat API answers: OpenAI's objects, and how a completion becomes one."""
 
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -11,6 +12,9 @@ from vlmkit.ask.sample import Logprob, Sample
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.seams.runner import Runner
 from vlmkit.server.chat.image_transforms import ImageTransform, image_transforms
+from vlmkit.server.work.pieces import HOLE, filled, listed, taken
+
+NUM_EACH = 16  # tokens in a piece of their log-probabilities
 
 
 class TopLogprob(msgspec.Struct):
@@ -116,8 +120,11 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of a prompt, by id: it, and the likeliest in its place; None is not scored."""
+PromptLogprobsOfToken = dict[str, PromptLogprob] | None
+"""Of a token of a prompt, by id: it, and the likeliest in its place; None is not scored."""
+
+PromptLogprobs = list[PromptLogprobsOfToken]
+"""Those of each token of a prompt."""
 
 
 class ChatCompletion(msgspec.Struct):
@@ -179,44 +186,51 @@ def logprobs_of(runner: Runner, params: SamplingParams | None = None) -> Logprob
     return logprobs
 
 
-def completion_body(
+def completion_pieces(
     head: AnswerHead,
     completion: Completion,
     logprobs: LogprobsOf | None,
     *,
     has_token_ids: bool,
-    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET,
+    prompt_logprobs: Iterable[PromptLogprobsOfToken] | None = None,
     has_transforms: bool = False,
     has_places: bool = False,
-) -> bytes:
-    """Encode a whole answer."""
-    return msgspec.json.encode(
-        ChatCompletion(
-            head.id,
-            head.created,
-            head.model,
-            head.system_fingerprint,
-            _choices(
-                completion.choices, logprobs, has_token_ids=has_token_ids, has_places=has_places
-            ),
-            UsageBody.of(completion.usage),
-            completion.prompt_token_ids if has_token_ids else msgspec.UNSET,
-            prompt_logprobs,
-            image_transforms(completion.usage.images) if has_transforms else msgspec.UNSET,
-        )
+) -> Iterator[bytes]:
+    """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
+    choices = completion.choices
+    body = ChatCompletion(
+        head.id,
+        head.created,
+        head.model,
+        head.system_fingerprint,
+        _choices(choices, has_logprobs=bool(logprobs), ids=has_token_ids, places=has_places),
+        UsageBody.of(completion.usage),
+        completion.prompt_token_ids if has_token_ids else msgspec.UNSET,
+        msgspec.UNSET if prompt_logprobs is None else HOLE,
+        image_transforms(completion.usage.images) if has_transforms else msgspec.UNSET,
     )
+    fillings = [logprob_pieces(logprobs, choice.samples) for choice in choices if logprobs]
+    if prompt_logprobs is not None:
+        fillings.append(listed(prompt_logprobs, NUM_EACH))
+    return filled(body, fillings)
+
+
+def logprob_pieces(logprobs: LogprobsOf, samples: list[Sample]) -> Iterator[bytes]:
+    """Encode the log-probabilities of samples, in pieces, and let the samples go."""
+    contents = (logprobs((sample,)).content for sample in taken(samples))
+    return listed(chain.from_iterable(contents), NUM_EACH)
 
 
 def _choices(
-    choices: Seq[Choice], logprobs: LogprobsOf | None, *, has_token_ids: bool, has_places: bool
+    choices: Seq[Choice], *, has_logprobs: bool, ids: bool, places: bool
 ) -> list[AnswerChoice]:
     return [
         AnswerChoice(
             index,
-            _message(choice, has_places=has_places),
-            logprobs(choice.samples) if logprobs else None,
+            _message(choice, has_places=places),
+            Logprobs(HOLE) if has_logprobs else None,
             finish_reason(choice.finish_reason, calls=bool(choice.tool_calls)),
-            choice.token_ids if has_token_ids else msgspec.UNSET,
+            choice.token_ids if ids else msgspec.UNSET,
         )
         for index, choice in enumerate(choices)
     ]

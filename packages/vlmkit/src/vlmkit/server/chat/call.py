@@ -6,6 +6,7 @@ How a body is answered is each route's own business.
 import time
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from secrets import token_hex
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +24,7 @@ from vlmkit.server.chat.image_options import DETAIL_FIELD, idle_details
 from vlmkit.server.chat.prompt_options import EFFORT
 from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
+from vlmkit.server.fields.structure import is_light
 from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import WrongMediaType
 from vlmkit.server.limits.charge import Charge, Charged
@@ -87,7 +89,7 @@ class Call(ABC, Generic[B]):
             content = await self._content(sent)
             # What never comes whole takes no place.
             place.enter_context(self.service.admitted(self.caller.account))
-            body, ignored = self._reader.read(content)
+            body, ignored = await self._read(content)
             del content
             self.note(ignored)
             self._sent = sent
@@ -132,6 +134,12 @@ class Call(ABC, Generic[B]):
         """
         self.headers |= self.service.ignore(ignored, self._request.headers, besides=self._ignored)
         self._ignored |= ignored
+
+    async def _read(self, content: bytes) -> tuple[B, frozenset[str]]:
+        """Decode a body, a large one beside the event loop."""
+        if is_light(content):
+            return self._reader.read(content)
+        return await self.service.desk.do(partial(self._reader.read, content))
 
     async def _content(self, sent: Body) -> bytes:
         """Read the body; a page in a browser cannot announce JSON without asking first."""

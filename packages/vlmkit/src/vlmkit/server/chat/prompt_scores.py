@@ -1,6 +1,6 @@
 """How likely the tokens of a prompt are: for completions' ``echo``, and ``prompt_logprobs``."""
 
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -9,7 +9,7 @@ from vlmkit.ask.sample import Sample
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import RequestError
 from vlmkit.seams.runner import Runner
-from vlmkit.server.chat.answer import PromptLogprob, PromptLogprobs, finite
+from vlmkit.server.chat.answer import PromptLogprob, PromptLogprobsOfToken, finite
 from vlmkit.server.http.errors import Unavailable
 
 MAX_LOGPROBS = 2**20  # of one body: each is some hundred bytes until the answer is written
@@ -58,8 +58,8 @@ class PromptScorer:
         return samples
 
 
-def prompt_logprobs(runner: Runner, samples: Seq[Sample]) -> PromptLogprobs:
-    """Return a prompt's samples in vLLM's shape; takes time where they are many."""
+def prompt_logprobs(runner: Runner, samples: Iterable[Sample]) -> Iterator[PromptLogprobsOfToken]:
+    """Yield a prompt's samples in vLLM's shape."""
 
     @cache
     def text(token_id: int) -> str:
@@ -73,10 +73,8 @@ def prompt_logprobs(runner: Runner, samples: Seq[Sample]) -> PromptLogprobs:
                 told = PromptLogprob(finite(entry.logprob), rank, text(entry.token_id))
                 yield str(entry.token_id), told
 
-    return [
-        None if sample.logprob is None else dict(entries(sample, sample.logprob))
-        for sample in samples
-    ]
+    for sample in samples:
+        yield None if sample.logprob is None else dict(entries(sample, sample.logprob))
 
 
 def check_not_streamed(wanted: int | None, stream: bool | None) -> None:

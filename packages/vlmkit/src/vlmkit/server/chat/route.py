@@ -5,11 +5,10 @@ from typing import Any
 from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
-from msgspec import UNSET
 
 from vlmkit.ask.sample import Sample
 from vlmkit.errors import RequestError
-from vlmkit.server.chat.answer import ChatCompletion, completion_body, logprobs_of
+from vlmkit.server.chat.answer import ChatCompletion, completion_pieces, logprobs_of
 from vlmkit.server.chat.call import MessagesCall, answer_head
 from vlmkit.server.chat.convert import Converter, field_of_chat
 from vlmkit.server.chat.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
@@ -18,6 +17,7 @@ from vlmkit.server.chat.sse import AnswerEvents
 from vlmkit.server.chat.wire import CHAT, ChatRequest
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.work.obfuscated import Obfuscated
+from vlmkit.server.work.pieces import taken
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
 from vlmkit.server.work.whole import WholeAnswer
@@ -73,12 +73,12 @@ class _ChatCall(MessagesCall[ChatRequest]):
         if not body.stream:
             return WholeAnswer(
                 stream,
-                lambda completion: completion_body(
+                lambda completion: completion_pieces(
                     head,
                     completion,
                     logprobs,
                     has_token_ids=has_token_ids,
-                    prompt_logprobs=prompt_logprobs(runner, scores) if scores else UNSET,
+                    prompt_logprobs=prompt_logprobs(runner, taken(scores)) if scores else None,
                     has_transforms=has_transforms,
                     has_places=has_places,
                 ),

@@ -1,7 +1,7 @@
 """What the completions API answers: OpenAI's older objects, whole or as server-sent events."""
 
 import codecs
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,10 @@ import msgspec
 from vlmkit.ask.completion import Chunk, Completion, Usage
 from vlmkit.ask.sample import Sample
 from vlmkit.seams.runner import Runner
-from vlmkit.server.chat.answer import AnswerHead, PromptLogprobs, UsageBody, finite
+from vlmkit.server.chat.answer import NUM_EACH, AnswerHead, PromptLogprobs, UsageBody, finite
 from vlmkit.server.chat.prompt_scores import prompt_logprobs
 from vlmkit.server.chat.sse import DONE, DataEvents
+from vlmkit.server.work.pieces import HOLE, MANY_EACH, filled, listed, taken
 
 _encode = msgspec.json.encode
 
@@ -89,6 +90,9 @@ class TextWishes:
     scores: Seq[Seq[Sample]] = ()
 
 
+_NO_ECHO = Echo("", ())
+
+
 class TextAnswers(DataEvents):
     """Encodes the answers to one body, whole or event by event.
 
@@ -119,27 +123,32 @@ class TextAnswers(DataEvents):
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
         self._columns = [_Columns(runner, wishes) for _ in range(num_choices)]
 
-    def whole(self, completion: Completion) -> bytes:
-        """Return the body of a whole answer."""
-        scores = [prompt_logprobs(self._runner, each) for each in self._wishes.scores]
+    def whole(self, completion: Completion) -> Iterator[bytes]:
+        """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
         choices = []
+        fillings: list[Iterable[bytes]] = []
         for index, choice in enumerate(completion.choices):
-            echo = self._echo(index)
-            made = self._choice(index, choice.text, choice.samples, choice.finish_reason)
-            if echo is not None:
-                made.text = echo.text + made.text
-                made.logprobs = _both(echo.logprobs, made.logprobs)
+            number = index // self._wishes.num_each
+            echo = self._wishes.echoes[number] if self._wishes.echoes else _NO_ECHO
+            made = TextChoice(index, echo.text + choice.text, None, choice.finish_reason)
             if self._wishes.prompts is not None:
-                made.prompt_token_ids = self._wishes.prompts[index // self._wishes.num_each]
-            if scores:
-                made.prompt_logprobs = scores[index // self._wishes.num_each]
+                made.token_ids = choice.token_ids
+                made.prompt_token_ids = self._wishes.prompts[number]
+            if self._has_logprobs:
+                told = [*echo.samples, *self._told(choice.samples)]
+                choice.samples.clear()
+                made.logprobs, columns = self._columns[index].holes(told)
+                fillings += columns
+            if self._wishes.scores:
+                made.prompt_logprobs = HOLE
+                scores = prompt_logprobs(self._runner, self._wishes.scores[number])
+                fillings.append(listed(scores, NUM_EACH))
             choices.append(made)
         head, usage = self._head, UsageBody.of(completion.usage)
-        return _encode(
-            TextCompletion(
-                head.id, head.created, head.model, head.system_fingerprint, choices, usage
-            )
+        body = TextCompletion(
+            head.id, head.created, head.model, head.system_fingerprint, choices, usage
         )
+        return filled(body, fillings)
 
     def opening(self) -> bytes:
         """Return the events of the prompts, which :meth:`open` encoded."""
@@ -188,14 +197,15 @@ class TextAnswers(DataEvents):
     def _choice(
         self, index: int, text: str, samples: Seq[Sample], reason: str | None
     ) -> TextChoice:
-        logprobs = None
-        if self._has_logprobs:
-            told = [sample for sample in samples if sample.token_id not in self._wishes.ends]
-            logprobs = self._columns[index].of(told)
+        logprobs = self._columns[index].of(self._told(samples)) if self._has_logprobs else None
         made = TextChoice(index, text, logprobs, reason)
         if self._wishes.prompts is not None:
             made.token_ids = [sample.token_id for sample in samples]
         return made
+
+    def _told(self, samples: Iterable[Sample]) -> list[Sample]:
+        """Return samples but for those that end an answer."""
+        return [sample for sample in samples if sample.token_id not in self._wishes.ends]
 
     @property
     def _has_logprobs(self) -> bool:
@@ -211,24 +221,41 @@ class _Columns:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._num_chars = 0
 
-    def of(self, samples: Iterable[Sample]) -> TextLogprobs:
-        columns = TextLogprobs([], [], [] if self._has_top else None, [])
+    def of(self, samples: Seq[Sample]) -> TextLogprobs:
+        """Return the columns of more samples."""
+        return TextLogprobs(
+            list(self._tokens(samples)),
+            list(map(_logprob, samples)),
+            list(map(self._top, samples)) if self._has_top else None,
+            list(self._offsets(samples)),
+        )
+
+    def holes(self, samples: list[Sample]) -> tuple[TextLogprobs, list[Iterable[bytes]]]:
+        """Return the columns of samples to be filled in, and them; the last lets samples go."""
+        columns = TextLogprobs(HOLE, HOLE, HOLE if self._has_top else None, HOLE)
+        fillings: list[Iterable[bytes]] = [
+            listed(self._tokens(samples), MANY_EACH),
+            listed(map(_logprob, samples), MANY_EACH),
+        ]
+        if self._has_top:
+            fillings.append(listed(map(self._top, samples), NUM_EACH))
+        return columns, [*fillings, listed(self._offsets(taken(samples)), MANY_EACH)]
+
+    def _tokens(self, samples: Iterable[Sample]) -> Iterator[str]:
+        return (self._token(sample.token_id) for sample in samples)
+
+    def _offsets(self, samples: Iterable[Sample]) -> Iterator[int]:
+        """Yield where each sample's text begins."""
         for sample in samples:
-            logprob = None if sample.logprob is None else finite(sample.logprob)
-            columns.text_offset.append(self._num_chars)
-            columns.tokens.append(token := self._token(sample.token_id))
-            columns.token_logprobs.append(logprob)
-            if columns.top_logprobs is not None:
-                columns.top_logprobs.append(self._top(sample, token))
+            yield self._num_chars
             content = self._runner.token_bytes(sample.token_id)
             self._num_chars += len(self._decoder.decode(content))
-        return columns
 
-    def _top(self, sample: Sample, token: str) -> dict[str, float] | None:
+    def _top(self, sample: Sample) -> dict[str, float] | None:
         if sample.logprob is None:
             return None
         top = {self._token(entry.token_id): finite(entry.logprob) for entry in sample.top}
-        return top | {token: finite(sample.logprob)}
+        return top | {self._token(sample.token_id): finite(sample.logprob)}
 
     def _token(self, token_id: int) -> str:
         """Return a token's text, or its bytes, as OpenAI writes them, of part of a character."""
@@ -239,15 +266,5 @@ class _Columns:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
-def _both(first: TextLogprobs | None, then: TextLogprobs | None) -> TextLogprobs | None:
-    if first is None or then is None:
-        return then
-    top = None
-    if first.top_logprobs is not None and then.top_logprobs is not None:
-        top = first.top_logprobs + then.top_logprobs
-    return TextLogprobs(
-        first.tokens + then.tokens,
-        first.token_logprobs + then.token_logprobs,
-        top,
-        first.text_offset + then.text_offset,
-    )
+def _logprob(sample: Sample) -> float | None:
+    return None if sample.logprob is None else finite(sample.logprob)

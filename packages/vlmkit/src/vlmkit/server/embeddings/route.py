@@ -1,14 +1,12 @@
 """``POST /v1/embeddings``: a vector for each text, or for one conversation with its pictures."""
 
-import asyncio
 import base64
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence as Seq
+from functools import partial
 from typing import Any
 
-import msgspec
 from litestar import Controller, Request, post
 from litestar.di import NamedDependency
-from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from vlmkit.ask.completion import Completion
@@ -37,7 +35,9 @@ from vlmkit.server.fields.plain import (
 from vlmkit.server.http.errors import Unavailable
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.together import together
+from vlmkit.server.work.pieces import HOLE, filled, listed
 from vlmkit.server.work.service import Service
+from vlmkit.server.work.whole import PiecedAnswer
 
 
 class EmbeddingsController(Controller):
@@ -79,8 +79,8 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
         pairs = zip(names, requests, strict=True)
         done = await together(embedded, pairs, runner.facts.limits.max_sequences)
         as_text = body.encoding_format == "base64"
-        content = await asyncio.to_thread(_encoded, done, body.model, as_text=as_text)
-        return ASGIResponse(body=content, headers=self.headers)
+        make = partial(_encoded, done, body.model, as_text=as_text)
+        return PiecedAnswer(make, self.service, self.headers)
 
     async def _requests(self, body: EmbeddingRequest, facts: RunnerFacts) -> list[Asked]:
         if (body.input is None) == (body.messages is None):
@@ -116,19 +116,19 @@ def _check_dimensions(num: int | None, facts: RunnerFacts) -> None:
         )
 
 
-def _encoded(done: Seq[Completion], model: str, *, as_text: bool) -> bytes:
-    """Return the body of an answer."""
+def _encoded(done: Seq[Completion], model: str, *, as_text: bool) -> Iterator[bytes]:
+    """Encode an answer, in pieces."""
     vectors = [_vector(each) for each in done]
-    data = [
-        Embedding(index, _base64(vector) if as_text else vector.tolist())
-        for index, vector in enumerate(vectors)
-    ]
     images = tuple(num for each in done for num in each.usage.image_tokens)
     num_tokens = sum(each.usage.prompt_tokens for each in done)
     num_cached = sum(each.usage.cached_tokens for each in done)
     details = PromptTokensDetails(num_cached, sum(images), images)
     usage = EmbeddingUsage(num_tokens, num_tokens, details)
-    return msgspec.json.encode(Embeddings(data, model, usage))
+    data = (
+        Embedding(index, _base64(vector) if as_text else vector.tolist())
+        for index, vector in enumerate(vectors)
+    )
+    return filled(Embeddings(HOLE, model, usage), [listed(data, 1)])
 
 
 def _vector(done: Completion) -> Vector:

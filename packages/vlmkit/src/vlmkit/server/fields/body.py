@@ -6,8 +6,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from vlmkit.errors import RequestError
+from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.server.fields.ignored import HINTS, ignored_names
+from vlmkit.server.fields.structure import check_structure
 from vlmkit.server.fields.unused import unused_keys
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -46,11 +47,15 @@ class BodyReader(Generic[B]):
 
         Raises:
             RequestError: names the first field that is wrong, and never shows what it held.
+            OutOfMemory: this machine has no room for it now.
         """
+        check_structure(body)
         try:
             made = self._decoder.decode(body)
             idle = {name for name in self._hints if getattr(made, name) not in HINTS[name]}
             return made, ignored_names(unused_keys(made, body)) | idle
+        except MemoryError as error:
+            raise OutOfMemory("this body") from error
         except msgspec.ValidationError as error:
             raise self._refusal(str(error)) from None
         except (ValueError, RecursionError):  # DecodeError and UnicodeDecodeError are ValueErrors

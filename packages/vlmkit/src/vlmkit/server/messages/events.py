@@ -70,6 +70,8 @@ class MessageEvents:
         self._finish_reason: FinishReason | None = None
         self._stop_string: str | None = None
 
+    tells_all = False
+
     @property
     def ping(self) -> bytes:
         """An event that says nothing."""

@@ -109,9 +109,11 @@ class _MessageCall(MessagesCall[MessagesRequest]):
             return EventStream(stream, events, self.service, self.headers, images_s)
         return WholeAnswer(
             stream,
-            lambda completion: message_body(
-                head, completion, stream.rounds if isinstance(stream, Rounds) else (), **told
-            ),
+            lambda completion: [
+                message_body(
+                    head, completion, stream.rounds if isinstance(stream, Rounds) else (), **told
+                )
+            ],
             self.service,
             self.headers,
             images_s,

@@ -5,7 +5,6 @@ the operator opens it: tokens are taken as they are, so a prompt may hold any co
 """
 
 from collections.abc import Sequence as Seq
-from functools import partial
 from typing import Any
 
 from litestar import Controller, Request, post
@@ -37,6 +36,7 @@ from vlmkit.server.prompts.wire_generate import (
     ShownImage,
 )
 from vlmkit.server.work.obfuscated import Obfuscated
+from vlmkit.server.work.pieces import taken
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
 from vlmkit.server.work.whole import WholeAnswer
@@ -94,7 +94,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         events = GeneratedEvents(
             head,
             runner.token_bytes if has_logprobs else None,
-            partial(prompt_logprobs, runner, scores) if scores else None,
+            prompt_logprobs(runner, taken(scores)) if scores else None,
             has_usage=bool(options and options.include_usage),
         )
         if body.stream:

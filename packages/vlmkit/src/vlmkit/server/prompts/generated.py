@@ -1,21 +1,24 @@
 """What ``/inference/v1/generate`` answers: tokens, whole or as server-sent events."""
 
-from collections.abc import Callable, Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 
 import msgspec
 
 from vlmkit.ask.completion import Chunk, Completion, Usage
-from vlmkit.ask.sample import Logprob, Sample
+from vlmkit.ask.sample import Sample
 from vlmkit.server.chat.answer import (
+    NUM_EACH,
     AnswerHead,
     Logprobs,
     PromptLogprobs,
+    PromptLogprobsOfToken,
     TokenLogprob,
     TopLogprob,
     UsageBody,
     finite,
 )
 from vlmkit.server.chat.sse import DONE, DataEvents
+from vlmkit.server.work.pieces import HOLE, filled, listed, taken
 
 _encode = msgspec.json.encode
 
@@ -48,7 +51,7 @@ class GeneratedEvents(DataEvents):
     Args:
         head: whose answer it is.
         token_bytes: spells tokens of log-probabilities; None where none are told.
-        prompt_logprobs: makes what a whole answer tells of its prompt; takes time.
+        prompt_logprobs: what a whole answer tells of its prompt.
         has_usage: whether the last event tells what it took.
     """
 
@@ -56,7 +59,7 @@ class GeneratedEvents(DataEvents):
         self,
         head: AnswerHead,
         token_bytes: TokenBytes | None,
-        prompt_logprobs: Callable[[], PromptLogprobs] | None = None,
+        prompt_logprobs: Iterable[PromptLogprobsOfToken] | None = None,
         *,
         has_usage: bool = False,
     ) -> None:
@@ -67,15 +70,21 @@ class GeneratedEvents(DataEvents):
         self._start = b'data: {"request_id":%b,"choices":[' % _encode(head.id)
         self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
-    def whole(self, completion: Completion) -> bytes:
-        """Return the body of a whole answer."""
-        choices = [
-            self._choice(index, choice.samples, choice.finish_reason)
-            for index, choice in enumerate(completion.choices)
-        ]
+    def whole(self, completion: Completion) -> Iterator[bytes]:
+        """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
+        choices, fillings = [], []
+        for index, choice in enumerate(completion.choices):
+            made = GeneratedChoice(index, choice.token_ids, None, choice.finish_reason)
+            if self._token_bytes is not None:
+                made.logprobs = Logprobs(HOLE)
+                fillings.append(listed(map(self._logprob, taken(choice.samples)), NUM_EACH))
+            choices.append(made)
         head, usage = self._head, UsageBody.of(completion.usage)
-        of_prompt = self._prompt_logprobs() if self._prompt_logprobs else msgspec.UNSET
-        return _encode(Generated(head.id, head.model, head.created, choices, usage, of_prompt))
+        body = Generated(head.id, head.model, head.created, choices, usage)
+        if self._prompt_logprobs is not None:
+            body.prompt_logprobs = HOLE
+            fillings.append(listed(self._prompt_logprobs, NUM_EACH))
+        return filled(body, fillings)
 
     def opening(self) -> bytes:
         """Return nothing: who speaks is no token."""
@@ -105,15 +114,16 @@ class GeneratedEvents(DataEvents):
         """Return an entry for each token, the ending one included."""
         if self._token_bytes is None:
             return None
-        return Logprobs([self._logprob(s.token_id, s.logprob, s.top) for s in samples])
+        return Logprobs(list(map(self._logprob, samples)))
 
-    def _logprob(self, token_id: int, logprob: float | None, top: Seq[Logprob]) -> TokenLogprob:
+    def _logprob(self, sample: Sample) -> TokenLogprob:
         likeliest = [
             TopLogprob(name_of(each.token_id), finite(each.logprob), self._bytes(each.token_id))
-            for each in top
+            for each in sample.top
         ]
-        told = finite(logprob if logprob is not None else 0.0)
-        return TokenLogprob(name_of(token_id), told, self._bytes(token_id), likeliest)
+        told = finite(sample.logprob if sample.logprob is not None else 0.0)
+        name = name_of(sample.token_id)
+        return TokenLogprob(name, told, self._bytes(sample.token_id), likeliest)
 
     def _bytes(self, token_id: int) -> list[int]:
         return list(self._token_bytes(token_id)) if self._token_bytes else []

@@ -3,14 +3,15 @@
 Fleets ask for it, to send requests where their prefix is known, and to know what they cost.
 """
 
-import asyncio
+from collections.abc import Iterator, Sequence as Seq
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from litestar import Controller, Request, post
 from litestar.di import NamedDependency
-from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
+from msgspec.structs import replace
 
 from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import RequestError
@@ -42,7 +43,9 @@ from vlmkit.server.responses.conversation import ConversationCall
 from vlmkit.server.responses.store import ResponseStore
 from vlmkit.server.responses.truncation import check_fits
 from vlmkit.server.together import together
+from vlmkit.server.work.pieces import HOLE, MANY_EACH, filled, listed
 from vlmkit.server.work.service import Service
+from vlmkit.server.work.whole import PiecedAnswer
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -123,7 +126,7 @@ class _ConversationCall(MessagesCall[B]):
         )
         found = await runner.atokenize(request)
         made = rendered(chat, request, found, runner.facts)
-        return await _answer(made, self.headers)
+        return PiecedAnswer(partial(_one, made), self.service, self.headers)
 
 
 class _RenderChatCall(_ConversationCall[RenderChatRequest]):
@@ -168,7 +171,7 @@ class _RenderResponseCall(ConversationCall[RenderResponsesRequest]):
         request_id = answer_head("resp", body.model, runner).id
         light = bool(body.light)
         done = await self.ask(body, runner, request_id, made, answers=False, light=light)
-        return await _answer(done.result, self.headers)
+        return PiecedAnswer(partial(_one, done.result), self.service, self.headers)
 
 
 class _RenderTextsCall(Call[RenderCompletionRequest]):
@@ -202,7 +205,7 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
 
         named = zip(plain_names(texts, "prompt"), texts, strict=True)
         made = await together(one, named, runner.facts.bounds.num_workers)
-        return await _answer(made, self.headers)
+        return PiecedAnswer(partial(_several, made), self.service, self.headers)
 
 
 def check_no_rounds(chat: ChatRequest) -> None:
@@ -217,7 +220,14 @@ def check_no_rounds(chat: ChatRequest) -> None:
         )
 
 
-async def _answer(made: Rendered | list[Rendered], headers: dict[str, str]) -> ASGIApp:
-    """Return the response; in a thread, since there can be many tokens."""
-    content = await asyncio.to_thread(msgspec.json.encode, made)
-    return ASGIResponse(body=content, headers=headers)
+def _one(made: Rendered) -> Iterator[bytes]:
+    """Encode a prompt, in pieces: there can be many tokens."""
+    return filled(replace(made, token_ids=HOLE), [listed(made.token_ids, MANY_EACH)])
+
+
+def _several(made: Seq[Rendered]) -> Iterator[bytes]:
+    """Encode prompts, in pieces."""
+    for number, each in enumerate(made):
+        yield b"," if number else b"["
+        yield from _one(each)
+    yield b"]"

@@ -1,6 +1,8 @@
 """``POST /tokenize`` and ``POST /detokenize``: what a prompt comes to, without an answer."""
 
 import asyncio
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,7 +28,9 @@ from vlmkit.server.prompts.wire_tokens import (
     TokenizeRequest,
     Tokens,
 )
+from vlmkit.server.work.pieces import HOLE, MANY_EACH, filled, listed
 from vlmkit.server.work.service import Service
+from vlmkit.server.work.whole import PiecedAnswer
 
 _OF_MESSAGES = sorted(
     {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__} - {"model", "messages"}
@@ -68,8 +72,8 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
             found = await runner.atokenize(self._text(body, runner.facts))
         else:
             found = await self._conversation(_chat(body, name, body.messages), runner)
-        content = await asyncio.to_thread(_told, found, runner, wants_texts=body.return_token_strs)
-        return ASGIResponse(body=content, headers=self.headers)
+        make = partial(_told, found, runner, wants_texts=bool(body.return_token_strs))
+        return PiecedAnswer(make, self.service, self.headers)
 
     def _text(self, body: TokenizeRequest, facts: RunnerFacts) -> Asked:
         """Return the request for a text, which no chat template writes."""
@@ -118,7 +122,12 @@ def _chat(body: TokenizeRequest, model: str, messages: list[ChatMessage]) -> Cha
     return ChatRequest(model=model, messages=messages, **fields)
 
 
-def _told(found: PromptTokens, runner: Runner, *, wants_texts: bool | None) -> bytes:
+def _told(found: PromptTokens, runner: Runner, *, wants_texts: bool) -> Iterator[bytes]:
+    """Encode an answer, in pieces."""
     ids, most = found.token_ids, runner.facts.limits.max_sequence_tokens
-    texts = [runner.token_bytes(i).decode(errors="replace") for i in ids] if wants_texts else None
-    return msgspec.json.encode(Tokens(len(ids), most, ids, texts, found.image_tokens))
+    fillings = [listed(ids, MANY_EACH)]
+    if wants_texts:
+        texts = (runner.token_bytes(i).decode(errors="replace") for i in ids)
+        fillings.append(listed(texts, MANY_EACH))
+    told = Tokens(len(ids), most, HOLE, HOLE if wants_texts else None, found.image_tokens)
+    return filled(told, fillings)

@@ -10,7 +10,7 @@ from vlmkit.ask.completion import Choice, Completion, FinishReason, Usage
 from vlmkit.ask.place import Place
 from vlmkit.ask.sample import Sample
 from vlmkit.ask.sampling import SamplingParams
-from vlmkit.server.chat.answer import LogprobsOf
+from vlmkit.server.chat.answer import LogprobsOf, logprob_pieces
 from vlmkit.server.chat.image_transforms import ImageTransform, image_transforms
 from vlmkit.server.chat.served import Round
 from vlmkit.server.fields.forms import TextForm
@@ -23,6 +23,7 @@ from vlmkit.server.responses.items import (
     SaidText,
     ServedItem,
     ThoughtText,
+    in_json,
     new_id,
 )
 
@@ -287,7 +288,9 @@ def output_of(
         said = SaidText(choice.text)
         if logprobs is not None:
             samples = choice.samples[completion.usage.reasoning_tokens :]
-            said.logprobs = logprobs(_of_text(samples, choice.text, token_bytes)).content
+            told = list(_of_text(samples, choice.text, token_bytes))
+            choice.samples.clear()
+            said.logprobs = in_json(logprob_pieces(logprobs, told))
         output.append(MessageItem(new_id("msg"), "completed", (said,)))
     for call in choice.tool_calls:
         item = CallItem(new_id("fc"), call.id, call.name, call.arguments, "completed")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NoReturn
 
 from litestar.types import Scope
@@ -48,8 +49,7 @@ async def answered(
     try:
         async with lease:
             await service.attend(read(), _never)
-            # In a thread: a long answer with likeliest tokens takes seconds, and others are served.
-            last = await asyncio.to_thread(events.closing, stream.usage)
+            last = await service.desk.do(partial(events.closing, stream.usage))
     except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
         last = events.cancelled() if log.is_cancelled else events.failed(error, scope)
         keep(events.body)

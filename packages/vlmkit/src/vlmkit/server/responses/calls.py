@@ -123,12 +123,12 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             turn = Turn(self.caller.owner, kept_input(body.input), done.before)
             answer = self._begun(head, bodies, turn, stream)
 
-        def whole(completion: Completion) -> bytes:
+        def whole(completion: Completion) -> list[bytes]:
             if isinstance(stream, Rounds):
                 output = output_of_rounds(stream.rounds)
             else:
                 output = output_of(completion, logprobs, runner.token_bytes)
-            return answer.end(output, completion)
+            return [answer.end(output, completion)]
 
         hides = bool(body.stream_options and body.stream_options.include_obfuscation)
         events = (ServedEvents if body.server_tools else ResponseEvents)(

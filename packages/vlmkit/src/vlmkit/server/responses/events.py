@@ -14,7 +14,7 @@ from vlmkit.ask.completion import Chunk, FinishReason, Usage
 from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
 from vlmkit.ask.place import Place
 from vlmkit.ask.sample import Sample
-from vlmkit.server.chat.answer import LogprobsOf, TokenLogprob
+from vlmkit.server.chat.answer import LogprobsOf
 from vlmkit.server.http.errors import fault_of
 from vlmkit.server.responses.answer import ResponseBodies, response_status
 from vlmkit.server.responses.items import (
@@ -26,6 +26,7 @@ from vlmkit.server.responses.items import (
     ServedItem,
     Status,
     ThoughtText,
+    in_json,
     new_id,
 )
 
@@ -49,6 +50,7 @@ class ResponseEvents:
     """
 
     ping = b": ping\n\n"
+    tells_all = True
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class ResponseEvents:
         self._output: list[OutputItem] = []
         self._open: int | None = None
         self._pieces: list[str] = []  # of the open item
-        self._tokens: list[TokenLogprob] = []
+        self._tokens: list[bytes] = []  # of which each is JSON
         self._waiting: list[Sample] = []  # of text that was not told yet
         self._num_samples = 0
         self._delta_start = self._delta_end = b""
@@ -190,7 +192,7 @@ class ResponseEvents:
         place = self._place(content_index=0)
         part: SaidText | ThoughtText
         if isinstance(item, MessageItem):
-            part = SaidText(text, logprobs=self._tokens)
+            part = SaidText(text, logprobs=in_json((b"[", b",".join(self._tokens), b"]")))
             item.content, self._tokens = (part,), []
             said = {"text": text, "logprobs": part.logprobs}
             done = self._event("response.output_text.done", **place, **said)
@@ -210,10 +212,11 @@ class ResponseEvents:
         """Return the field with the log-probabilities of text that is told now, if asked for."""
         if self._logprobs is None:
             return b""
-        tokens = self._logprobs(self._waiting).content
+        tokens = _encode(self._logprobs(self._waiting).content)
         self._waiting.clear()
-        self._tokens += tokens
-        return b',"logprobs":' + _encode(tokens)
+        if inside := tokens[1:-1]:
+            self._tokens.append(inside)
+        return b',"logprobs":' + tokens
 
     @property
     def _index(self) -> int:

@@ -1,6 +1,6 @@
 """Items of the Responses API as they are told and kept; what clients send is in wire_responses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,15 @@ class SaidText(msgspec.Struct, tag_field="type", tag="output_text"):
     text: str = ""
     annotations: tuple[()] = ()
     logprobs: Sequence[TokenLogprob] = ()
+
+
+def in_json(logprobs: Iterable[bytes]) -> Any:
+    """Return log-probabilities that are written already: as objects, they would be many times more.
+
+    Args:
+        logprobs: the JSON of their list, in pieces.
+    """
+    return msgspec.Raw(b"".join(logprobs))
 
 
 class ThoughtText(msgspec.Struct, tag_field="type", tag="reasoning_text"):

@@ -26,7 +26,7 @@ class Obfuscated:
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self.ping = events.ping
+        self.ping, self.tells_all = events.ping, events.tells_all
         self.opening = events.opening
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:

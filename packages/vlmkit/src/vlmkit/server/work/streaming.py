@@ -25,6 +25,9 @@ _HEADERS = [
 ]
 
 
+MANY_CHUNKS = 64  # a few milliseconds, where each tells of likeliest tokens
+
+
 class Chunks(Protocol):
     """An answer, as far as it is streamed."""
 
@@ -55,6 +58,11 @@ class Events(Protocol):
         """An event that says nothing, for long silences."""
         ...
 
+    @property
+    def tells_all(self) -> bool:
+        """Whether the last events tell all of the answer again."""
+        ...
+
     def opening(self) -> bytes:
         """Return the events before the first chunk."""
         ...
@@ -81,9 +89,11 @@ class ByteStream(ABC):
 
     Attributes:
         ping: an event that says nothing.
+        tells_all: whether the last piece holds all that was told, so that it may take long.
     """
 
     ping: bytes
+    tells_all = False
 
     def __init__(self, service: Service, headers: Mapping[str, str]) -> None:
         self._service = service
@@ -126,6 +136,8 @@ class ByteStream(ABC):
             raise
         except Exception as error:  # noqa: BLE001 - the client must learn that this is no end
             return self.failed(error, scope)
+        if self.tells_all:
+            return await self._service.desk.do(self.closing)
         return self.closing()
 
     async def _write(self, send: Send) -> None:
@@ -182,6 +194,7 @@ class EventStream(ByteStream):
         self._stream = stream
         self._events = events
         self.ping = events.ping
+        self.tells_all = events.tells_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream the answer, to its end or the client's."""
@@ -192,8 +205,11 @@ class EventStream(ByteStream):
         """Send what comes."""
         await self.send(send, self._events.opening())
         while chunks := await self._stream.next_chunks():
-            if body := self._events.chunks(chunks):
-                await self.send(send, body)
+            for start in range(0, len(chunks), MANY_CHUNKS):  # more than that are seldom there
+                if start:
+                    await asyncio.sleep(0)
+                if body := self._events.chunks(chunks[start : start + MANY_CHUNKS]):
+                    await self.send(send, body)
             check_whole(chunks)
 
     def closing(self) -> bytes:

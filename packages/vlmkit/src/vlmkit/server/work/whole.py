@@ -1,16 +1,20 @@
 """The ASGI response that waits for the end of an answer; its sibling streams."""
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Protocol
 
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from vlmkit.ask.completion import Completion
-from vlmkit.server.http.errors import Unavailable
+from vlmkit.server.http.errors import ClientGone, Unavailable
+from vlmkit.server.work.desk import Desk
+from vlmkit.server.work.pieces import PIECE_BYTES, gathered, later
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.timing import server_timing
+
+_JSON = (b"content-type", b"application/json")
 
 
 class Ending(Protocol):
@@ -26,7 +30,7 @@ class WholeAnswer:
 
     Args:
         stream: an answer that was accepted.
-        encode: makes a body of it.
+        encode: makes a body of it, in pieces.
         service: knows when the server gives up.
         headers: what to say besides.
         images_s: how long fetching and checking the images took.
@@ -35,7 +39,7 @@ class WholeAnswer:
     def __init__(
         self,
         stream: Ending,
-        encode: Callable[[Completion], bytes],
+        encode: Callable[[Completion], Iterable[bytes]],
         service: Service,
         headers: Mapping[str, str],
         images_s: float = 0.0,
@@ -52,7 +56,44 @@ class WholeAnswer:
         if any(choice.finish_reason == "abort" for choice in completion.choices):
             raise Unavailable("the answer was cut off", code="aborted")
         timing = server_timing(self._images_s, completion.timings)
-        # In a thread: a long answer with likeliest tokens takes seconds, and others are served.
-        body = await asyncio.to_thread(self._encode, completion)
-        response = ASGIResponse(body=body, headers={"server-timing": timing, **self._headers})
-        await response(scope, receive, send)
+        headers = {"server-timing": timing, **self._headers}
+        answer = PiecedAnswer(partial(self._encode, completion), self._service, headers)
+        del completion  # so that what was told of it can go
+        await answer(scope, receive, send)
+
+
+class PiecedAnswer:
+    """Sends JSON that is written piece by piece, as fast as its reader takes it.
+
+    Args:
+        make: begins to write, and returns the pieces; all of that is done at the desk.
+        service: has the desk, and knows when the server gives up.
+        headers: what to say besides.
+    """
+
+    def __init__(
+        self, make: Callable[[], Iterable[bytes]], service: Service, headers: Mapping[str, str]
+    ) -> None:
+        self._next = partial(gathered, later(make))
+        self._service = service
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write and send; a short answer leaves as a whole, with its length."""
+        desk = self._service.desk
+        first = await desk.do(self._next)
+        if len(first) < PIECE_BYTES:
+            await ASGIResponse(body=first, headers={**self._headers})(scope, receive, send)
+            return
+        own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *own]})
+        try:
+            await self._service.attend(self._rest(first, desk, send), receive)
+        except (ClientGone, Unavailable):
+            return  # the connection is closed, so that nobody takes this for the end
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _rest(self, piece: bytes, desk: Desk, send: Send) -> None:
+        while piece:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            piece = await desk.do(self._next)

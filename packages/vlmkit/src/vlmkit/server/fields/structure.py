@@ -1,0 +1,76 @@
+"""How much a JSON text holds, counted before anything is made of it.
+
+Decoding is one call that lets no other thread run, and what it makes is many times larger than what
+was sent. Strings are long or short for nearly nothing; objects, lists and keys are what costs.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from vlmkit.errors import RequestError
+
+LIGHT_BYTES = 2**20
+LIGHT_MARKS = 2**12
+MAX_NODES = 2**17  # objects, lists and keys: so many take a tenth of a second
+MAX_VALUES = 2**21  # of all lists and objects, such as a long prompt's tokens
+PIECE_BYTES = 2**18  # that are counted while no other thread runs
+_NODES, _COMMA = b"{[:", b","
+_QUOTE = ord('"')
+
+
+def is_light(body: bytes) -> bool:
+    """Tell whether a text can be decoded at once: in a millisecond or two, whatever it holds."""
+    if len(body) > LIGHT_BYTES:
+        return False
+    return len(body) <= LIGHT_MARKS or _num_of(body, _NODES + _COMMA) <= LIGHT_MARKS
+
+
+def check_structure(body: bytes) -> None:
+    """Do nothing if a text can be decoded in a tenth of a second or so.
+
+    What only looks like structure, since it stands in strings, is told apart where it matters.
+
+    Raises:
+        RequestError: it holds too much.
+    """
+    if len(body) <= MAX_NODES:
+        return
+    if _excess(_pieces(body)) is not None and (found := _excess(_outside(body))) is not None:
+        raise RequestError(f"the body has over {found}", code="body_too_complex")
+
+
+def _excess(pieces: Iterator[bytes]) -> str | None:
+    """Return of what there is too much, if there is."""
+    num_nodes = num_commas = 0
+    for piece in pieces:
+        num_nodes += _num_of(piece, _NODES)
+        num_commas += piece.count(_COMMA)
+        if num_nodes > MAX_NODES:
+            return f"{MAX_NODES} objects, lists and keys"
+        if num_commas > MAX_VALUES:
+            return f"{MAX_VALUES} values"
+    return None
+
+
+def _num_of(piece: bytes, marks: bytes) -> int:
+    return len(piece) - len(piece.translate(None, marks))
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    return (body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES))
+
+
+def _outside(body: bytes) -> Iterator[bytes]:
+    """Yield what stands outside of strings, with their last quotes."""
+    is_inside, rest = False, b""
+    for piece in _pieces(body):
+        piece = rest + piece  # noqa: PLW2901
+        is_cut = (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1  # it escapes what comes next
+        rest = b"\\" if is_cut else b""
+        piece = piece.removesuffix(rest).replace(b"\\\\", b"").replace(b'\\"', b"")  # noqa: PLW2901
+        letters = np.frombuffer(piece, np.uint8)
+        inside = np.logical_xor.accumulate(letters == _QUOTE) ^ is_inside
+        yield letters[~inside].tobytes()
+        if inside.size:
+            is_inside = bool(inside[-1])

@@ -1,0 +1,195 @@
+"""Nothing that a client sends or asks for stops the event loop: all others are answered meanwhile.
+
+A stop is told by what the server's own process computed between two turns of its loop; see
+``watched_server``. Between attacks, ``/healthz`` is asked all the time, as a neighbour would.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from running_server import chat, http_client, scripted
+from watched_server import WatchedProcess, watched
+
+MAX_STOP_S = 0.2
+MANY = 8_000_000
+
+pytestmark = pytest.mark.posix
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedProcess]:
+    with watched(tmp_path_factory.mktemp("watched")) as server:
+        yield server
+
+
+@contextmanager
+def neighbour(server):
+    """Ask for ``/healthz`` all the time; none of the answers is another than 200."""
+    is_over, answers = threading.Event(), []
+
+    def ask():
+        with http_client() as http:
+            while not is_over.wait(0.01):
+                answers.append(http.get(f"{server.url}/healthz").status_code)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+    assert set(answers) <= {200}
+
+
+def sent(server, body, path="/v1/chat/completions"):
+    """Send a body beside a neighbour; the loop must not stop for it."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"content-type": "application/json"}
+    server.stops()
+    with neighbour(server):
+        answer = server.http.post(f"{server.url}{path}", content=content, headers=headers)
+    assert server.longest_stop_s() < MAX_STOP_S
+    return answer
+
+
+def listed(item, num):
+    return b"[" + (item + b",") * (num - 1) + item + b"]"
+
+
+def messages(num, num_parts):
+    part = listed(b'{"type":"text","text":""}', num_parts)
+    said = b'{"role":"user","content":' + part + b"}"
+    return b'{"model":"mock","messages":' + listed(said, num) + b"}"
+
+
+def chat_with(field):
+    return b'{"model":"mock","messages":[{"role":"user","content":"x"}],' + field + b"}"
+
+
+def saying(text):
+    return b'{"model":"mock","messages":[{"role":"user","content":"' + text + b'"}]}'
+
+
+TOO_COMPLEX = {  # made when they are sent: they are large
+    "two million empty parts": lambda: messages(2048, 1024),
+    "millions of messages": lambda: messages(700_000, 1),
+    "lists in a free field": lambda: chat_with(
+        b'"chat_template_kwargs":{"a":' + listed(b"[]", MANY) + b"}"
+    ),
+    "objects in a definition": lambda: chat_with(
+        b'"tools":[{"type":"function","function":{"name":"a","parameters":{"a":'
+        + listed(b'{"a":1}', MANY // 2)
+        + b"}}}]"
+    ),
+    "objects without effect": lambda: chat_with(b'"prediction":' + listed(b"{}", MANY)),
+    "objects that nobody knows": lambda: chat_with(b'"nobody":' + listed(b"{}", MANY)),
+    "one key again and again": lambda: chat_with(b'"seed":1,' * (MANY // 2) + b'"seed":1'),
+    "millions of stop strings": lambda: chat_with(b'"stop":' + listed(b'"a"', MANY)),
+}
+
+
+@pytest.mark.parametrize("name", TOO_COMPLEX)
+def test_a_body_of_millions_of_things_is_refused_before_it_is_decoded(server, name):
+    answer = sent(server, TOO_COMPLEX[name]())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_complex")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "item", "num"),
+    [
+        ("/v1/completions", "prompt", b"[1]", MANY),
+        ("/v1/embeddings", "input", b'""', MANY),
+        ("/detokenize", "tokens", b"1", MANY),
+        ("/v1/responses", "input", b'{"type":"message"}', MANY // 8),
+    ],
+)
+def test_so_is_one_of_another_route(server, path, field, item, num):
+    body = b'{"model":"mock","%b":%b}' % (field.encode(), listed(item, num))
+    assert sent(server, body, path).json()["error"]["code"] == "body_too_complex"
+
+
+TOO_LONG = {
+    "one string": lambda: saying(b"x" * 30_000_000),
+    "escapes": lambda: saying(b"\\u00e9" * 5_000_000),
+    "quotes": lambda: saying(b'\\"' * 10_000_000),
+    "marks that are text": lambda: saying(b"[{:," * 5_000_000),
+    "a number": lambda: chat_with(b'"seed":' + b"1" * 20_000_000),
+    "a number with a point": lambda: chat_with(b'"top_p":0.' + b"0" * 20_000_000 + b"1e9"),
+    "space": lambda: chat_with(b" " * 30_000_000 + b'"seed":"x"'),
+    "depth": lambda: chat_with(b'"tools":' + b"[" * 60_000 + b"]" * 60_000),
+    "a picture that is none": lambda: saying(b"").replace(
+        b'""',
+        b'[{"type":"image_url","image_url":{"url":"data:image/png;base64,%b"}}]'
+        % (b"iVBO" * 7_000_000),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_what_is_long_in_a_body_stops_nobody(server, name):
+    assert sent(server, TOO_LONG[name]()).status_code == 400
+
+
+def test_as_many_things_as_are_taken_stop_nobody(server):
+    answer = sent(server, messages(20, 1000))
+    assert answer.status_code == 200
+    ids = {"model": "mock", "tokens": [65] * 1_900_000}
+    assert sent(server, ids, "/detokenize").json()["prompt"] == "A" * 1_900_000
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render"])
+def test_a_prompt_of_two_million_characters_stops_nobody(server, path):
+    text = "x" * 1_900_000
+    body = {"model": "mock", "prompt": text, "return_token_strs": True}
+    answer = sent(server, body if path == "/tokenize" else chat(text), path)
+    assert answer.status_code == 200
+    assert len(answer.json()["tokens" if path == "/tokenize" else "token_ids"]) >= len(text)
+
+
+def large_answers(num, num_tokens):
+    """Bodies whose answers tell the likeliest tokens of so many tokens, by route."""
+    said = scripted(text="hello ", tokens=num_tokens)
+    long = {"max_tokens": num_tokens}
+    return {
+        "/v1/chat/completions": chat(said, n=num, logprobs=True, top_logprobs=20, **long),
+        "/v1/completions": {"model": "mock", "prompt": said, "n": num, "logprobs": 20, **long},
+        "/v1/responses": {
+            "model": "mock",
+            "input": said,
+            "max_output_tokens": num * num_tokens,
+            "top_logprobs": 20,
+            "include": ["message.output_text.logprobs"],
+        },
+    }
+
+
+def check_large_answers(server, num, num_tokens, streams):
+    for path, body in large_answers(num, num_tokens).items():
+        for stream in streams:
+            answer = sent(server, body | {"stream": stream}, path)
+            assert answer.status_code == 200
+            assert len(answer.content) > num_tokens * 1000
+
+
+def test_an_answer_of_megabytes_stops_nobody(server):
+    check_large_answers(server, 2, 1000, [False, True])
+
+
+def test_log_probabilities_of_a_long_prompt_stop_nobody(server):
+    answer = sent(server, chat("x" * 10_000, prompt_logprobs=20))
+    assert len(answer.json()["prompt_logprobs"]) > 10_000
+
+
+def test_thousands_of_vectors_stop_nobody(server):
+    answer = sent(server, {"model": "mock", "input": ["a"] * 2048}, "/v1/embeddings")
+    assert len(answer.json()["data"]) == 2048
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_answers_of_a_hundred_megabytes_stop_nobody(server):
+    check_large_answers(server, 32, 4096, [False])
