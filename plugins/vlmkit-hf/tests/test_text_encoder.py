@@ -1,5 +1,8 @@
 """Control tokens come from trusted text only, also where the vocabulary itself would make them."""
 
+import threading
+from typing import Any
+
 import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -83,3 +86,41 @@ def test_an_encoder_shares_the_vocabulary_and_cuts_no_text_short() -> None:
 
     tokenizer.model.unk_token = "M"  # who shares it sees it
     assert encoder.encode([Segment("?", is_client=True)]) == [tokenizer.token_to_id("M")]
+
+
+@pytest.mark.parametrize("make", [unigram, bpe])
+def test_any_number_of_control_tokens_is_cut_at_once(
+    make: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, passes = TextEncoder(make(), {"<end>"}), []
+    encoded = TextEncoder._encoding
+
+    def noted(self: TextEncoder, text: str, adds_special: bool) -> Any:
+        passes.append(len(text))
+        return encoded(self, text, adds_special)
+
+    monkeypatch.setattr(TextEncoder, "_encoding", noted)
+    ids = encoder.encode([Segment("<end> a " * 3000, is_client=True)])
+    assert make().token_to_id("<end>") not in ids
+    assert len(passes) <= 3
+
+
+def test_other_threads_run_while_a_long_text_is_read() -> None:
+    encoder, num_turns, is_over = TextEncoder(bpe(), {"<end>"}), 0, threading.Event()
+    text = Segment("a b a b " * 100_000, is_client=True)
+
+    def take_turns() -> None:
+        nonlocal num_turns
+        while not is_over.wait(0.001):
+            num_turns += 1
+
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    try:
+        encoding = encoder._encoding(text.text, False)
+        seen = num_turns
+    finally:
+        is_over.set()
+        thread.join()
+    assert len(encoding) == 400_000
+    assert seen > 3

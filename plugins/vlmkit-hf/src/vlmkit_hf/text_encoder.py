@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Collection, Iterable
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
@@ -21,7 +22,8 @@ from vlmkit.errors import RequestError
 from vlmkit_hf.sentinel import Segment
 
 SLOT = -1
-MAX_CUTS = 1000
+MAX_PASSES = 16  # each reads the whole text, and cuts wherever that is needed
+LONG_CHARS = 2**12
 
 
 class Expansion(NamedTuple):
@@ -105,26 +107,34 @@ class TextEncoder:
         return Expansion(text[:first], tuple(token_ids), text[last:])
 
     def _encode(self, text: str, adds_special: bool) -> list[int]:
-        for _ in range(MAX_CUTS):
-            encoding = self._tokenizer.encode(text, add_special_tokens=adds_special)
-            if self._control_ids.isdisjoint(encoding.ids):
+        for _ in range(MAX_PASSES):
+            encoding = self._encoding(text, adds_special)
+            token_ids: list[int] = encoding.ids
+            if self._control_ids.isdisjoint(token_ids):
                 break
-            if (place := self._leak(encoding)) is None:
+            if not (places := self._leaks(encoding, token_ids)):
                 break
             # A vocabulary may hold a control token as an ordinary word, too; cut it in two.
-            text = f"{text[:place]}{self._cut}{text[place:]}"
+            pieces = pairwise((0, *places, len(text)))
+            text = self._cut.join(text[start:stop] for start, stop in pieces)
         else:
             raise RequestError("the text holds too many control tokens", param="messages")
         real = self._real_ids
-        return [real.get(i, i) for i in encoding.ids if i != self._cut_id]
+        return [real.get(i, i) for i in token_ids if i != self._cut_id]
 
-    def _leak(self, encoding: Any) -> int | None:
-        """Return where to cut the first control token that was made of ordinary text."""
-        added = encoding.special_tokens_mask
-        for place, token_id in enumerate(encoding.ids):
-            if token_id in self._control_ids and not added[place]:
-                return int(encoding.offsets[place][0]) + 1
-        return None
+    def _encoding(self, text: str, adds_special: bool) -> Any:
+        """Encode a text; only batches let other threads run meanwhile, and cost a little more."""
+        if len(text) < LONG_CHARS:
+            return self._tokenizer.encode(text, add_special_tokens=adds_special)
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special)
+        return encoding
+
+    def _leaks(self, encoding: Any, token_ids: list[int]) -> list[int]:
+        """Return where to cut control tokens that were made of ordinary text."""
+        added, control = encoding.special_tokens_mask, self._control_ids
+        found = [n for n, i in enumerate(token_ids) if i in control and not added[n]]
+        offsets = encoding.offsets if found else []
+        return [offsets[number][0] + 1 for number in found]
 
     def _encode_between(self, text: str) -> list[int]:
         """Return the ids of ordinary text between two control tokens."""
