@@ -83,7 +83,7 @@ PIECES = [
 def test_any_form_is_read_or_refused(content):
     for body in (content, b"--x\r\n" + content + b"\r\n--x--"):
         with contextlib.suppress(RequestError):
-            assert sent_file(body, "x").filename
+            assert sent_file(body, "x")[0].filename
 
 
 @given(st.lists(st.sampled_from([*PIECES, b"boundary", b"*0", b"*"]), max_size=12).map(b"".join))

@@ -9,12 +9,14 @@ from msgspec.structs import fields
 from running_server import running
 
 from vlmkit.kit.call_formats import CHANNELS, FORMATS
+from vlmkit.server.batches.wire import BatchBody, BatchesQuery, BatchRequest
 from vlmkit.server.chat.wire import ChatRequest, NamedFile
 from vlmkit.server.fields.ignored import CHANGING
 from vlmkit.server.files.wire import FileForm, FilesQuery
 from vlmkit.server.messages.wire import CountRequest, DocumentBlock, MessagesRequest
 from vlmkit.server.responses.wire import InputTokensRequest, Item, ResponsesRequest
 from vlmkit.settings.server import (
+    DataSettings,
     FetchSettings,
     FilesSettings,
     ResponsesSettings,
@@ -57,9 +59,12 @@ def test_every_field_of_the_responses_api_is_in_the_reference(name):
         *DocumentBlock.__struct_fields__,
         *(field.encode_name for field in fields(FileForm)),
         *FilesQuery.__struct_fields__,
+        *BatchRequest.__struct_fields__,
+        *BatchBody.__struct_fields__,
+        *BatchesQuery.__struct_fields__,
     ],
 )
-def test_every_field_of_files_is_in_the_reference(name):
+def test_every_field_of_files_and_batches_is_in_the_reference(name):
     assert f"`{name}`" in REFERENCE
 
 
@@ -78,7 +83,8 @@ def test_every_format_of_calls_is_in_the_reference(name):
     ServerSettings.__struct_fields__
     + FetchSettings.__struct_fields__
     + FilesSettings.__struct_fields__
-    + ResponsesSettings.__struct_fields__,
+    + ResponsesSettings.__struct_fields__
+    + DataSettings.__struct_fields__,
 )
 def test_every_setting_is_in_the_guide(name):
     assert f"`{name}`" in GUIDE
@@ -101,3 +107,17 @@ def test_the_guides_clients_work(tmp_path, monkeypatch, capsys):
         program = (first + second + "client.close()\n").replace('"demo"', '"mock"')
         exec(program.replace("http://127.0.0.1:8000", server.url), {})
     assert capsys.readouterr().out.startswith("Helloimage 1: 8x6")
+
+
+def test_the_guides_batch_is_answered(tmp_path, monkeypatch, capsys):
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 6)).save("shapes.png")
+    first, second, *others = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (batch,) = (each for each in others if "client.batches" in each)
+    with running(data=DataSettings(folder="vlmkit-data")) as server:
+        program = (first + second + batch + "client.close()\n").replace('"demo"', '"mock"')
+        exec(program.replace("http://127.0.0.1:8000", server.url), {})
+    said = capsys.readouterr().out
+    assert all(f"question {n} image 1: 8x6" in said for n in range(2))

@@ -6,15 +6,20 @@ from litestar import Litestar
 from litestar.di import Provide
 
 from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit.server.batches.batches import Batches
+from vlmkit.server.batches.route import BatchesController
 from vlmkit.server.chat.convert import Converter
 from vlmkit.server.chat.route import ChatController
 from vlmkit.server.completions.route import CompletionsController
 from vlmkit.server.embeddings.route import EmbeddingsController
+from vlmkit.server.files.disk import FilesOnDisk
+from vlmkit.server.files.kept import FilesInMemory, KeptFiles
 from vlmkit.server.files.route import FilesController
 from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.origins import Origins
 from vlmkit.server.identity.guard import Guard
+from vlmkit.server.kept.folder import Folder
 from vlmkit.server.limits.entrance import Entrance
 from vlmkit.server.messages.route import MessagesController
 from vlmkit.server.offer import Loader, Offer, Served
@@ -52,13 +57,16 @@ def create_app(
     else:
         service = Service(models, settings or ServerSettings())
     fetch = service.settings.fetch
-    files = FileStore(service.settings.files)
+    data = service.settings.data
+    on_disk = FilesOnDisk(Folder(data)) if data.folder else None
+    files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
     fetcher = ImageFetcher(fetch) if fetch.enabled else None
     converter = Converter(service.settings, fetcher, files)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)
     app = Litestar(
         [
             *([ManagementController] if service.settings.fleet.manage else []),
+            BatchesController,
             ChatController,
             CompletionsController,
             EmbeddingsController,
@@ -75,6 +83,7 @@ def create_app(
         ],
         dependencies={
             "service": Provide(lambda: service, sync_to_thread=False, use_cache=True),
+            "batches": Provide(lambda: batches, sync_to_thread=False, use_cache=True),
             "converter": Provide(lambda: converter, sync_to_thread=False, use_cache=True),
             "files": Provide(lambda: files, sync_to_thread=False, use_cache=True),
             "responses": Provide(lambda: responses, sync_to_thread=False, use_cache=True),
@@ -95,4 +104,10 @@ def create_app(
     if allowed := service.settings.allowed_origins:
         inner = Origins(inner, allowed)
     app.asgi_handler = Gate(inner, service)
+    batches = None
+    if on_disk is not None:
+        on_disk.restore()
+        batches = Batches(on_disk, service, app)
+        app.on_startup.append(batches.start)
+        app.on_shutdown.insert(0, batches.stop)
     return app

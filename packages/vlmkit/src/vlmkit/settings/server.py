@@ -62,6 +62,27 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_stored_bytes: Positive = 256 * 2**20
 
 
+class DataSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What outlives the process: files that clients send, batches, and what comes of them.
+
+    Attributes:
+        folder: where it is kept, on this machine; made, for nobody but its owner, if it is not
+            there. When empty, files are kept in memory, and there are no batches.
+        max_bytes: of all that is kept there.
+        max_tenant_bytes: of what is kept there for one tenant.
+        max_file_bytes: of one file that is sent.
+        max_batch_lines: requests of one batch.
+        max_batch_requests: requests of all batches that are answered at once; others go before.
+    """
+
+    folder: str = ""
+    max_bytes: Positive = 20 * 2**30
+    max_tenant_bytes: Positive = 4 * 2**30
+    max_file_bytes: Positive = 200 * 2**20
+    max_batch_lines: Positive = 50_000
+    max_batch_requests: Positive = 8
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the server listens, and what it refuses.
 
@@ -105,7 +126,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         drain_timeout_s: time that running answers have to finish after SIGTERM.
         fetch: images named by URL.
         responses: what is kept of the Responses API.
-        files: what is kept of the files that clients send by themselves.
+        files: what is kept of the files that clients send by themselves, in memory.
+        data: what outlives the process: files and batches.
         fleet: when models are loaded and unloaded.
         limits: how much may be asked for in a time.
     """
@@ -137,6 +159,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     fetch: FetchSettings = FetchSettings()
     responses: ResponsesSettings = ResponsesSettings()
     files: FilesSettings = FilesSettings()
+    data: DataSettings = DataSettings()
     fleet: FleetSettings = FleetSettings()
     limits: LimitsSettings = LimitsSettings()
 

@@ -24,6 +24,7 @@ from vlmkit.server.chat.shown_parts import files_in, images_in, parts_of, place_
 from vlmkit.server.fields.forms import asked_form
 from vlmkit.server.fields.sampling import sampling_values
 from vlmkit.server.fields.wire_tools import tool_values
+from vlmkit.server.files.kept import FilesInMemory, KeptFiles
 from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.caller import NOBODY, Caller
 from vlmkit.settings.server import ServerSettings
@@ -53,11 +54,12 @@ class Converter:
         self,
         settings: ServerSettings,
         fetcher: ImageFetcher | None,
-        files: FileStore | None = None,
+        files: KeptFiles | None = None,
     ) -> None:
         self._settings = settings
         self.images = Images(settings, fetcher)
-        self._files = Files(files or FileStore(settings.files), fetcher)
+        kept = files or FilesInMemory(FileStore(settings.files))
+        self._files = Files(kept, fetcher, settings.max_body_bytes)
         self._template_kinds = template_kinds(settings.chat_template_kwargs)
 
     async def request(
@@ -97,7 +99,7 @@ class Converter:
             cache_salt=chat.cache_salt or "",
             places=bool(chat.return_places),
             **tool_values(chat),
-            priority=chat.priority or 0,
+            priority=(chat.priority or 0) + caller.priority,
             id=request_id,
         )
         return request, time.perf_counter() - started
@@ -138,7 +140,7 @@ class Converter:
             place = f"messages[{len(said) - 1}]"
             raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
         self._check_size(said, facts)
-        sources = [self._source(place, image, owner) for place, image in images_in(said)]
+        sources = [await self._source(place, image, owner) for place, image in images_in(said)]
         files = list(files_in(said))
         if files and light:
             raise RequestError(
@@ -150,13 +152,15 @@ class Converter:
         opened = iter(await self._files.opened(files, facts, owner, shown))
         return [_message(n, message, images, opened, shown) for n, message in enumerate(said)]
 
-    def _source(self, place: str, image: wire.ImageUrl, owner: bytes) -> tuple[str, str | bytes]:
+    async def _source(
+        self, place: str, image: wire.ImageUrl, owner: bytes
+    ) -> tuple[str, str | bytes]:
         """Return the place of an image, and its URL or file."""
         if (image.url is None) == (image.file_id is None):
             raise RequestError(f"{place} needs either url or file_id", param=place)
         if image.file_id is not None:
             place = f"{place}.file_id"
-            return place, self._files.content(image.file_id, owner, place)
+            return place, await self._files.content(image.file_id, owner, place)
         return f"{place}.url", image.url or ""
 
     def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:

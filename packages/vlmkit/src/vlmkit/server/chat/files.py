@@ -16,7 +16,7 @@ from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.chat import wire
 from vlmkit.server.chat.image_options import options_of
-from vlmkit.server.files.store import FileStore
+from vlmkit.server.files.kept import KeptFiles, whole
 from vlmkit.server.together import together
 
 
@@ -31,22 +31,24 @@ class Files:
     """Gets the files that bodies name.
 
     Args:
-        store: files that were sent before.
+        kept: files that were sent before.
         fetcher: fetches files by URL; None where that is off.
+        max_bytes: of one that was sent before.
     """
 
-    def __init__(self, store: FileStore, fetcher: ImageFetcher | None) -> None:
-        self._store = store
+    def __init__(self, kept: KeptFiles, fetcher: ImageFetcher | None, max_bytes: int) -> None:
+        self._kept = kept
+        self._max_bytes = max_bytes
         self._fetcher = fetcher
 
-    def content(self, file_id: str, owner: bytes, place: str) -> bytes:
+    async def content(self, file_id: str, owner: bytes, place: str) -> bytes:
         """Return what a file holds that was sent before.
 
         Raises:
-            NotStored: there is none, or not of this owner; names the place.
+            RequestError: there is none, or not of this owner, or too large; names the place.
         """
         try:
-            return self._store.find(file_id, owner).content
+            return await whole(self._kept, file_id, owner, self._max_bytes)
         except RequestError as error:
             error.param = place
             raise
@@ -96,7 +98,7 @@ class Files:
         if len(given) != 1:
             raise RequestError(f"{place} needs one of file_data, file_id and file_url")
         if said.file_id:
-            return self.content(said.file_id, owner, place)
+            return await self.content(said.file_id, owner, place)
         if said.file_url and not said.file_url.startswith("data:"):
             return await self._fetched(said.file_url)
         return await asyncio.to_thread(_decoded, said.file_data or said.file_url or "", max_bytes)

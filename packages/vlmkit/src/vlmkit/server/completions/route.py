@@ -30,6 +30,7 @@ from vlmkit.server.fields.plain import (
     plain_texts,
 )
 from vlmkit.server.fields.sampling import sampling_values
+from vlmkit.server.http.caller import Caller
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.together import together
 from vlmkit.server.work.obfuscated import Obfuscated
@@ -65,7 +66,7 @@ class _CompletionCall(Call[CompletionRequest]):
         runner = await self.runner(body.model)
         params = completion_params(body, runner.facts)
         texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
-        prompts = _Prompts(body, runner, params, texts, self.caller.tenant)
+        prompts = _Prompts(body, runner, params, texts, self.caller)
         head = answer_head("cmpl", body.model, runner)
         echoes = await prompts.echoes() if body.echo else []
         scores = await prompts.scores()
@@ -106,12 +107,12 @@ class _Prompts:
         runner: Runner,
         params: SamplingParams,
         texts: Seq[Plain],
-        tenant: str,
+        caller: Caller,
     ) -> None:
         self._body = body
         self._runner = runner
         self._params = params
-        self._tenant = tenant
+        self._caller = caller
         self._form = asked_form(body)
         self._named = list(zip(plain_names(texts, "prompt"), texts, strict=True))
 
@@ -181,9 +182,9 @@ class _Prompts:
     def _request(self, **fields: Any) -> Asked:
         body = self._body
         return Asked(
-            tenant=self._tenant,
+            tenant=self._caller.tenant,
             cache_salt=body.cache_salt or "",
-            priority=body.priority or 0,
+            priority=(body.priority or 0) + self._caller.priority,
             **fields,
         )
 

@@ -87,7 +87,7 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
             raise RequestError("send either input or messages", param="input")
         same: dict[str, Any] = {
             "task": "embed",
-            "priority": body.priority or 0,
+            "priority": (body.priority or 0) + self.caller.priority,
             "tenant": self.caller.tenant,
         }
         if body.input is None:

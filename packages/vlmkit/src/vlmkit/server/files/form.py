@@ -3,7 +3,7 @@
 The multipart package reads the body; what its parts may be is said here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -21,10 +21,10 @@ UNKNOWN_TYPE = "application/octet-stream"
 
 
 class SentFile(NamedTuple):
-    """A file as it was sent.
+    """What is said of a file that was sent.
 
     Attributes:
-        form: what is said of it, and what it holds.
+        form: the fields beside it.
         filename: a label.
         media_type: what it is said to be.
         ignored: fields that have no effect.
@@ -49,47 +49,85 @@ def boundary_of(headers: Headers) -> str:
     return boundary
 
 
-def sent_file(body: bytes, boundary: str) -> SentFile:
-    """Read a body; takes time where it is large.
+class FormReader:
+    """Reads a body as it comes, and hands on what the file in it holds.
+
+    Args:
+        boundary: what parts the body.
+        take: takes the next bytes of the file.
+    """
+
+    def __init__(self, boundary: str, take: Callable[[bytes], None]) -> None:
+        self._parser = PushMultipartParser(boundary, max_segment_count=MAX_PARTS, strict=True)
+        self._take = take
+        self._file: MultipartSegment | None = None
+        self._name = ""
+        self._texts: dict[str, bytes] = {}
+
+    def feed(self, piece: bytes) -> None:
+        """Read the next piece of a body, or its end, if it is empty; takes time where it is large.
+
+        Raises:
+            RequestError: the body is wrong.
+        """
+        try:
+            for event in self._parser.parse(piece):
+                if isinstance(event, MultipartSegment):
+                    self._begin(event)
+                elif event:
+                    self._go_on(event)
+        except (MultipartError, UnicodeDecodeError):
+            raise _wrong() from None
+
+    def sent(self) -> SentFile:
+        """Return what was said of the file, once all is read.
+
+        Raises:
+            RequestError: names the field that is wrong.
+        """
+        if self._file is None:
+            raise RequestError("file is needed", param="file")
+        known = {field.encode_name for field in msgspec.structs.fields(FileForm)}
+        given = {name: _text(name, held) for name, held in self._texts.items() if name in known}
+        name = self._file.filename or "file"
+        if len(name) > MAX_NAME_CHARS:
+            raise RequestError(f"a file's name is over {MAX_NAME_CHARS} characters", param="file")
+        media_type = self._file.content_type or UNKNOWN_TYPE
+        return SentFile(
+            _form(given),
+            name,
+            media_type if len(media_type) <= MAX_NAME_CHARS else UNKNOWN_TYPE,
+            frozenset(self._texts.keys() - known),
+        )
+
+    def _begin(self, segment: MultipartSegment) -> None:
+        self._name = segment.name
+        if segment.name != "file":
+            self._texts[segment.name] = b""
+        elif self._file is not None:
+            raise RequestError("file is sent more than once", param="file")
+        else:
+            self._file = segment
+
+    def _go_on(self, content: bytes) -> None:
+        if self._name == "file":
+            self._take(content)
+        else:
+            held = self._texts[self._name]
+            self._texts[self._name] = (held + content)[: MAX_FIELD_BYTES + 1]
+
+
+def sent_file(body: bytes, boundary: str) -> tuple[SentFile, bytes]:
+    """Read a whole body, and return what the file holds, too; takes time where it is large.
 
     Raises:
         RequestError: names the field that is wrong.
     """
-    try:
-        parts = {segment.name: (segment, content) for segment, content in _parts(body, boundary)}
-    except (MultipartError, UnicodeDecodeError):
-        raise RequestError(
-            "the body is not valid multipart/form-data", code="invalid_form"
-        ) from None
-    if "file" not in parts:
-        raise RequestError("file is needed", param="file")
-    file, content = parts.pop("file")
-    known = {field.encode_name for field in msgspec.structs.fields(FileForm)}
-    given = {name: _text(name, held) for name, (_, held) in parts.items() if name in known}
-    name = file.filename or "file"
-    if len(name) > MAX_NAME_CHARS:
-        raise RequestError(f"a file's name is over {MAX_NAME_CHARS} characters", param="file")
-    media_type = file.content_type or UNKNOWN_TYPE
-    return SentFile(
-        _form(content, given),
-        name,
-        media_type if len(media_type) <= MAX_NAME_CHARS else UNKNOWN_TYPE,
-        frozenset(parts.keys() - known),
-    )
-
-
-def _parts(body: bytes, boundary: str) -> Iterator[tuple[MultipartSegment, bytes]]:
-    """Yield the parts of a body."""
     content = bytearray()
-    segment = None
-    with PushMultipartParser(boundary, max_segment_count=MAX_PARTS, strict=True) as parser:
-        for event in parser.parse(body):
-            if isinstance(event, MultipartSegment):
-                segment, content = event, bytearray()
-            elif event:
-                content += event
-            else:
-                yield segment, bytes(content)
+    reader = FormReader(boundary, content.extend)
+    reader.feed(body)
+    reader.feed(b"")
+    return reader.sent(), bytes(content)
 
 
 def _text(name: str, content: bytes) -> str:
@@ -98,7 +136,7 @@ def _text(name: str, content: bytes) -> str:
     return content.decode(errors="replace")
 
 
-def _form(content: bytes, given: dict[str, str]) -> FileForm:
+def _form(given: dict[str, str]) -> FileForm:
     """Return a form whose fields have the types that they should."""
     for name, text in given.items():
         try:
@@ -109,6 +147,8 @@ def _form(content: bytes, given: dict[str, str]) -> FileForm:
                 param=name,
                 code="unsupported_value",
             ) from None
-    form = msgspec.convert({"file": b"", **given}, FileForm, strict=False)
-    form.file = content
-    return form
+    return msgspec.convert({"file": b"", **given}, FileForm, strict=False)
+
+
+def _wrong() -> RequestError:
+    return RequestError("the body is not valid multipart/form-data", code="invalid_form")

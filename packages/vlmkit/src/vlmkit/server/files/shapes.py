@@ -8,7 +8,7 @@ from litestar.datastructures import Headers
 from litestar.types import Scope
 
 from vlmkit.errors import RequestError
-from vlmkit.server.files.store import StoredFile
+from vlmkit.server.files.kept import FileFacts
 from vlmkit.server.files.wire import (
     DeletedFile,
     DeletedFileMetadata,
@@ -38,7 +38,7 @@ def file_error(fault: Fault, status: int, scope: Scope) -> bytes:
     return write(fault, status, scope)
 
 
-def told(file: StoredFile, headers: Headers) -> bytes:
+def told(file: FileFacts, headers: Headers) -> bytes:
     """Encode what is known of a file."""
     return msgspec.json.encode(_metadata(file) if is_anthropics(headers) else _body(file))
 
@@ -49,7 +49,7 @@ def deleted(file_id: str, headers: Headers) -> bytes:
     return msgspec.json.encode(DeletedFileMetadata(file_id) if own else DeletedFile(file_id))
 
 
-def listed(files: Sequence[StoredFile], query: Mapping[str, str], headers: Headers) -> bytes:
+def listed(files: Sequence[FileFacts], query: Mapping[str, str], headers: Headers) -> bytes:
     """Encode a page of files.
 
     Args:
@@ -97,10 +97,10 @@ def _wanted(query: Mapping[str, str]) -> FilesQuery:
         raise RequestError(f"{name} must be {expected}", param=name) from None
 
 
-def _body(file: StoredFile) -> FileBody:
+def _body(file: FileFacts) -> FileBody:
     return FileBody(
         file.id,
-        len(file.content),
+        file.num_bytes,
         file.created_at,
         file.filename,
         file.purpose,
@@ -108,13 +108,13 @@ def _body(file: StoredFile) -> FileBody:
     )
 
 
-def _metadata(file: StoredFile) -> FileMetadata:
+def _metadata(file: FileFacts) -> FileMetadata:
     return FileMetadata(
         file.id,
         _moment(file.created_at),
         file.filename,
         file.media_type,
-        len(file.content),
+        file.num_bytes,
         None if file.expires_at is None else _moment(file.expires_at),
     )
 

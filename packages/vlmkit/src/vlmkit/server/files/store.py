@@ -42,6 +42,11 @@ class StoredFile(NamedTuple):
     created_at: int
     expires_at: int | None
 
+    @property
+    def num_bytes(self) -> int:
+        """How much it holds."""
+        return len(self.content)
+
 
 class FileStore:
     """Keeps files.
@@ -127,12 +132,7 @@ class FileStore:
         self._forget_expired()
         file = self._files.get(file_id)
         if file is None or file.owner != owner:
-            raise NotStored(
-                "no file of this id is stored here",
-                param="file_id",
-                code="file_not_found",
-                hint="it was deleted, has expired or was forgotten; send it again",
-            )
+            raise not_stored()
         self._files.move_to_end(file_id)
         return file
 
@@ -160,3 +160,13 @@ class FileStore:
 
     def _forget(self, file_id: str) -> None:
         self._num_bytes -= len(self._files.pop(file_id).content)
+
+
+def not_stored() -> NotStored:
+    """Return the refusal of a file that is not there, or another's."""
+    return NotStored(
+        "no file of this id is stored here",
+        param="file_id",
+        code="file_not_found",
+        hint="it was deleted, has expired or was forgotten; send it again",
+    )

@@ -15,7 +15,7 @@ class FileForm(msgspec.Struct):
     """
 
     file: bytes
-    purpose: Literal["assistants", "user_data", "vision"] | None = None
+    purpose: Literal["assistants", "batch", "user_data", "vision"] | None = None
     expires_after_anchor: Literal["created_at"] | None = msgspec.field(
         name="expires_after[anchor]", default=None
     )

@@ -10,8 +10,10 @@ import re
 from typing import Any, NamedTuple
 
 from litestar import Request
+from litestar.types import Scope
 
 IPV6_NETWORK = len("0000:0000:0000:0000")
+_INSIDE = "caller"  # in the state of a request, which nothing that is sent can set
 _SCHEME = re.compile(r"^bearer\s+", re.IGNORECASE)
 
 
@@ -25,23 +27,41 @@ class Caller(NamedTuple):
             that it came from where there are no keys.
         is_operator: whether totals of all are shown: by a key with the scope ``admin``, or to
             everybody where there are no keys.
+        key_id: what the key is called that was sent, where keys are asked for.
+        priority: what its requests wait for besides what they ask for: larger runs later.
     """
 
     owner: bytes
     tenant: str
     account: str = ""
     is_operator: bool = True
+    key_id: str = ""
+    priority: int = 0
 
 
 NOBODY = Caller(b"", "")
 
 
+def speaks_for(scope: Scope) -> Caller | None:
+    """Return who asked for a request of the server's own making; None where a client made it."""
+    caller: Caller | None = scope["state"].get(_INSIDE)
+    return caller
+
+
+def made_for(caller: Caller) -> dict[str, Any]:
+    """Return the state of a request that the server makes itself, since somebody asked before."""
+    return {_INSIDE: caller}
+
+
 def caller_of(request: Request[Any, Any, Any]) -> Caller:
     """Return who sent a request."""
+    if (caller := speaks_for(request.scope)) is not None:
+        return caller
     state = request.scope["state"]
     if tenant := state.get("tenant", ""):
         owner = hashlib.sha256(b"tenant\0" + tenant.encode()).digest()
-        return Caller(owner, tenant, tenant, bool(state.get("is_operator")))
+        key_id = state["key"].id if "key" in state else ""
+        return Caller(owner, tenant, tenant, bool(state.get("is_operator")), key_id)
     given = "\0".join(sorted(secrets_in(request)))
     client = request.client
     account = network_of(client.host) if client else ""

@@ -22,8 +22,8 @@ class Operation(NamedTuple):
         unready: of the answer while there is no use in asking; None where that is an error.
         deleted: of the answer to DELETE, where that is taken.
         query: of the parameters of the URL, if there are any.
-        form: of a form that is sent with POST, where the route is read, too.
-        posted: of the answer to that.
+        form: of a form that is sent with POST in place of a body.
+        posted: of the answer to POST, where the route is read, too.
         links: methods and paths of what can be done with the ``id`` of an answer.
         access: who may ask, where the server asks for keys.
     """
@@ -51,8 +51,8 @@ class Operation(NamedTuple):
 
     def of(self, method: str) -> "Operation":
         """Return what one method of a route takes and answers, where it has several."""
-        if method == "POST" and self.form:
-            return Operation(self.posted, form=self.form, error=self.error)
+        if method == "POST" and self.posted:
+            return Operation(self.posted, body=self.body, form=self.form, error=self.error)
         if method == "DELETE" and self.deleted:
             return Operation(self.deleted, error=self.error)
-        return self._replace(form=None)
+        return self._replace(form=None, body=None) if self.posted else self

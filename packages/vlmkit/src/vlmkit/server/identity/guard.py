@@ -12,7 +12,7 @@ from litestar.connection import ASGIConnection
 from litestar.enums import HttpMethod
 from litestar.handlers import BaseRouteHandler
 
-from vlmkit.server.http.caller import secrets_in
+from vlmkit.server.http.caller import Caller, secrets_in, speaks_for
 from vlmkit.server.http.errors import KeyMissing, KeyRefused, MayNot
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.identity.key import Key
@@ -45,13 +45,21 @@ class Guard:
         access = "chat" if operation is None else operation.access
         if access == "open" or asked.scope.get("method") == HttpMethod.OPTIONS:
             return
-        key = self._key(secrets_in(Request(asked.scope)))
+        inside = speaks_for(asked.scope)
+        key = self._key(secrets_in(Request(asked.scope))) if inside is None else self._by_id(inside)
         asked.scope["state"]["tenant"] = key.tenant
         asked.scope["state"]["is_operator"] = key.may("admin")
         asked.scope["state"]["key"] = key
         if not key.may(access):
             log.warning("key %s (%s) may not do what needs scope %s", key.id, key.name, access)
             raise MayNot(f"this API key may not do this: it needs the scope {access!r}")
+
+    def _by_id(self, caller: Caller) -> Key:
+        """Return the key by which the server was asked to make a request, if it is still taken."""
+        key = self._keys.by_id(caller.key_id)
+        if key is None or key.tenant != caller.tenant:
+            raise KeyRefused("the API key by which this was asked for is not taken any more")
+        return key
 
     def _key(self, given: set[str]) -> Key:
         """Return the key that was sent; beside it may be what some proxy asks for."""

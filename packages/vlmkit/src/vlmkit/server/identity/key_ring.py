@@ -37,6 +37,11 @@ class KeyRing:
                 found = key
         return None if found is None or found.is_over(time.time()) else found
 
+    def by_id(self, key_id: str) -> Key | None:
+        """Return the key that is called so, if there is one whose time has not ended."""
+        found = next((key for key in self._keys if key.id == key_id), None)
+        return None if found is None or found.is_over(time.time()) else found
+
     def reload(self) -> None:
         """Read the file again; where it cannot be read, the keys of before stay."""
         try:

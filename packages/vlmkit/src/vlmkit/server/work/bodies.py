@@ -5,14 +5,14 @@ most gives way, if it is still on its way.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from litestar import Request
 
 from vlmkit.server.http.caller import caller_of
-from vlmkit.server.http.errors import BodyTooSlow, Unavailable
+from vlmkit.server.http.errors import BodyTooSlow, ClientGone, Unavailable
 from vlmkit.server.http.fair_room import FairRoom
 
 
@@ -69,6 +69,36 @@ class Body:
         finally:
             self._patience = None
         return b"".join(parts)
+
+    async def pieces(self, request: Request[Any, Any, Any], num_bytes: int) -> AsyncIterator[bytes]:
+        """Yield a body as it comes, in pieces of some size; each has the time that a body has.
+
+        A piece is held until the next one is asked for.
+
+        Raises:
+            BodyTooSlow: a piece did not arrive in time.
+            Overloaded: there is no room for it.
+            Unavailable: the server is shutting down.
+            ClientGone: the client closed the connection first.
+        """
+        more = True
+        while more:
+            piece = bytearray()
+            try:
+                async with asyncio.timeout(self._bodies.timeout_s) as self._patience:
+                    while more and len(piece) < num_bytes:
+                        event = await request.receive()
+                        if event["type"] != "http.request":
+                            raise ClientGone
+                        self.take(len(event["body"]))
+                        piece += event["body"]
+                        more = event["more_body"]
+            except TimeoutError:
+                raise self._reason or BodyTooSlow("the body did not arrive in time") from None
+            finally:
+                self._patience = None
+            yield bytes(piece)
+            self._bodies.room.give_back(self)
 
     def take(self, num_bytes: int) -> None:
         """Count bytes that came.

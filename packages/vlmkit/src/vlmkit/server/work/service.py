@@ -128,6 +128,19 @@ class Service:
         runners = [model.runner for model in self.models.values() if model.runner]
         return not self.ledger.requests.fits(account) or any(runner.is_full for runner in runners)
 
+    def num_spare(self, num_own: int) -> int:
+        """Return how many more requests can be made that nobody waits for.
+
+        They leave half of the room to those that somebody waits for, and all of a model's queue.
+
+        Args:
+            num_own: how many such requests there are already, admitted or about to be.
+        """
+        if any(model.runner.is_full for model in self.models.values() if model.runner):
+            return 0
+        half = max(1, self.settings.max_requests // 2)
+        return half - max(num_own, self.ledger.requests.num_held)
+
     def ignore(
         self, names: frozenset[str], headers: Headers, *, besides: frozenset[str] = frozenset()
     ) -> dict[str, str]:

@@ -1,0 +1,130 @@
+"""What the routes of batches take and answer, in OpenAI's shapes: no behaviour."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+Window = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,3}[smhd]\Z")]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+
+
+class ExpiresAfter(msgspec.Struct):
+    """When what comes of a batch is forgotten."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=3600, le=2_592_000)]
+
+
+class BatchRequest(msgspec.Struct):
+    """The body of ``POST /v1/batches``."""
+
+    input_file_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    endpoint: Endpoint
+    completion_window: Window
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchError(msgspec.Struct):
+    """What is wrong with a line of a batch's file, which is counted from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchErrors(msgspec.Struct):
+    """Why a batch failed."""
+
+    data: list[BatchError]
+    object: Literal["list"] = "list"
+
+
+class RequestCounts(msgspec.Struct):
+    """How many requests a batch has, and how many of them ended in which way."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class InputDetails(msgspec.Struct):
+    """Of what is read."""
+
+    cached_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    """Of what is answered."""
+
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(msgspec.Struct):
+    """What the answers of a batch took so far."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class BatchBody(msgspec.Struct, kw_only=True):
+    """A batch, in OpenAI's shape; moments are in seconds since 1970."""
+
+    id: str
+    endpoint: Endpoint
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    status: Status = "validating"
+    object: Literal["batch"] = "batch"
+    model: str | None = None
+    errors: BatchErrors | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
+    usage: BatchUsage | None = None
+    metadata: dict[str, str] | None = None
+
+
+class BatchesPage(msgspec.Struct):
+    """Batches in a row, the newest first."""
+
+    data: list[BatchBody]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: Literal["list"] = "list"
+
+
+class BatchesQuery(msgspec.Struct):
+    """What page is wanted."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    after: str | None = None

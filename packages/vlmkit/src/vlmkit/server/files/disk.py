@@ -1,0 +1,286 @@
+"""Files in a folder, which are there when the server is started again.
+
+None is forgotten to make room: what does not fit is refused. They are found only with the
+credentials that they were sent with. Is called in the event loop's thread.
+"""
+
+import asyncio
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vlmkit.errors import RequestError
+from vlmkit.server.files.store import not_stored
+from vlmkit.server.http.errors import Overloaded
+from vlmkit.server.kept.database import not_written
+from vlmkit.server.kept.folder import Folder, room_of
+
+MAX_FILES = 10_000  # of one owner
+BATCH_LIVES_S = 30 * 86_400  # as OpenAI's do, unless it is said
+
+_COLUMNS = "id, filename, purpose, media_type, num_bytes, created_at, expires_at"
+
+
+class DiskFile(NamedTuple):
+    """What is known of a file; see :class:`~vlmkit.server.files.store.StoredFile`."""
+
+    id: str
+    filename: str
+    purpose: str
+    media_type: str
+    num_bytes: int
+    created_at: int
+    expires_at: int | None
+
+
+class FilesOnDisk:
+    """Keeps files.
+
+    Args:
+        folder: where.
+        now: tells the time in seconds since 1970.
+    """
+
+    def __init__(self, folder: Folder, now: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self._now = now
+
+    def restore(self) -> None:
+        """Count what is there from before, and remove what nobody will find again."""
+
+        def read(on: sqlite3.Connection) -> list[tuple[bytes, str, int]]:
+            found = on.execute("SELECT owner, id, num_bytes FROM files")
+            unfinished = on.execute(
+                "SELECT owner, output_id, output_bytes FROM batches WHERE ended_at IS NULL "
+                "UNION ALL SELECT owner, error_id, error_bytes FROM batches WHERE ended_at IS NULL"
+            )
+            return [*found, *unfinished]
+
+        names = set()
+        for owner, name, num_bytes in self.folder.database.run_now(read):
+            self.folder.count(owner, room_of(num_bytes))
+            names.add(name)
+        self.folder.remove_all_but(names)
+
+    def incoming(self, owner: bytes) -> "IncomingFile":
+        """Return a file that is about to be written."""
+        return IncomingFile(self, owner)
+
+    async def keep(
+        self,
+        incoming: "IncomingFile",
+        *,
+        filename: str,
+        purpose: str,
+        media_type: str,
+        lives_s: int | None,
+    ) -> DiskFile:
+        """Keep a file that was written.
+
+        Args:
+            incoming: the file.
+            filename: a label.
+            purpose: another.
+            media_type: what it is said to be.
+            lives_s: time after which it is forgotten; that of batches, for those, when None.
+
+        Raises:
+            Overloaded: its owner has too many.
+            Unavailable: it cannot be kept.
+        """
+        if lives_s is None and purpose == "batch":
+            lives_s = BATCH_LIVES_S
+        created_at = int(self._now())
+        expires_at = None if lives_s is None else created_at + lives_s
+        owner = incoming.owner
+        file = DiskFile(
+            incoming.name,
+            filename,
+            purpose,
+            media_type,
+            incoming.num_bytes,
+            created_at,
+            expires_at,
+        )
+
+        def add(on: sqlite3.Connection) -> None:
+            ((num,),) = on.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,))
+            if num >= MAX_FILES:
+                raise Overloaded(f"{MAX_FILES} files are kept already", hint="delete some")
+            insert(on, owner, file)
+
+        await self.folder.database.run(add)
+        return file
+
+    async def find(self, file_id: str, owner: bytes) -> DiskFile:
+        """Return what is known of a file.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        now = self._now()
+
+        def read(on: sqlite3.Connection) -> DiskFile | None:
+            found = on.execute(
+                f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? "  # noqa: S608
+                "AND (expires_at IS NULL OR expires_at > ?)",
+                (file_id, owner, now),
+            ).fetchone()
+            return DiskFile(*found) if found else None
+
+        file = await self.folder.database.run(read)
+        if file is None:
+            raise not_stored()
+        return file
+
+    async def all_of(self, owner: bytes) -> Sequence[DiskFile]:
+        """Return an owner's files, the oldest first."""
+        now = self._now()
+
+        def read(on: sqlite3.Connection) -> list[DiskFile]:
+            found = on.execute(
+                f"SELECT {_COLUMNS} FROM files WHERE owner = ? "  # noqa: S608
+                "AND (expires_at IS NULL OR expires_at > ?) ORDER BY number",
+                (owner, now),
+            )
+            return [DiskFile(*row) for row in found]
+
+        return await self.folder.database.run(read)
+
+    async def delete(self, file_id: str, owner: bytes) -> None:
+        """Forget a file.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+            RequestError: a batch reads it.
+        """
+        file = await self.find(file_id, owner)
+
+        def forget(on: sqlite3.Connection) -> bool:
+            if _is_read(on, file_id):
+                raise RequestError(
+                    "a batch that has not ended reads this file",
+                    param="file_id",
+                    code="file_in_use",
+                    hint="cancel the batch",
+                )
+            return on.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount > 0
+
+        if not await self.folder.database.run(forget):  # somebody else has deleted it meanwhile
+            raise not_stored()
+        await self._remove(file.id, owner, file.num_bytes)
+
+    async def piece(self, file_id: str, owner: bytes, start: int, num_bytes: int) -> bytes:
+        """Return a part of what a file holds.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+        """
+        file = await self.find(file_id, owner)
+        try:
+            most = min(num_bytes, file.num_bytes - start)
+            return await asyncio.to_thread(self.folder.read, file.id, start, most)
+        except FileNotFoundError:  # it was deleted meanwhile
+            raise not_stored() from None
+
+    async def forget_expired(self) -> None:
+        """Remove files whose time is over and that no batch reads."""
+        now = self._now()
+
+        def forget(on: sqlite3.Connection) -> list[tuple[str, bytes, int]]:
+            late = on.execute(
+                "DELETE FROM files WHERE expires_at <= ? AND id NOT IN "
+                "(SELECT input_id FROM batches WHERE ended_at IS NULL) "
+                "RETURNING id, owner, num_bytes",
+                (now,),
+            )
+            return late.fetchall()
+
+        for name, owner, num_bytes in await self.folder.database.run(forget):
+            await self._remove(name, owner, num_bytes)
+
+    async def _remove(self, name: str, owner: bytes, num_bytes: int) -> None:
+        self.folder.count(owner, -room_of(num_bytes))
+        await asyncio.to_thread(self.folder.remove, name)
+
+
+class IncomingFile:
+    """A file on its way to the disk.
+
+    Args:
+        files: which it is to be one of.
+        owner: whose it is.
+    """
+
+    def __init__(self, files: FilesOnDisk, owner: bytes) -> None:
+        self.name = f"file-{secrets.token_hex(24)}"
+        self.owner = owner
+        self.num_bytes = 0
+        self._folder = files.folder
+        self._num_counted = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that are about to be written.
+
+        Raises:
+            RequestError: the file is larger than one may be, or its owner has no room for it.
+            Unavailable: nobody has.
+        """
+        self.num_bytes += num_bytes
+        most = self._folder.settings.max_file_bytes
+        if self.num_bytes > most:
+            raise RequestError(f"file is over {most} bytes", param="file", code="file_too_large")
+        more = room_of(self.num_bytes) - self._num_counted
+        if more > 0:
+            self._folder.take(self.owner, more)
+            self._num_counted += more
+
+    async def write(self, content: bytes) -> None:
+        """Write bytes behind those that are there; they are counted already.
+
+        Raises:
+            Unavailable: the disk is full or cannot be written.
+        """
+        start = self.num_bytes - len(content)
+        try:
+            await asyncio.to_thread(self._folder.write, self.name, start, content, durably=False)
+        except OSError as error:
+            raise not_written(error) from error
+
+    async def end(self) -> None:
+        """Make sure that all of it is on the disk.
+
+        Raises:
+            Unavailable: the disk is full or cannot be written.
+        """
+
+        def sync() -> None:
+            self._folder.write(self.name, self.num_bytes, b"")
+            self._folder.sync_names()
+
+        try:
+            await asyncio.to_thread(sync)
+        except OSError as error:
+            raise not_written(error) from error
+
+    def drop(self) -> None:
+        """Remove it: it is not kept."""
+        self._folder.remove(self.name)
+        self._folder.count(self.owner, -self._num_counted)
+
+
+def insert(on: sqlite3.Connection, owner: bytes, file: DiskFile) -> None:
+    """Note a file that is in the folder."""
+    on.execute(
+        f"INSERT INTO files (owner, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+        (owner, *file),
+    )
+
+
+def _is_read(on: sqlite3.Connection, file_id: str) -> bool:
+    found = on.execute(
+        "SELECT 1 FROM batches WHERE input_id = ? AND ended_at IS NULL LIMIT 1", (file_id,)
+    )
+    return found.fetchone() is not None
