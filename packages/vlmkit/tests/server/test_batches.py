@@ -1,6 +1,7 @@
 """Batches by the official client: every line is answered once, or it is told why not."""
 
 import base64
+import errno
 import json
 import random
 from collections import Counter
@@ -19,8 +20,11 @@ from running_server import (
     scripted,
 )
 
+from vlmkit.server.batches import writer
 from vlmkit.server.identity.key import made
 from vlmkit.server.identity.key_file import add_line
+from vlmkit.server.kept.folder import Folder
+from vlmkit.settings.limits import LimitsSettings
 from vlmkit.settings.server import DataSettings
 
 CHAT = "/v1/chat/completions"
@@ -363,6 +367,12 @@ def test_who_has_no_room_for_answers_is_told_so_by_line_and_others_go_on(tmp_pat
         assert 0 < len(left) < 20
 
 
+def test_what_a_batch_may_be_is_told(keeping, server):
+    bounds = {"max_lines": 50_000, "max_line_bytes": 64 * 2**20, "max_file_bytes": 200 * 2**20}
+    assert keeping.get("/v1/capabilities").json()["batches"] == bounds
+    assert server.get("/v1/capabilities").json()["batches"] is None
+
+
 def test_without_a_folder_there_are_no_batches(server):
     client = server.client()
     with pytest.raises(openai.BadRequestError) as caught:
@@ -412,6 +422,46 @@ def test_a_refusal_for_want_of_room_is_no_answer_of_a_line(tmp_path):
         client = server.client()
         batch = ended(client, begun(client, [line(str(n)) for n in range(8)]))
         assert (batch.status, batch.request_counts.completed) == ("completed", 8)
+
+
+def test_lines_are_held_to_the_limits_of_who_asked(tmp_path):
+    """What may be asked later is asked later; what never may be is refused."""
+    limits = LimitsSettings(address=("images=60/minute", "tokens=100000/minute"))
+    with running(data=kept(tmp_path), limits=limits) as server:
+        client = server.client()
+        shown = [line(str(n), chat([image_part(picture())], max_tokens=1)) for n in range(62)]
+        never = line("never", chat([image_part(picture())] * 61))
+        batch = ended(client, begun(client, [*shown, never]))
+        counts = batch.request_counts
+        assert (counts.completed, counts.failed) == (62, 1)
+        assert told(client, batch)["never"]["response"]["status_code"] in (400, 429)
+
+
+def test_a_full_disk_is_told_and_what_was_answered_is_kept_once_it_is_not(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(writer, "RETRY_S", 0.1)
+    write = Folder.write
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with running(data=kept(tmp_path)) as server:
+        client = server.client()
+        slow = chat(scripted(text="x", tokens=10, latency_s=0.01))
+        batch = begun(client, [line(str(n), slow) for n in range(40)])
+        assert eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 5)
+        monkeypatch.setattr(Folder, "write", full)
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.files.create(file=b"x", purpose="user_data")
+        assert (caught.value.status_code, caught.value.code) == (503, "disk_full")
+        assert eventually(lambda: "answers of batches wait: the disk is full" in caplog.text)
+        assert eventually(server.is_idle)  # no more is asked than can be held
+        assert server.post(chat()).status_code == 200
+        monkeypatch.setattr(Folder, "write", write)
+        batch = ended(client, batch)
+        assert batch.request_counts.completed == 40
+        assert told(client, batch).keys() == {str(n) for n in range(40)}
 
 
 def test_tenants_take_turns(tmp_path):

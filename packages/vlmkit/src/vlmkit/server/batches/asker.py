@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 PRIORITY = 1001  # above what any request can ask for: it runs later
 MAX_ATTEMPTS = 3  # of a line whose request failed, or ended with the process
 MAX_PAUSE_S = 60.0
+LEFT_AT_ONCE = 1000  # lines without an answer that are written together
 CROWDED_S = 0.1  # between looks whether there is room
 REST_S = 60.0  # between looks whether a batch has expired
 _LATER = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
@@ -309,15 +310,24 @@ class Asker:
         return True
 
     async def _end_lines(self, batch: OpenBatch, code: str, why: str) -> None:
-        while lines := await self._store.left(batch.number, 100):
-            entries = [
-                unanswered(await asyncio.to_thread(self._custom_id, batch, line), code, why)
-                for line in lines
-            ]
+        while lines := await self._store.left(batch.number, LEFT_AT_ONCE):
             await self._store.finish(
-                Done(batch.number, line.number, entry, is_error=True)
-                for line, entry in zip(lines, entries, strict=True)
+                await asyncio.to_thread(self._unanswered, batch, lines, code, why)
             )
+
+    def _unanswered(
+        self, batch: OpenBatch, lines: Iterable[TakenLine], code: str, why: str
+    ) -> list[Done]:
+        """Return what is written of lines without an answer; takes time where they are many."""
+        return [
+            Done(
+                batch.number,
+                line.number,
+                unanswered(self._custom_id(batch, line), code, why),
+                is_error=True,
+            )
+            for line in lines
+        ]
 
     def _custom_id(self, batch: OpenBatch, line: TakenLine) -> str:
         try:

@@ -94,13 +94,22 @@ class ModelCapabilities(msgspec.Struct):
     endpoints: dict[str, Endpoint] | None = None
 
 
+class BatchBounds(msgspec.Struct):
+    """What one batch may be."""
+
+    max_lines: int
+    max_line_bytes: int
+    max_file_bytes: int
+
+
 class Capabilities(msgspec.Struct):
-    """Every model that is served, and what any of them has: tools, and files that are kept."""
+    """Every model that is served, and what any of them has: tools, and what is kept."""
 
     version: str
     models: list[ModelCapabilities]
     server_tools: tuple[str, ...]
     files: FilesSettings
+    batches: BatchBounds | None
 
 
 class CapabilitiesController(Controller):
@@ -110,7 +119,11 @@ class CapabilitiesController(Controller):
     async def tell(self, service: NamedDependency[Service]) -> Capabilities:
         """Tell what can be asked."""
         names, files = service.toolbox.names, service.settings.files
-        return Capabilities(__version__, _models(service), names, files)
+        data, batches = service.settings.data, None
+        if data.folder:
+            most_bytes = service.settings.max_body_bytes
+            batches = BatchBounds(data.max_batch_lines, most_bytes, data.max_file_bytes)
+        return Capabilities(__version__, _models(service), names, files, batches)
 
 
 def _models(service: Service) -> list[ModelCapabilities]:
