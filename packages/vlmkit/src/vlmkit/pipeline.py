@@ -192,6 +192,7 @@ class Pipeline:
             encoded=sequences[0].encoded,
             image_timings=image_timings,
             prompt_s=time.perf_counter() - started,
+            account=request.account,
             observers=self._observers,
         )
         self._loop.submit([self._intake.job(s, channel, i) for i, s in enumerate(sequences)])

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, strategies as st
 
+from vlmkit.running.fair_share import LEFT_TO_OTHERS
 from vlmkit.server.http.errors import Overloaded
-from vlmkit.server.http.fair_room import LEFT_TO_OTHERS, FairRoom
+from vlmkit.server.http.fair_room import FairRoom
 
 
 @dataclass(eq=False)

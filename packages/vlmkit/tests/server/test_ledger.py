@@ -3,7 +3,7 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from running_server import chat, eventually, running, scripted
+from running_server import chat, eventually, mock_pipeline, running, scripted
 from two_keys import headers_of, shared
 
 from vlmkit.server.work.ledger import Ledger
@@ -88,3 +88,21 @@ def test_after_requests_that_were_given_up_nothing_is_held():
             started.close()
         assert eventually(server.is_idle)
         assert eventually(lambda: is_empty(server))
+
+
+def test_a_burst_of_many_answers_delays_nobody_elses(tmp_path):
+    hog, other = headers_of(tmp_path, "hog", "other")
+    models = {"mock": mock_pipeline(max_sequences=8)}
+    with shared(tmp_path, models=models) as server, ThreadPoolExecutor(6) as pool:
+        body = chat(scripted(text="x", tokens=500, latency_s=0.002), n=128)
+        asking = [pool.submit(server.post, body, headers=hog) for _ in range(6)]
+        assert eventually(lambda: server.runner().stats().num_waiting > 500)
+        for _ in range(3):
+            started = server.runner().stats().counters["num_finished"]
+            assert server.post(chat(max_tokens=8), headers=other).status_code == 200
+            # Its own, and as many of the others' as there are places, at most.
+            assert server.runner().stats().counters["num_finished"] - started <= 1 + 8
+        assert not any(each.done() for each in asking)
+        server.runner().close()
+        assert {each.result().status_code for each in asking} == {503}
+        assert eventually(lambda: server.service.ledger.requests.num_held == 0)

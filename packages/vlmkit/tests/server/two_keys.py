@@ -22,7 +22,7 @@ def headers_of(folder: Path, *names: str, scopes: tuple[Any, ...] = ("chat",)) -
 
 
 @contextmanager
-def shared(folder: Path, **settings: Any) -> Iterator[Running]:
+def shared(folder: Path, models: Any = None, **settings: Any) -> Iterator[Running]:
     """Run a server that takes the keys of a folder."""
-    with running(keys_file=str(folder / "keys.jsonl"), **settings) as server:
+    with running(models, keys_file=str(folder / "keys.jsonl"), **settings) as server:
         yield server

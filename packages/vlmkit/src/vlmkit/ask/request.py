@@ -36,6 +36,8 @@ class Request:
         options: how the template writes the conversation.
         places: whether places that the answer names in its one image are told as numbers.
         tenant: whose request it is; caches are never shared between tenants.
+        account: on whose account it is computed, where several share what there is; the tenant's
+            when empty.
         cache_salt: keeps a tenant's own requests apart in all caches, but for those of equal salt.
         priority: smaller runs first.
         id: how logs and answers call it; made up when empty.
@@ -59,6 +61,7 @@ class Request:
     options: PromptOptions = field(default_factory=PromptOptions)
     places: bool = False
     tenant: str = ""
+    account: str = ""
     cache_salt: str = ""
     priority: int = 0
     id: str = field(default="")

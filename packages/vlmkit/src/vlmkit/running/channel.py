@@ -68,6 +68,7 @@ class Channel:
         encoded: those places for which something was, and when; the loop adds to them.
         image_timings: where the time of each image went until it could be encoded, by those places.
         prompt_s: how long making the prompt took.
+        account: whose turn it takes; the tenant's when empty.
         observers: who is told how the request fares; None where nobody listens.
 
     Attributes:
@@ -83,9 +84,11 @@ class Channel:
         encoded: Mapping[int, Stage] = MappingProxyType({}),
         image_timings: Mapping[int, ImageTimings] = MappingProxyType({}),
         prompt_s: float = 0.0,
+        account: str = "",
         observers: Observers | None = None,
     ) -> None:
         self.facts = facts
+        self.account = account or facts.tenant
         self.num_choices = num_choices = facts.params.n
         self.clock = Clock(prompt_s)
         self.cached_tokens = 0

@@ -42,17 +42,21 @@ class Inbox:
         """Sequences that the loop has not seen yet."""
         return sum(map(len, list(self._jobs)))
 
+    def num_jobs_of(self, account: str) -> int:
+        """Return how many of those are on one account."""
+        return sum(len(jobs) for jobs in list(self._jobs) if jobs[0].channel.account == account)
+
     @property
     def failure(self) -> BaseException | None:
         """Why the loop ended, if it failed."""
         return self._failure
 
-    def put(self, jobs: list[Job], refuse: Callable[[int], None]) -> None:
+    def put(self, jobs: list[Job], refuse: Callable[[list[Job]], None]) -> None:
         """Leave the sequences of one request.
 
         Args:
             jobs: them.
-            refuse: raises if there is no place for so many more; called under the lock.
+            refuse: raises if there is no place for them; called under the lock.
 
         Raises:
             EngineError: the loop is closed or has failed.
@@ -62,7 +66,7 @@ class Inbox:
                 raise failed(self._failure)
             if self._is_closing or self._is_draining:
                 raise closing()
-            refuse(len(jobs))
+            refuse(jobs)
             self._jobs.append(jobs)
             self._ring()
 

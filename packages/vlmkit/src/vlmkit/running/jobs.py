@@ -16,6 +16,7 @@ from vlmkit.running.executor import Outcome
 from vlmkit.running.isolation import engine_error
 from vlmkit.running.job import Job
 from vlmkit.running.loop_stats import LoopStats
+from vlmkit.running.turns import Turns
 from vlmkit.running.wakeups import Wakeups
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.scheduler import Scheduler
@@ -50,6 +51,7 @@ class Jobs:
         self._stats = stats
         self._jobs: dict[Sequence, Job] = {}
         self._held: set[Sequence] = set()
+        self.turns = Turns()
         self.wakeups = Wakeups()
 
     def __len__(self) -> int:
@@ -74,16 +76,17 @@ class Jobs:
         """Take a sequence into hand."""
         self._jobs[job.sequence] = job
 
-    def accept(self, job: Job) -> None:
-        """Hand a sequence to the scheduler, which may refuse it."""
-        if job.sequence not in self._jobs:  # a sibling was refused, and this one with it
-            return
-        try:
-            self._scheduler.add(job.sequence)
-        except VlmkitError as error:
-            self.fail(job.channel, error)
-        else:
-            job.channel.accept(self.wakeups)
+    def accept(self, new: list[Job]) -> None:
+        """Queue sequences, and hand those to the scheduler whose turn it is; it may refuse them."""
+        self.turns.add(new)
+        for job in self.turns.handed_over(self._scheduler.num_waiting):
+            try:
+                self._scheduler.add(job.sequence)
+            except VlmkitError as error:
+                self.fail(job.channel, error)  # with its siblings
+        for job in new:  # be it that it waits
+            if job.sequence in self._jobs:
+                job.channel.accept(self.wakeups)
 
     def let_go(self) -> None:
         """Let those run again whose readers have caught up."""
@@ -137,7 +140,8 @@ class Jobs:
 
     def fail_one_that_never_fits(self) -> bool:
         """Fail a request that finds no room although nobody else has any; tell if it did."""
-        job = next((j for s, j in self._jobs.items() if s not in self._held), None)
+        inside = (j for s, j in self._jobs.items() if s not in self._held)
+        job = next((j for j in inside if self.turns.has_entered(j)), None)
         if self._scheduler.num_running or job is None:
             return False
         self.fail(job.channel, EngineError("the request does not fit the engine's cache"))
@@ -153,6 +157,7 @@ class Jobs:
         self.tell_all(make, self.wakeups)
         self._stats.num_failed += len(self._jobs)
         self._jobs.clear()
+        self.turns = Turns()
 
     def tell_all(self, make: Callable[[], VlmkitError], wakeups: Wakeups) -> None:
         """Fail every channel, and free nothing; may be called from a thread that gave up this one.
@@ -172,7 +177,8 @@ class Jobs:
 
     def _remove(self, job: Job) -> None:
         """Free everything that a sequence has."""
-        self._scheduler.remove(job.sequence, self._engine)
+        if self.turns.remove(job):
+            self._scheduler.remove(job.sequence, self._engine)
         self._encodings.forget(job.sequence)
         self._drafting.forget(job.sequence)
         job.sequence.features.clear()

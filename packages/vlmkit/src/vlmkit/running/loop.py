@@ -19,6 +19,7 @@ from vlmkit.running.channel import Channel
 from vlmkit.running.drafting import Drafting
 from vlmkit.running.encodings import Encodings, waits
 from vlmkit.running.executor import Executor, Outcome
+from vlmkit.running.fair_share import LEFT_TO_OTHERS, may_claim
 from vlmkit.running.feature_cache import FeatureCache
 from vlmkit.running.inbox import Inbox, failed
 from vlmkit.running.job import Job
@@ -101,7 +102,7 @@ class Loop:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for a place."""
-        return self._inbox.num_jobs + self._scheduler.num_waiting
+        return self._inbox.num_jobs + self._jobs.turns.num_waiting + self._scheduler.num_waiting
 
     @property
     def is_full(self) -> bool:
@@ -132,12 +133,19 @@ class Loop:
         """
         self._inbox.put(jobs, self._refuse_too_many)
 
-    def _refuse_too_many(self, num_new: int) -> None:
-        most = self._scheduler.max_waiting
+    def _refuse_too_many(self, jobs: list[Job]) -> None:
+        most, num_waiting, num_new = self._scheduler.max_waiting, self.num_waiting, len(jobs)
         if num_new > most:
             raise RequestError(f"n is over the {most} places of the queue", param="n")
-        if self.num_waiting + num_new > most:
-            raise QueueFull(f"{most} requests are waiting already", hint="try again later")
+        if num_waiting + num_new <= most - most // LEFT_TO_OTHERS:
+            return
+        account, turns = jobs[0].channel.account, self._jobs.turns
+        num_own = self._inbox.num_jobs_of(account) + turns.num_waiting_of(account)
+        num_accounts = turns.num_accounts + (not num_own)
+        if not may_claim(
+            num_new, most=most, held=num_waiting, own=num_own, num_accounts=num_accounts
+        ):
+            raise QueueFull("too many requests are waiting already", hint="try again later")
 
     def abort(self, channel: Channel) -> None:
         """End a request; its room is free after the step that runs now."""
@@ -287,8 +295,7 @@ class Loop:
         mail = self._inbox.take(self._jobs.know)
         if mail is None:
             return False
-        for job in mail.new:
-            self._jobs.accept(job)
+        self._jobs.accept(mail.new)
         if mail.aborted:
             self._jobs.abort(mail.aborted)
         self._jobs.let_go()

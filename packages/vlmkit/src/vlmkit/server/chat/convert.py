@@ -96,6 +96,7 @@ class Converter:
             constraint=form.constraint if form else None,
             options=replace(prompt_options(chat, self._template_kinds, facts.options), light=light),
             tenant=caller.tenant,
+            account=caller.account,
             cache_salt=chat.cache_salt or "",
             places=bool(chat.return_places),
             **tool_values(chat),

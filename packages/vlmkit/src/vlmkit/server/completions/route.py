@@ -183,6 +183,7 @@ class _Prompts:
         body = self._body
         return Asked(
             tenant=self._caller.tenant,
+            account=self._caller.account,
             cache_salt=body.cache_salt or "",
             priority=(body.priority or 0) + self._caller.priority,
             **fields,

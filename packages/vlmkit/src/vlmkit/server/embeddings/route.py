@@ -89,6 +89,7 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
             "task": "embed",
             "priority": (body.priority or 0) + self.caller.priority,
             "tenant": self.caller.tenant,
+            "account": self.caller.account,
         }
         if body.input is None:
             said = body.messages or ()

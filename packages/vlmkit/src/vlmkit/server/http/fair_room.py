@@ -10,10 +10,9 @@ import asyncio
 from collections import Counter, deque
 from typing import Protocol
 
+from vlmkit.running.fair_share import may_claim
 from vlmkit.server.http.errors import Overloaded
 from vlmkit.server.http.turnover import Turnover
-
-LEFT_TO_OTHERS = 8  # one part in so many
 
 
 class Guest(Protocol):
@@ -122,13 +121,11 @@ class FairRoom:
 
     def fits(self, caller: str, amount: int = 1) -> bool:
         """Tell whether a caller could claim so much now."""
-        left = self.most - self.num_held - amount
-        if left < 0 or not self.num_held:
-            return left >= 0
-        held = self._by_caller.get(caller, 0)
-        num_callers = len(self._by_caller) + (not held)
-        share = self.most // (num_callers + 1)  # as if one more came
-        return held + amount <= share or left >= self.most // LEFT_TO_OTHERS
+        own = self.held_by(caller)
+        num_accounts = len(self._by_caller) + (not own)
+        return may_claim(
+            amount, most=self.most, held=self.num_held, own=own, num_accounts=num_accounts
+        )
 
     def claim(self, caller: str, amount: int = 1) -> Claim:
         """Return a part of the room; to be released, or used in a ``with`` statement.

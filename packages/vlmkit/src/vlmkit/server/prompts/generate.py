@@ -119,6 +119,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             params=params,
             constraint=form.constraint if form else None,
             tenant=self.caller.tenant,
+            account=self.caller.account,
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
             id=request_id,

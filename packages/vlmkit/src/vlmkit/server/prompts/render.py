@@ -192,6 +192,7 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
                 params=params,
                 constraint=form.constraint if form else None,
                 tenant=self.caller.tenant,
+                account=self.caller.account,
                 cache_salt=body.cache_salt or "",
                 priority=body.priority or 0,
                 id=answer_head("cmpl", body.model, runner).id,
