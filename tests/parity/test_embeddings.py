@@ -4,15 +4,19 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Sequence as Seq
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir
 import pytest
 import torch
 import transformers
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 import vlmkit
+import zoo
 from parity import runner
 from parity.pipeline import conversation
 from parity.test_negative_controls import images_blank
@@ -164,9 +168,33 @@ def test_texts_of_a_prompt_are_as_likely_as_transformers_logits_say(
                 assert [s.logprob for s in choice.samples] == pytest.approx(rows, abs=ATOL)
 
 
-def test_a_graph_that_was_exported_without_states_scores_and_does_not_embed() -> None:
-    pytest.importorskip("vlmkit_demo")
-    with vlmkit.load("demo", engine={"use": "onnx", "num_threads": 1}) as model:
+def without_states(folder: Path) -> None:
+    """Make a decoder one of an earlier version, which gave logits alone."""
+    graph = onnx_ir.load(folder / "decoder.onnx")
+    onnx_ir.external_data.load_to_model(graph)
+    graph.graph.outputs.remove(next(o for o in graph.graph.outputs if o.name == "hidden_states"))
+    RemoveUnusedNodesPass()(graph)
+    graph.graph.inputs.remove(next(i for i in graph.graph.inputs if i.name == "hidden_indices"))
+    (folder / "decoder.onnx.data").unlink()
+    onnx_ir.save(graph, folder / "decoder.onnx")
+
+
+def test_the_packaged_model_embeds_on_either_engine() -> None:
+    pictures = [[zoo.picture(1, 90, 70)]]
+    vectors = []
+    for engine in ("onnx", "torch"):
+        with vlmkit.load("demo", engine={"use": engine}) as model:
+            vectors += model.embed(["What is it?"], images=pictures)
+    assert vectors[0] @ vectors[1] > 0.999
+
+
+def test_a_graph_that_was_exported_without_states_scores_and_does_not_embed(
+    tmp_path: Path,
+) -> None:
+    packaged = Path(str(resources.files("vlmkit_demo"))) / "checkpoint"
+    folder = Path(shutil.copytree(packaged, tmp_path / "demo"))
+    without_states(folder)
+    with vlmkit.load(folder, engine={"use": "onnx", "num_threads": 1}) as model:
         assert model.facts.limits.hidden_size == 0
         with pytest.raises(vlmkit.RequestError, match="gives no embeddings"):
             model.embed(TEXTS)

@@ -480,3 +480,15 @@ def test_whatever_is_asked_and_cancelled_nothing_is_left(
         counters = model.stats().counters
         ended = sum(counters[f"num_{how}"] for how in ("finished", "aborted", "failed"))
         assert ended == sum(action[1] for action in actions)
+
+
+def test_a_token_without_a_logit_has_a_text_and_one_of_no_vocabulary_has_none(monkeypatch):
+    model = pipeline()
+    monkeypatch.setattr(MockTokenizer, "vocab_size", 1000)  # of which the engine has fewer
+    try:
+        assert model.runner.facts.limits.vocab_size < 999
+        assert model.runner.detokenize([ord("a"), 999]) == "a"
+        with pytest.raises(RequestError, match="not in the vocabulary"):
+            model.runner.detokenize([ord("a"), 1000])
+    finally:
+        model.close()

@@ -14,17 +14,20 @@ from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import ImageOptions
 from vlmkit.ask.message import ImagePart, Message
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_hf import plugin
+from vlmkit_hf import plugin, tokenizer_files
 from vlmkit_hf.light import alike, families, file
 from vlmkit_hf.light.reading import read, written
 from vlmkit_hf.light.writing import keep
 from vlmkit_hf.pillow import pixels
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_hf.tokenizer_files import objection
 
 PLAIN = HfTokenizerSettings()
-COVERED = (*zoo.NAMES_VISION, "cohere2_vision")
+UNKNOWN = "Lfm2VlProcessor with Lfm2VlImageProcessor is not among them"
+COVERED = (*zoo.NAMES_VISION, "cohere2_vision", "granite4_vision")
 Load = Callable[[str], HfTokenizer]
 
 
@@ -114,35 +117,63 @@ def test_settings_of_a_folder_count_on_both_ways(
 
 
 def test_an_image_that_is_shown_otherwise_is_found_and_told(
-    folder_of: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, name = folder_of("llava"), "CLIPImageProcessor"
     other = replace(families.IMAGES[name], scaling=pixels.fused)  # the last bit of some numbers
     monkeypatch.setattr(families, "IMAGES", families.IMAGES)
     monkeypatch.setitem(families.IMAGES, name, other)  # type: ignore[arg-type]
-    keep(Checkpoint("llava", folder), folder)
+    reason = keep(Checkpoint("llava", folder), folder)
 
     assert light(folder) is None
     assert file.read(folder).refusal.startswith("a picture of ")
-    assert "made by transformers, which costs each start seconds" in caplog.text
+    assert "made by transformers, which costs each start seconds" in str(reason)
 
 
 def test_a_family_that_is_not_known_is_told_each_time_and_tried_once(
-    folder_of: Callable[[str], Path],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))
-    keep(checkpoint)
-    assert "Lfm2VlProcessor with Lfm2VlImageProcessor is not among them" in caplog.text
-    caplog.clear()
+    assert UNKNOWN in str(keep(checkpoint))
     monkeypatch.setattr("vlmkit_hf.light.writing.resolved", lambda *_: pytest.fail("asked again"))
-    keep(checkpoint)
 
-    assert "Lfm2VlProcessor with Lfm2VlImageProcessor is not among them" in caplog.text
+    assert UNKNOWN in str(keep(checkpoint))
     assert read(checkpoint, PLAIN) is None
+
+
+def test_what_one_version_could_not_do_another_tries_again(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of("llava")
+    checkpoint = Checkpoint("llava", folder)
+    with monkeypatch.context() as before:
+        before.setattr(families, "WORDS", {})
+        before.setattr("vlmkit_hf.light.describing.WORDS", {})
+        before.setattr("vlmkit_hf.light.writing.versions", lambda: {"vlmkit-hf": "0.0.1"})
+        assert "LlavaProcessor with" in str(keep(checkpoint, folder))
+
+    assert keep(checkpoint) is None
+    assert light(folder) is not None
+
+
+def test_without_transformers_a_folder_says_what_its_text_side_needs(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_files, "_is_installed", lambda name: name != "transformers")
+    checkpoint = Checkpoint("llava", folder_of("llava"))
+    assert objection(checkpoint) == "it needs transformers, which is not installed"
+    keep(checkpoint, checkpoint.path)
+    assert objection(checkpoint) is None
+
+    (checkpoint.path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    changed = objection(checkpoint)
+    assert "'vlmkit_text.json' is of other files than the folder has" in str(changed)
+    assert hint_of(changed).startswith("export the model again")
+
+    other = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))
+    keep(other, other.path)
+    assert UNKNOWN in str(objection(other))
+    assert hint_of(objection(other)) == "pip install transformers"
 
 
 def test_a_tokenizer_that_transformers_changed_is_written_as_it_was_changed(

@@ -1,15 +1,21 @@
 """``vlmkit export`` from a user's side."""
 
+import logging
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import vlmkit
 from vlmkit.assembly import load_plugins
 from vlmkit.config import Config
-from vlmkit.errors import PluginUnavailable
-from vlmkit.plugins.registry import BuildContext
-from vlmkit_onnx.export.command import Progress, export_command
+from vlmkit.errors import CheckpointError, PluginUnavailable
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext, Provider
+from vlmkit_onnx import text_side
+from vlmkit_onnx.export.command import Progress, export_command, warnings_of
 from vlmkit_onnx.folder import export_cache, manifest
 
 
@@ -49,6 +55,49 @@ def test_a_folder_becomes_a_folder_of_graphs(tmp_path: Path) -> None:
     assert "converting layers\n" in result.stderr
     assert manifest.read(tmp_path / "out").precision == "int8"
     assert (tmp_path / "out" / "vlmkit_text.json").is_file()
+
+
+@pytest.mark.torch
+def test_an_export_is_not_exported_again_and_says_so(
+    exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(
+        export_command(BuildContext()), [str(exported("llama")), str(tmp_path / "out")]
+    )
+    assert isinstance(result.exception, CheckpointError)
+    assert "it is an export of ONNX graphs, which hold its weights" in str(result.exception)
+    assert result.exception.hint == "name the model it is of"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+def test_an_export_without_its_tokenizer_says_that_and_nothing_of_weights(
+    exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported("llama"), tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(PluginUnavailable, match=r"the model's folder has no tokenizer\.json"):
+        vlmkit.load(folder)
+
+
+class _Tokenizers:
+    """Of a plugin that cannot keep what it finds out."""
+
+    def choose(self, _: str, __: object) -> Provider[object]:
+        return Provider("some", lambda _: object(), keep=lambda _, __: "it cannot be described")
+
+
+def test_what_an_export_leaves_out_is_told_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    context = BuildContext(registries={"tokenizers": _Tokenizers()})  # type: ignore[dict-item]
+    caplog.set_level(logging.CRITICAL)  # as the command line has it
+    with Progress() as progress, warnings_of("vlmkit_onnx", progress.tell):
+        text_side.keep(context, Checkpoint("m", tmp_path), tmp_path)
+    text_side.keep(context, Checkpoint("m", tmp_path), tmp_path)
+
+    wanted = "warning: the text side of model 'm' is not kept: it cannot be described\n"
+    assert capsys.readouterr().err == wanted
 
 
 def test_progress_without_a_terminal_is_a_line_for_each_stage(

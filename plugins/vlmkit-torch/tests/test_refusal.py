@@ -209,7 +209,18 @@ def test_registering_imports_no_heavy_library() -> None:
     [
         (
             lambda: transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1),
-            "keeps a recurrent state of a kind",
+            "has recurrent layers alone here; decoders without attention are not supported",
+        ),
+        (
+            lambda: transformers.NemotronHConfig(
+                **{key: TINY[key] for key in TINY if key != "num_hidden_layers"},
+                mamba_num_heads=4,
+                mamba_head_dim=16,
+                ssm_state_size=16,
+                n_groups=2,
+                layers_block_type=["linear_attention", "mlp"],
+            ),
+            "has recurrent layers alone here; decoders without attention are not supported",
         ),
         (
             lambda: transformers.JambaConfig(
@@ -241,7 +252,7 @@ def test_registering_imports_no_heavy_library() -> None:
             "encoder-decoder",
         ),
     ],
-    ids=["mamba", "jamba", "bloom", "codegen", "t5"],
+    ids=["mamba", "nemotron_h", "jamba", "bloom", "codegen", "t5"],
 )
 def test_a_model_that_would_be_run_wrong_is_refused_at_load(
     config: Callable[[], Any], reason: str, tmp_path: Path

@@ -304,10 +304,14 @@ def choose(
 
 
 def _reason(error: PluginError, checkpoint: Checkpoint, plugins: Plugins) -> VlmkitError:
-    """Return why a component has no provider: where weights are broken, nothing else matters."""
+    """Return why a component has no provider: where weights are broken, nothing else matters.
+
+    They are not where an engine can do without them, as one of graphs can.
+    """
     flaw = weight_files.objection(checkpoint)
-    is_said = flaw in registry_of(plugins, "engine").objections(checkpoint).values()
-    if flaw is None or not is_said or not isinstance(error, PluginUnavailable):
+    said = registry_of(plugins, "engine").objections(checkpoint).values()
+    is_flawed = flaw in said and None not in said
+    if flaw is None or not is_flawed or not isinstance(error, PluginUnavailable):
         return with_broken_plugins(error, plugins)
     return CheckpointError(f"model {checkpoint.name!r} cannot be loaded: {flaw}", hint=flaw.hint)
 

@@ -23,7 +23,7 @@ from vlmkit.ask.request import Request
 from vlmkit.ask.runner_stats import RunnerStats
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.shown_image import ShownImage
-from vlmkit.errors import ConfigError
+from vlmkit.errors import ConfigError, RequestError
 from vlmkit.kit.pooling import Pooling
 from vlmkit.running.channel import Channel
 from vlmkit.running.constraints import MakeCompiler
@@ -245,7 +245,14 @@ class Pipeline:
         return await asyncio.wrap_future(await self._in_worker(self._prompts.tokens, request))
 
     def detokenize(self, token_ids: Seq[int]) -> str:
-        """Return the text of tokens, without special tokens."""
+        """Return the text of tokens, without special tokens.
+
+        Raises:
+            RequestError: one is not in the vocabulary: it has neither a text nor a logit.
+        """
+        num_known = max(self._tokenizer.vocab_size, self.facts.limits.vocab_size)
+        if not all(0 <= token_id < num_known for token_id in token_ids):
+            raise RequestError("a token is not in the vocabulary", param="token_ids")
         return self._tokenizer.decode(token_ids)
 
     async def _in_worker(self, work: Callable[[Request, Place], T], request: Request) -> Future[T]:

@@ -33,12 +33,12 @@ def _build_tokenizer(context: BuildContext) -> Tokenizer:
     return HfTokenizer(context.files, settings, parts)
 
 
-def _keep(context: BuildContext, folder: Path | None) -> None:
+def _keep(context: BuildContext, folder: Path | None) -> str | None:
     if folder is None and _IS_KEPT in context.shared:
-        return
+        return None
     from vlmkit_hf.light.writing import keep
 
-    keep(context.files, folder)
+    return keep(context.files, folder)
 
 
 def _is_no_hub_id(reference: str) -> str | None:

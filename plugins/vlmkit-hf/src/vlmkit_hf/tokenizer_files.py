@@ -11,6 +11,8 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
 
 INSTALL_HINT = "pip install vlmkit-hf[convert]"
+TRANSFORMERS_HINT = "pip install transformers"
+EXPORT_HINT = "export the model again: vlmkit export MODEL DIR"
 FETCH_HINT = "fetch tokenizer.json and tokenizer_config.json of the same model"
 
 _READY = ("tokenizer.json", "vocab.txt", "tekken.json")
@@ -20,6 +22,34 @@ _VOCABULARIES = ("*.model", "*.tiktoken")
 
 def objection(checkpoint: Checkpoint) -> str | None:
     """Say why a folder's tokenizer cannot be read; None where it seems that it can."""
+    return _flaw(checkpoint) or _unwritten(checkpoint)
+
+
+def _unwritten(checkpoint: Checkpoint) -> str | None:
+    """Say that only transformers could read it, where that is not there."""
+    if _is_installed("transformers"):
+        return None
+    from vlmkit_hf.light import file
+    from vlmkit_hf.light.reading import written
+
+    found = written(checkpoint)
+    if found is not None and found[1].text is not None:
+        return None
+    if found is not None:
+        reason = f"it needs transformers, which is not installed: {found[1].refusal}"
+    elif checkpoint.has(file.FILE):
+        reason = (
+            f"{file.FILE!r} is of other files than the folder has, and without it transformers is "
+            "needed, which is not installed"
+        )
+        return Objection(reason, hint=f"{EXPORT_HINT}; or {TRANSFORMERS_HINT}")
+    else:
+        reason = "it needs transformers, which is not installed"
+    return Objection(reason, hint=TRANSFORMERS_HINT)
+
+
+def _flaw(checkpoint: Checkpoint) -> str | None:
+    """Say what of its files is missing, or needs what is not installed."""
     if any(checkpoint.has(file) for file in _READY):
         return None
     if checkpoint.has("vocab.json"):

@@ -34,6 +34,8 @@ def keep(context: BuildContext, checkpoint: Checkpoint, folder: Path | None = No
     if provider.keep is None:
         return
     try:
-        provider.keep(replace(context, checkpoint=checkpoint, settings=None), folder)
+        reason = provider.keep(replace(context, checkpoint=checkpoint, settings=None), folder)
     except (VlmkitError, OSError, RuntimeError) as error:
-        log.info("the text side of model %r is not kept: %s", checkpoint.name, error)
+        reason = str(error)
+    if reason is not None:
+        log.warning("the text side of model %r is not kept: %s", checkpoint.name, reason)

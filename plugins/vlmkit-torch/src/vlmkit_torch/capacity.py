@@ -20,7 +20,7 @@ from vlmkit_torch.crossing.step import trial
 from vlmkit_torch.grouping import Costs
 from vlmkit_torch.kv_cache import LayerShape
 from vlmkit_torch.recurrent import RecurrentStates, layer_types
-from vlmkit_torch.refusal import ATTENTION_TYPES, STATE_TYPES
+from vlmkit_torch.refusal import ANOTHER, ATTENTION_TYPES, STATE_TYPES
 from vlmkit_torch.settings import EngineSettings
 from vlmkit_torch.uploads import Uploads
 from vlmkit_torch.views import Views
@@ -56,7 +56,13 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     names = layer_types(model.config.get_text_config())
     has_attention = not names or not ATTENTION_TYPES.isdisjoint(names)
     is_stateful = model._is_stateful  # noqa: SLF001 - transformers' only word for it
-    if not has_attention or (is_stateful and STATE_TYPES.isdisjoint(names)):
+    if not has_attention:
+        raise CheckpointError(
+            f"model type {model.config.model_type!r} has recurrent layers alone here; decoders "
+            "without attention are not supported",
+            hint=ANOTHER,
+        )
+    if is_stateful and STATE_TYPES.isdisjoint(names):
         raise CheckpointError(
             f"model type {model.config.model_type!r} keeps a recurrent state of a kind that is "
             "not supported"

@@ -95,6 +95,8 @@ MECHANISMS = {
 # What a tower's configuration says of features that are not the same twice.
 CHANCES = {("tokenize_function", "gumbel_argmax"): "features of a picture that are drawn at random"}
 
+EXPORT = "vlmkit_onnx.json"  # of a folder that `vlmkit export` made
+
 # What a family's code has where the first position follows the padding token's id.
 POSITIONS = "def create_position_ids_from_input_ids("
 # What it has where attention can be replaced, and where there is any.
@@ -180,11 +182,21 @@ def _chance_reason(checkpoint: Checkpoint) -> str | None:
 
 def _files_reason(checkpoint: Checkpoint) -> str | None:
     return (
-        weight_files.objection(checkpoint)
+        _graphs_reason(checkpoint)
+        or weight_files.objection(checkpoint)
         or _family_reason(checkpoint)
         or _task_reason(checkpoint)
         or _tower_reason(checkpoint)
         or quantized.objection(checkpoint)
+    )
+
+
+def _graphs_reason(checkpoint: Checkpoint) -> str | None:
+    """Say that there are graphs in the place of weights."""
+    if not checkpoint.has(EXPORT) or checkpoint.has("model*.safetensors"):
+        return None
+    return Objection(
+        "it is an export of ONNX graphs, which hold its weights", hint="name the model it is of"
     )
 
 

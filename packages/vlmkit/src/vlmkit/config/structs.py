@@ -117,7 +117,8 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         model: a packaged name, a folder or a hub id.
-        name: how clients call it; by default what ``model`` says.
+        name: how clients call it; by default what ``model`` says, or the last part of what can
+            only be a path.
         aliases: other names that clients of a server may call it by.
         revision: the revision to take from the hub.
         load: when a server loads it; as ``server.fleet.load`` says when None.

@@ -142,7 +142,7 @@ class Provider(Generic[T]):
         examine: says in a few words how it would run a model, or raises what ``build`` would; for
             ``vlmkit doctor``. May import heavy libraries; loads no weights.
         keep: writes what ``build`` finds out of a model where later builds find it: into a folder
-            that is being made, or for None into the user's cache folder.
+            that is being made, or for None into the user's cache folder. Says why it cannot.
         list_models: for sources of many models: the references of those that are on this disk.
         plugin: the distribution or file that offers it; filled in by the loader.
     """
@@ -155,7 +155,7 @@ class Provider(Generic[T]):
     priority: int | Callable[[Any], int] = 0
     description: str = ""
     examine: Callable[[BuildContext], str] | None = None
-    keep: Callable[[BuildContext, Path | None], None] | None = None
+    keep: Callable[[BuildContext, Path | None], str | None] | None = None
     list_models: Callable[[], Iterable[str]] | None = None
     plugin: str = "vlmkit"
 
@@ -225,7 +225,7 @@ class Registry(Generic[T]):
         priority: int | Callable[[Any], int] = 0,
         description: str = "",
         examine: Callable[[BuildContext], str] | None = None,
-        keep: Callable[[BuildContext, Path | None], None] | None = None,
+        keep: Callable[[BuildContext, Path | None], str | None] | None = None,
         list_models: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.

@@ -154,7 +154,11 @@ class Runner(Protocol):
         ...
 
     def detokenize(self, token_ids: Seq[int]) -> str:
-        """Return the text of tokens, without special tokens; takes time where they are many."""
+        """Return the text of tokens, without special tokens; takes time where they are many.
+
+        Raises:
+            RequestError: one is not in the vocabulary: it has neither a text nor a logit.
+        """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

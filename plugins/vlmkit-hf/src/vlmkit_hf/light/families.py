@@ -52,6 +52,7 @@ WORDS: Mapping[str, words.Writer] = {
     "Cohere2VisionProcessor": words.tiles_in_lines,
     "Gemma3Processor": words.fixed,
     "Glm4vProcessor": words.merged_patches,
+    "Granite4VisionProcessor": words.canvas_of_patches,
     "Idefics3Processor": words.rows_of_tiles,
     "InternVLProcessor": words.tiles,
     "LlavaNextProcessor": words.canvas_of_patches,

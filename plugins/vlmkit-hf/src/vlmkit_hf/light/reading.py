@@ -52,15 +52,19 @@ def written(checkpoint: Checkpoint) -> tuple[Path, TextFile] | None:
         sources = file.digests_of_sources(checkpoint.path)
     except OSError:
         return None  # who loads the tokenizer says what is wrong
+    named = (file.FILE, checkpoint.name)
     for folder in folders:
         try:
             content = file.read(folder)
         except CheckpointError as error:
-            log.info("%s of model %r cannot be used: %s", file.FILE, checkpoint.name, error)
+            log.info("%s of model %r cannot be used: %s", *named, error)
             continue
-        if content.sources == sources:
+        if content.sources != sources:
+            log.info("%s of model %r is of other files than its folder has", *named)
+        elif content.text is None and content.made_with != versions():
+            log.info("%s of model %r says what other versions could not do", *named)
+        else:
             return folder, content
-        log.info("%s of model %r is of other files than its folder has", file.FILE, checkpoint.name)
     return None
 
 

@@ -55,6 +55,7 @@ class WordSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_image_tokens: Count | None = None
     num_additional_image_tokens: Count | None = None
     patch_size: Side | None = None
+    downsample_rate: Annotated[str, Meta(pattern=r"^[1-9]\d{0,2}(/[1-9]\d{0,2})?\Z")] | None = None
     spatial_merge_size: Annotated[int, Meta(ge=1, le=64)] | None = None
     vision_feature_select_strategy: Word | None = None
     vision_aspect_ratio: Word | None = None

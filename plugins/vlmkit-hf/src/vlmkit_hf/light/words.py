@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ def fixed(_: Mapping[str, Any], own: WordSettings, __: PictureSettings) -> str:
 def canvas_of_patches(arrays: Mapping[str, Any], own: WordSettings, images: PictureSettings) -> str:
     """The whole in a tile, and the patches of a canvas that are covered; a token for each row."""
     tile = Size(*arrays["pixel_values"][0][0].shape[-2:])
-    side = _known(own.patch_size)
-    one = Size(tile.height // side, tile.width // side)
+    side, kept = _known(own.patch_size), Fraction(own.downsample_rate or 1)
+    one = Size(int(tile.height // side * kept), int(tile.width // side * kept))
     covered = _covered(arrays, tile, one, images)
     num_tokens = covered.height * covered.width + covered.height
     return own.image_token * _chosen(num_tokens + one.height * one.width + _extra(own), own)

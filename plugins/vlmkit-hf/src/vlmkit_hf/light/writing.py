@@ -4,7 +4,6 @@ What is written makes a second tokenizer, and the two have to agree on conversat
 pictures: token ids, arrays bit for bit, digests, what is said of places.
 """
 
-import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,10 +22,8 @@ from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.text_parts import TextParts, resolved
 from vlmkit_hf.tokenizer import HfTokenizer
 
-log = logging.getLogger(__name__)
 
-
-def keep(checkpoint: Checkpoint, folder: Path | None = None) -> None:
+def keep(checkpoint: Checkpoint, folder: Path | None = None) -> str | None:
     """Write a model's text side where later starts find it; if it is not there yet.
 
     Args:
@@ -34,25 +31,27 @@ def keep(checkpoint: Checkpoint, folder: Path | None = None) -> None:
         folder: the model's own, whose files are written at the same time; None is a folder of the
             user's cache.
 
+    Returns:
+        Why only transformers can make prompts of the model; None where ours can.
+
     Raises:
         CheckpointError: transformers cannot read the text side.
         OSError: it cannot be written.
     """
     if folder is not None:
-        _write(checkpoint, folder)
-        return
+        return _write(checkpoint, folder)
     found = written(checkpoint)
-    if found is None:
-        place = cached_folder(checkpoint)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".", dir=place.parent))
-        try:
-            _write(checkpoint, made)
-            _publish(made, place)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-    elif found[1].text is None:
-        _tell(checkpoint, found[1].refusal)
+    if found is not None:
+        return _why_not(found[1])
+    place = cached_folder(checkpoint)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".", dir=place.parent))
+    try:
+        reason = _write(checkpoint, made)
+        _publish(made, place)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return reason
 
 
 def _publish(made: Path, place: Path) -> None:
@@ -65,7 +64,7 @@ def _publish(made: Path, place: Path) -> None:
             raise
 
 
-def _write(checkpoint: Checkpoint, folder: Path) -> None:
+def _write(checkpoint: Checkpoint, folder: Path) -> str | None:
     import_transformers()
     settings = HfTokenizerSettings()
     parts = resolved(checkpoint, settings)
@@ -80,15 +79,17 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
     except (UndescribedError, VlmkitError) as error:
         (folder / file.OWN_TOKENIZER).unlink(missing_ok=True)
         text, refusal = None, str(error)[: 2**10]
-        _tell(checkpoint, refusal)
-    file.write(folder, TextFile(sources=sources, text=text, refusal=refusal, made_with=versions()))
+    made = TextFile(sources=sources, text=text, refusal=refusal, made_with=versions())
+    file.write(folder, made)
+    return _why_not(made)
 
 
-def _tell(checkpoint: Checkpoint, refusal: str) -> None:
-    log.warning(
-        "prompts of model %r are made by transformers, which costs each start seconds, and "
-        "hundreds of MiB where torch is installed: %s",
-        *(checkpoint.name, refusal),
+def _why_not(written_down: TextFile) -> str | None:
+    if written_down.text is not None:
+        return None
+    return (
+        "prompts are made by transformers, which costs each start seconds, and hundreds of MiB "
+        f"where torch is installed: {written_down.refusal}"
     )
 
 

@@ -1,6 +1,9 @@
 """``vlmkit export``: a model as a folder of ONNX graphs, for machines without torch."""
 
+import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
@@ -51,9 +54,12 @@ def export_command(context: BuildContext) -> click.Command:
 
         refuse_without_exporter()
         checkpoint = vlmkit.fetch(model)
-        with Progress() as progress:
+        with Progress() as progress, warnings_of("vlmkit_onnx", progress.tell):
             progress("loading the exporter")
             from vlmkit_onnx.export.exporter import export as export_model
+            from vlmkit_onnx.export.refusal import refuse
+
+            refuse(checkpoint)
 
             def complete(place: Path) -> None:
                 progress("writing the text side")
@@ -70,6 +76,37 @@ def export_command(context: BuildContext) -> click.Command:
         click.echo(str(folder))
 
     return export
+
+
+@contextmanager
+def warnings_of(package: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell a user what a package warns of, which the log of a command leaves out."""
+    logger, handler = logging.getLogger(package), _Told(tell)
+    if logger.isEnabledFor(logging.WARNING):  # the log is shown
+        yield
+        return
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+class _Told(logging.Handler):
+    """Passes warnings on."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass on what is said."""
+        self._tell(f"warning: {record.getMessage()}")
 
 
 class Progress:
@@ -91,6 +128,13 @@ class Progress:
         if name != self._shown:
             click.echo(name, err=True)
             self._shown = name
+
+    def tell(self, text: str) -> None:
+        """Show a line that stays, above one that changes."""
+        if self._status is not None:
+            self._status.console.print(text, markup=False, highlight=False)
+        else:
+            click.echo(text, err=True)
 
     def __enter__(self) -> Self:
         """Take the terminal's line, if there is a terminal."""

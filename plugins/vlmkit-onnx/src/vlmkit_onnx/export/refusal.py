@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.objection import Objection
+from vlmkit.kit.objection import Objection, hint_of
 from vlmkit_onnx.prompts.families import family_of
 from vlmkit_torch import refusal
 
@@ -34,6 +34,16 @@ def objection(checkpoint: Checkpoint) -> str | None:
     text = config.get("text_config")
     reason = mechanism_of(text if isinstance(text, Mapping) else config) or _sight_of(config)
     return Objection(f"it cannot be exported: {reason}", hint=OTHERWISE) if reason else None
+
+
+def refuse(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that cannot be exported; as :func:`objection`.
+
+    Raises:
+        CheckpointError: with the reason.
+    """
+    if reason := objection(checkpoint):
+        raise CheckpointError(f"model {checkpoint.name!r}: {reason}", hint=hint_of(reason))
 
 
 def _sight_of(config: Mapping[str, Any]) -> str | None:

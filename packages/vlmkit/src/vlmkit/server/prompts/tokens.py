@@ -101,12 +101,11 @@ class _DetokenizeCall(Call[DetokenizeRequest]):
         runner = await self.runner(body.model)
         try:
             check_plain_size([body.tokens], self.service.settings.max_text_chars, runner.facts)
+            text = await asyncio.to_thread(runner.detokenize, body.tokens)
         except RequestError as error:
             blame(error, "tokens")
             raise
-        if max(body.tokens, default=0) >= runner.facts.limits.vocab_size:
-            raise RequestError("tokens has one that is not in the vocabulary", param="tokens")
-        said = Detokenized(await asyncio.to_thread(runner.detokenize, body.tokens))
+        said = Detokenized(text)
         return ASGIResponse(body=msgspec.json.encode(said), headers=self.headers)
 
 
