@@ -10,6 +10,11 @@ from running_server import running
 
 from vlmkit.kit.call_formats import CHANNELS, FORMATS
 from vlmkit.server.batches.wire import BatchBody, BatchesQuery, BatchRequest
+from vlmkit.server.batches.wire_messages import (
+    MessageBatchesQuery,
+    MessageBatchRequest,
+    OneMessage,
+)
 from vlmkit.server.chat.wire import ChatRequest, NamedFile
 from vlmkit.server.fields.ignored import CHANGING
 from vlmkit.server.files.wire import FileForm, FilesQuery
@@ -62,6 +67,9 @@ def test_every_field_of_the_responses_api_is_in_the_reference(name):
         *BatchRequest.__struct_fields__,
         *BatchBody.__struct_fields__,
         *BatchesQuery.__struct_fields__,
+        *MessageBatchRequest.__struct_fields__,
+        *OneMessage.__struct_fields__,
+        *MessageBatchesQuery.__struct_fields__,
     ],
 )
 def test_every_field_of_files_and_batches_is_in_the_reference(name):

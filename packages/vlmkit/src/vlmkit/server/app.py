@@ -8,6 +8,7 @@ from litestar.di import Provide
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.server.batches.batches import Batches
 from vlmkit.server.batches.route import BatchesController
+from vlmkit.server.batches.route_messages import MessageBatchesController
 from vlmkit.server.chat.convert import Converter
 from vlmkit.server.chat.route import ChatController
 from vlmkit.server.completions.route import CompletionsController
@@ -71,6 +72,7 @@ def create_app(
             CompletionsController,
             EmbeddingsController,
             FilesController,
+            MessageBatchesController,
             MessagesController,
             RenderController,
             ResponsesController,

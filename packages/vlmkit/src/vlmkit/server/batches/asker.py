@@ -325,6 +325,7 @@ class Asker:
                 line.number,
                 unanswered(self._custom_id(batch, line), code, why),
                 is_error=True,
+                is_left_out=True,
             )
             for line in lines
         ]

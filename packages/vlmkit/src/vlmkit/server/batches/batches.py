@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from litestar.types import ASGIApp
 
@@ -11,11 +12,11 @@ from vlmkit.errors import RequestError
 from vlmkit.server.batches.asker import Asker
 from vlmkit.server.batches.inside import Inside
 from vlmkit.server.batches.lines import Check, Place
-from vlmkit.server.batches.store import BatchStore, OpenBatch
-from vlmkit.server.batches.wire import BatchBody, BatchErrors, BatchRequest
+from vlmkit.server.batches.store import BatchStore, Kind, OpenBatch
+from vlmkit.server.batches.wire import MESSAGES, BatchBody, BatchErrors, BatchRequest
 from vlmkit.server.files.disk import FilesOnDisk
 from vlmkit.server.http.caller import Caller
-from vlmkit.server.http.errors import Unavailable
+from vlmkit.server.http.errors import NotStored, Unavailable
 from vlmkit.server.work.service import Service
 
 log = logging.getLogger(__name__)
@@ -31,10 +32,14 @@ class Batches:
         files: has their files.
         service: says whether there is room.
         app: answers lines as it answers requests.
+
+    Attributes:
+        files: has their files.
+        store: knows how far they are.
     """
 
     def __init__(self, files: FilesOnDisk, service: Service, app: ASGIApp) -> None:
-        self._files = files
+        self.files = files
         self._settings = service.settings
         self.store = BatchStore(files.folder)
         self.asker = Asker(self.store, service, Inside(app))
@@ -63,7 +68,7 @@ class Batches:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(Unavailable):
             await self.store.give_all_back()
-        self._files.folder.close()
+        self.files.folder.close()
 
     async def create(self, asked: BatchRequest, caller: Caller) -> BatchBody:
         """Begin a batch.
@@ -73,7 +78,7 @@ class Batches:
             Unavailable: it cannot be kept.
         """
         try:
-            file = await self._files.find(asked.input_file_id, caller.owner)
+            file = await self.files.find(asked.input_file_id, caller.owner)
         except RequestError as error:
             error.param = "input_file_id"
             raise
@@ -85,13 +90,60 @@ class Batches:
         self._unchecked.put_nowait(await self.store.opened(body.id))
         return body
 
-    async def cancel(self, batch_id: str, caller: Caller) -> BatchBody:
+    async def create_of_lines(self, lots: Iterator[bytes], caller: Caller) -> BatchBody:
+        """Begin a batch of messages, whose lines are written into a file.
+
+        Raises:
+            RequestError: its owner has no room for them.
+            Unavailable: it cannot be kept.
+        """
+        incoming = self.files.incoming(caller.owner)
+        with ExitStack() as undo:
+            undo.callback(incoming.drop)
+            while lot := await asyncio.to_thread(next, lots, b""):
+                incoming.take(len(lot))
+                await incoming.write(lot)
+            await incoming.end()
+            file = await self.files.keep(
+                incoming,
+                filename="messages.jsonl",
+                purpose="batch",
+                media_type="application/jsonl",
+                lives_s=None,
+            )
+            undo.pop_all()
+        asked = BatchRequest(file.id, "/v1/chat/completions", "24h")
+        try:
+            body = await self.store.create(asked, caller, MESSAGES)
+        except BaseException:
+            await self.files.delete(file.id, caller.owner)
+            raise
+        self._unchecked.put_nowait(await self.store.opened(body.id))
+        return body
+
+    async def delete(self, batch_id: str, owner: bytes) -> None:
+        """Forget a batch of messages that has ended, and its files.
+
+        Raises:
+            NotStored: there is none, or not of this owner.
+            RequestError: it has not ended.
+        """
+        body = await self.store.find(batch_id, owner, "msgbatch")
+        if body.ended_at is None:
+            raise RequestError("the batch has not ended", code="batch_not_ended", hint="cancel it")
+        for name in (body.input_file_id, body.output_file_id, body.error_file_id):
+            if name is not None:
+                with contextlib.suppress(NotStored):
+                    await self.files.delete(name, owner)
+        await self.store.delete(batch_id, owner)
+
+    async def cancel(self, batch_id: str, caller: Caller, kind: Kind = "batch") -> BatchBody:
         """Let a batch end.
 
         Raises:
             NotStored: there is none, or not of this owner.
         """
-        body = await self.store.cancel(batch_id, caller.owner)
+        body = await self.store.cancel(batch_id, caller.owner, kind)
         self.asker.cancel(batch_id)
         return body
 
@@ -110,7 +162,7 @@ class Batches:
         """Look at all lines of a batch, and begin to ask it, or say why not."""
         data = self._settings.data
         check = Check(
-            self._files.folder.path(batch.input_id),
+            self.files.folder.path(batch.input_id),
             batch.endpoint,
             max_lines=data.max_batch_lines,
             max_line_bytes=self._settings.max_body_bytes,
@@ -136,7 +188,7 @@ class Batches:
         """Forget what is over, now and then."""
         while True:
             with contextlib.suppress(Unavailable):
-                await self._files.forget_expired()
+                await self.files.forget_expired()
                 await self.store.forget_old()
             await asyncio.sleep(SWEEP_S)
 

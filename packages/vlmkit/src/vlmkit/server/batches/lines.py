@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from vlmkit.server.batches.wire import BatchError, Endpoint
+from vlmkit.server.batches.wire import AnyEndpoint, BatchError
 
 MAX_ERRORS = 100  # that are told
 PLACES_AT_ONCE = 1000
@@ -84,7 +84,7 @@ class Check:
     """
 
     def __init__(
-        self, path: Path, endpoint: Endpoint, *, max_lines: int, max_line_bytes: int
+        self, path: Path, endpoint: AnyEndpoint, *, max_lines: int, max_line_bytes: int
     ) -> None:
         self._path = path
         self._endpoint = endpoint

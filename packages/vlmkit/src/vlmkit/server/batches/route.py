@@ -55,7 +55,7 @@ class BatchesController(Controller):
         found = []
         if batches is not None:
             owner = caller_of(request).owner
-            found = await batches.store.page(owner, query.after, query.limit + 1)
+            found = await batches.store.page(owner, query.limit + 1, query.after)
         page = found[: query.limit]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         told = BatchesPage(page, len(found) > len(page), first, last)

@@ -10,7 +10,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -19,11 +19,12 @@ from vlmkit.errors import RequestError
 from vlmkit.server.batches.entries import Used
 from vlmkit.server.batches.lines import Place
 from vlmkit.server.batches.wire import (
+    MESSAGES,
+    AnyEndpoint,
     BatchBody,
     BatchErrors,
     BatchRequest,
     BatchUsage,
-    Endpoint,
     InputDetails,
     OutputDetails,
     RequestCounts,
@@ -50,7 +51,10 @@ _OVER: dict[Status, str] = {
 _COLUMNS = "body, status, total, completed, failed, {}".format(", ".join(Used._fields))
 
 
-_OPEN = "number, id, owner, tenant, account, key_id, status, ending, body, input_id, expires_at"
+Kind = Literal["batch", "msgbatch"]
+"""How ids of batches begin: of OpenAI's API, and of Anthropic's."""
+
+_OPEN = "number, id, owner, tenant, account, key_id, status, ending, endpoint, input_id, expires_at"
 
 
 class OpenBatch(NamedTuple):
@@ -78,7 +82,7 @@ class OpenBatch(NamedTuple):
     key_id: str
     status: Status
     ending: Status | None
-    endpoint: Endpoint
+    endpoint: AnyEndpoint
     input_id: str
     expires_at: int
 
@@ -119,6 +123,7 @@ class Done(NamedTuple):
         entry: what is written of it.
         is_error: in which file.
         used: the tokens that it took.
+        is_left_out: whether its batch ended before it was answered.
     """
 
     batch: int
@@ -126,6 +131,7 @@ class Done(NamedTuple):
     entry: bytes
     is_error: bool
     used: Used = Used()
+    is_left_out: bool = False
 
 
 class BatchStore:
@@ -143,8 +149,15 @@ class BatchStore:
 
     # What clients ask for.
 
-    async def create(self, asked: BatchRequest, caller: Caller) -> BatchBody:
+    async def create(
+        self, asked: BatchRequest, caller: Caller, endpoint: AnyEndpoint | None = None
+    ) -> BatchBody:
         """Keep a new batch, whose file is there and is for batches.
+
+        Args:
+            asked: what was asked for.
+            caller: who asked.
+            endpoint: what its lines are for, where that is not said by what was asked for.
 
         Raises:
             RequestError: its window is too long.
@@ -153,10 +166,11 @@ class BatchStore:
             Unavailable: it cannot be kept.
         """
         now = int(self.now())
+        kind: Kind = "msgbatch" if endpoint == MESSAGES else "batch"
         window_s = window(asked.completion_window)
         body = BatchBody(
-            id=f"batch_{secrets.token_hex(24)}",
-            endpoint=asked.endpoint,
+            id=f"{kind}_{secrets.token_hex(24)}",
+            endpoint=endpoint or asked.endpoint,
             input_file_id=asked.input_file_id,
             completion_window=asked.completion_window,
             created_at=now,
@@ -170,6 +184,7 @@ class BatchStore:
             "tenant": caller.tenant,
             "account": caller.account,
             "key_id": caller.key_id,
+            "endpoint": body.endpoint,
             "status": body.status,
             "body": msgspec.json.encode(body),
             "input_id": asked.input_file_id,
@@ -195,7 +210,7 @@ class BatchStore:
             raise
         return body
 
-    async def find(self, batch_id: str, owner: bytes) -> BatchBody:
+    async def find(self, batch_id: str, owner: bytes, kind: Kind = "batch") -> BatchBody:
         """Return a batch as it is now.
 
         Raises:
@@ -203,36 +218,57 @@ class BatchStore:
         """
 
         def read(on: sqlite3.Connection) -> BatchBody:
-            return _told(_found(on, batch_id, owner))
+            return _told(_found(on, batch_id, owner, kind))
 
         return await self._run(read)
 
-    async def page(self, owner: bytes, after: str | None, num: int) -> list[BatchBody]:
+    async def page(
+        self,
+        owner: bytes,
+        num: int,
+        after: str | None = None,
+        before: str | None = None,
+        kind: Kind = "batch",
+    ) -> list[BatchBody]:
         """Return some of an owner's batches, the newest first.
 
+        Args:
+            owner: whose.
+            num: how many.
+            after: the one that they come after.
+            before: the one that they come before; the nearest ones are taken.
+            kind: whose API's.
+
         Raises:
-            RequestError: the one that they are to come after is not there.
+            RequestError: that one is not there.
         """
+        beside = after if before is None else before
 
         def read(on: sqlite3.Connection) -> list[BatchBody]:
-            before = 2**62
-            if after is not None:
+            number = 2**62
+            if beside is not None:
                 found = on.execute(
-                    "SELECT number FROM batches WHERE id = ? AND owner = ?", (after, owner)
+                    "SELECT number FROM batches WHERE id = ? AND owner = ? AND id GLOB ?",
+                    (beside, owner, f"{kind}_*"),
                 ).fetchone()
                 if found is None:
-                    raise RequestError("after names no batch that is stored here", param="after")
-                (before,) = found
+                    field = "after" if before is None else "before"
+                    raise RequestError(f"{field} names no batch that is stored here", param=field)
+                (number,) = found
+            where = "number < ? ORDER BY number DESC"
+            if before is not None:
+                where = "number > ? ORDER BY number"
             rows = on.execute(
                 f"SELECT {_COLUMNS} FROM batches "  # noqa: S608
-                "WHERE owner = ? AND number < ? ORDER BY number DESC LIMIT ?",
-                (owner, before, num),
+                f"WHERE owner = ? AND id GLOB ? AND {where} LIMIT ?",
+                (owner, f"{kind}_*", number, num),
             )
-            return [_told(row) for row in rows]
+            page = [_told(row) for row in rows]
+            return page if before is None else page[::-1]
 
         return await self._run(read)
 
-    async def cancel(self, batch_id: str, owner: bytes) -> BatchBody:
+    async def cancel(self, batch_id: str, owner: bytes, kind: Kind = "batch") -> BatchBody:
         """Let a batch end; one that is over, or ends anyway, stays as it is.
 
         Raises:
@@ -241,11 +277,11 @@ class BatchStore:
         now = int(self.now())
 
         def change(on: sqlite3.Connection) -> BatchBody:
-            row = _found(on, batch_id, owner)
+            row = _found(on, batch_id, owner, kind)
             if row[1] in ("validating", "in_progress"):
                 _change(on, batch_id, "cancelling", cancelling_at=now)
                 on.execute("UPDATE batches SET ending = 'cancelled' WHERE id = ?", (batch_id,))
-                row = _found(on, batch_id, owner)
+                row = _found(on, batch_id, owner, kind)
             return _told(row)
 
         return await self._run(change)
@@ -261,7 +297,7 @@ class BatchStore:
                 f"SELECT {_OPEN} "  # noqa: S608
                 "FROM batches WHERE ended_at IS NULL ORDER BY number"
             )
-            return [_open(row) for row in rows]
+            return [OpenBatch._make(row) for row in rows]
 
         return await self._run(read)
 
@@ -274,7 +310,7 @@ class BatchStore:
                 "FROM batches WHERE id = ?",
                 (batch_id,),
             ).fetchone()
-            return _open(row)
+            return OpenBatch._make(row)
 
         return await self._run(read)
 
@@ -455,6 +491,26 @@ class BatchStore:
         num_empty = await self._run(change)
         self.folder.count(batch.owner, -num_empty * LEAST_BYTES)
 
+    async def num_left_out(self, batch_id: str) -> int:
+        """Return how many lines had no answer when their batch ended."""
+
+        def read(on: sqlite3.Connection) -> int:
+            row = on.execute("SELECT left_out FROM batches WHERE id = ?", (batch_id,)).fetchone()
+            return int(row[0]) if row else 0
+
+        return await self._run(read)
+
+    async def delete(self, batch_id: str, owner: bytes) -> None:
+        """Forget a batch that has ended; its files stay."""
+
+        def forget(on: sqlite3.Connection) -> None:
+            on.execute(
+                "DELETE FROM batches WHERE id = ? AND owner = ? AND ended_at IS NOT NULL",
+                (batch_id, owner),
+            )
+
+        await self._run(forget)
+
     async def forget_old(self) -> None:
         """Forget batches that ended long ago."""
         now = self.now()
@@ -477,16 +533,10 @@ def window(said: str) -> int:
     return window_s
 
 
-def _open(row: tuple[Any, ...]) -> OpenBatch:
-    body, values = row[8], list(row)
-    values[8] = _BODY.decode(body).endpoint
-    return OpenBatch._make(values)
-
-
-def _found(on: sqlite3.Connection, batch_id: str, owner: bytes) -> tuple[Any, ...]:
+def _found(on: sqlite3.Connection, batch_id: str, owner: bytes, kind: Kind) -> tuple[Any, ...]:
     row: tuple[Any, ...] | None = on.execute(
-        f"SELECT {_COLUMNS} FROM batches WHERE id = ? AND owner = ?",  # noqa: S608
-        (batch_id, owner),
+        f"SELECT {_COLUMNS} FROM batches WHERE id = ? AND owner = ? AND id GLOB ?",  # noqa: S608
+        (batch_id, owner, f"{kind}_*"),
     ).fetchone()
     if row is None:
         raise NotStored(
@@ -569,10 +619,11 @@ def _append(
     if not num_bytes:
         folder.sync_names()
     used = [sum(tokens) for tokens in zip(*(each.used for each in new), strict=True)] or Used()
+    num_left_out = sum(each.is_left_out for each in new)
     more = ", ".join(f"{field} = {field} + ?" for field in Used._fields)
     on.execute(
-        f"UPDATE batches SET {kind}_bytes = ?, {count} = {count} + ?, {more} "  # noqa: S608
-        "WHERE number = ?",
-        (num_bytes + len(content), len(new), *used, batch),
+        f"UPDATE batches SET {kind}_bytes = ?, {count} = {count} + ?, "  # noqa: S608
+        f"left_out = left_out + ?, {more} WHERE number = ?",
+        (num_bytes + len(content), len(new), num_left_out, *used, batch),
     )
     return owner, room_of(num_bytes + len(content)) - room_of(num_bytes)

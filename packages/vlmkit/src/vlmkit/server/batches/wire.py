@@ -6,6 +6,8 @@ import msgspec
 from msgspec import Meta
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+MESSAGES: Literal["/v1/messages"] = "/v1/messages"
+AnyEndpoint = Endpoint | Literal["/v1/messages"]
 Status = Literal[
     "validating",
     "failed",
@@ -90,7 +92,7 @@ class BatchBody(msgspec.Struct, kw_only=True):
     """A batch, in OpenAI's shape; moments are in seconds since 1970."""
 
     id: str
-    endpoint: Endpoint
+    endpoint: AnyEndpoint
     input_file_id: str
     completion_window: str
     created_at: int
@@ -111,6 +113,11 @@ class BatchBody(msgspec.Struct, kw_only=True):
     request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
     usage: BatchUsage | None = None
     metadata: dict[str, str] | None = None
+
+    @property
+    def ended_at(self) -> int | None:
+        """When it ended, however that was."""
+        return self.completed_at or self.failed_at or self.expired_at or self.cancelled_at
 
 
 class BatchesPage(msgspec.Struct):

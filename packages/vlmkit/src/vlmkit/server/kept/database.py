@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+VERSION = 1  # of the schema; another version's database is not touched
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -41,12 +42,12 @@ class Database:
             self._connection = self._thread.submit(_opened, path, schema).result()
         except (OSError, sqlite3.Error) as error:
             self._thread.shutdown()
-            is_locked = "locked" in str(error)
-            raise ConfigError(
-                f"the database {str(path)!r} "
-                + ("is used by another process" if is_locked else "cannot be opened"),
-                hint="give each server a folder of its own" if is_locked else "",
-            ) from error
+            if "locked" in str(error):
+                raise ConfigError(
+                    f"the database {str(path)!r} is used by another process",
+                    hint="give each server a folder of its own",
+                ) from error
+            raise ConfigError(f"the database {str(path)!r} cannot be opened: {error}") from error
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do some work in a transaction; it is undone where it raises.
@@ -89,5 +90,8 @@ def _opened(path: Path, schema: str) -> sqlite3.Connection:
     connection.execute("PRAGMA locking_mode=EXCLUSIVE")
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
-    connection.executescript(schema)
+    ((version,),) = connection.execute("PRAGMA user_version")
+    if version not in (0, VERSION):
+        raise sqlite3.DatabaseError(f"its version is {version}, and not {VERSION}")
+    connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {VERSION}; COMMIT;")
     return connection

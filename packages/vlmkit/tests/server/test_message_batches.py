@@ -1,0 +1,133 @@
+"""Batches of messages, by Anthropic's client; what they share with others is tried beside those."""
+
+import anthropic
+import openai
+import pytest
+from anthropic_client import body, client_of, image, text
+from running_server import eventually, running, scripted
+from test_batches import begun, ended as ended_openai, kept, line
+
+ENDLESS = scripted(text="x", tokens=4000, latency_s=0.02)
+
+
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory):
+    with running(data=kept(tmp_path_factory.mktemp("batches"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def batches(keeping):
+    return client_of(keeping).messages.batches
+
+
+def request(custom_id, content="hello", **fields):
+    return {"custom_id": custom_id, "params": body(content, **fields)}
+
+
+def ended(batches, batch):
+    assert eventually(lambda: batches.retrieve(batch.id).processing_status == "ended")
+    return batches.retrieve(batch.id)
+
+
+def told(batches, batch):
+    found = list(batches.results(batch.id))
+    results = {each.custom_id: each.result for each in found}
+    assert len(results) == len(found)
+    return results
+
+
+def test_every_message_is_answered_once_and_refusals_are_told(batches):
+    requests = [request(f"n-{n}", [text(f"{n}\u2028"), image()]) for n in range(60)]
+    requests[7]["params"]["temperature"] = 9
+    requests[8]["params"]["model"] = "none"
+    batch = batches.create(requests=requests)
+    assert (batch.type, batch.processing_status) == ("message_batch", "in_progress")
+    assert (batch.request_counts.processing, batch.results_url) == (60, None)
+    assert (batch.expires_at - batch.created_at).total_seconds() == 86_400
+    batch = ended(batches, batch)
+    counts = batch.request_counts
+    assert (counts.succeeded, counts.errored, counts.processing) == (58, 2, 0)
+    results = told(batches, batch)
+    assert results.keys() == {f"n-{n}" for n in range(60)}
+    assert results["n-7"].error.error.type == "invalid_request_error"
+    assert "temperature" in results["n-7"].error.error.message
+    assert results["n-8"].error.error.type == "not_found_error"
+    message = results["n-0"].message
+    assert (message.role, message.stop_reason) == ("assistant", "end_turn")
+    assert "image 1: 8x6" in message.content[0].text
+    assert batches.delete(batch.id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        batches.retrieve(batch.id)
+
+
+def test_a_batch_of_messages_is_cancelled(batches):
+    batch = batches.create(requests=[request(f"{n}", ENDLESS) for n in range(20)])
+    with pytest.raises(anthropic.BadRequestError):
+        batches.delete(batch.id)
+    with pytest.raises(anthropic.AnthropicError):
+        batches.results(batch.id)
+    batch = batches.cancel(batch.id)
+    assert batch.cancel_initiated_at is not None
+    batch = ended(batches, batch)
+    if batch.request_counts.canceled:  # or it was cancelled before its lines were looked at
+        assert batch.request_counts.canceled == 20
+        assert {each.type for each in told(batches, batch).values()} == {"canceled"}
+
+
+def test_batches_of_messages_are_listed_apart_in_pages(tmp_path):
+    with running(data=kept(tmp_path)) as server:
+        batches, client = client_of(server).messages.batches, server.client()
+        assert list(batches.list()) == []
+        other = ended_openai(client, begun(client, [line("a")]))
+        ids = [batches.create(requests=[request("a")]).id for _ in range(5)][::-1]
+        assert [batch.id for batch in batches.list(limit=2)] == ids
+        assert [batch.id for batch in batches.list(after_id=ids[2])] == ids[3:]
+        page = batches.list(before_id=ids[3], limit=2)
+        assert ([batch.id for batch in page.data], page.has_more) == (ids[1:3], True)
+        assert [batch.id for batch in client.batches.list()] == [other.id]
+        for ask in (client.batches.retrieve, client.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                ask(ids[0])
+        for ask in (batches.retrieve, batches.cancel, batches.delete):
+            with pytest.raises(anthropic.NotFoundError):
+                ask(other.id)
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [],
+        [request("a"), request("a")],
+        [request("")],
+        [request("a b")],
+        [request("a" * 65)],
+        [{"custom_id": "a"}],
+        [{"custom_id": "a", "params": []}],
+        [request("a"), request("b", stream=True)],
+    ],
+)
+def test_a_wrong_batch_of_messages_is_refused(batches, requests):
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        batches.create(requests=requests)
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+
+
+def test_line_feeds_between_what_a_body_says_end_no_line(keeping, batches):
+    spread = (
+        b'{"requests":[{"custom_id":"a","params":{\n"model":"mock",\r\n"max_tokens":\n3,'
+        b'"messages":[{"role":"user","content":"hello"}]}}]}'
+    )
+    headers = {"x-api-key": "none", "anthropic-version": "2023-06-01"}
+    made = keeping.post(spread, "/v1/messages/batches", headers=headers).json()
+    batch = ended(batches, batches.retrieve(made["id"]))
+    assert told(batches, batch)["a"].type == "succeeded"
+
+
+def test_without_a_folder_there_are_none(server):
+    batches = client_of(server).messages.batches
+    assert list(batches.list()) == []
+    with pytest.raises(anthropic.BadRequestError):
+        batches.create(requests=[request("a")])
+    with pytest.raises(anthropic.NotFoundError):
+        batches.retrieve("msgbatch_x")
