@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from vlmkit.running.fair_share import LEFT_TO_OTHERS
 from vlmkit.server.http.errors import Overloaded
-from vlmkit.server.http.fair_room import FairRoom
+from vlmkit.server.http.fair_room import LOOKS, FairRoom
 
 
 @dataclass(eq=False)
@@ -55,6 +55,32 @@ def test_of_ones_own_only_the_idle_make_way():
     assert [guest.has_left for guest in (first, second, third)] == [False, True, False]
 
 
+def test_of_those_who_have_as_much_only_the_idle_make_way():
+    room = FairRoom(3)
+    guests = [Someone(caller, is_idle=caller == "b") for caller in "abc"]
+    assert all(room.take(guest, 1) for guest in guests)
+    assert [room.take(Someone(caller), 1) for caller in "de"] == [True, False]
+    assert [guest.has_left for guest in guests] == [False, True, False]
+
+
+def test_an_idle_one_among_many_who_are_busy_is_found_in_a_few_tries():
+    room = FairRoom(10 * LOOKS)
+    for caller in ("one", "two"):  # of two who hold the same
+        assert len(taken(room, caller, 5 * LOOKS, can_leave=False)) == 5 * LOOKS
+    room.give_back(next(reversed(room._guests["two"])))
+    assert room.take(Someone("two", is_idle=True), 1)
+    assert any(room.take(Someone("three"), 1) for _ in range(10))
+
+
+def test_for_want_of_files_only_the_idle_make_way():
+    room = FairRoom(10)
+    busy, idle = taken(room, "one", 3), taken(room, "two", 2, is_idle=True)
+    assert [room.make_way() for _ in range(3)] == [True, True, False]
+    assert all(guest.has_left for guest in idle)
+    assert not any(guest.has_left for guest in busy)
+    assert room.num_held == 3
+
+
 def test_what_is_larger_than_the_room_moves_nobody_who_has_less():
     room = FairRoom(10)
     small = Someone("small")
@@ -84,7 +110,7 @@ def test_the_books_balance_whatever_is_done(most, moves):
         if room.take(guest, amount):
             inside[guest] = amount
         for gone in [other for other in inside if other.has_left]:
-            assert gone.can_leave or (gone.is_idle and gone.caller == caller)
+            assert gone.can_leave or gone.is_idle
             del inside[gone]
         assert room.num_held == sum(inside.values()) <= most
         assert len(room._by_caller) <= len(inside)

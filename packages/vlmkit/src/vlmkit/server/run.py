@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
+from typing import cast
 
 import uvicorn
 
@@ -26,7 +27,9 @@ from vlmkit.kit import heap
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.fleet.fleet import OnLoaded
+from vlmkit.server.http.acceptor import Acceptor
 from vlmkit.server.http.connection import Connection
+from vlmkit.server.http.open_files import room_for_connections
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.gate import is_loopback
@@ -35,7 +38,6 @@ from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
-OTHER_FILES = 128  # that a process has open besides connections
 LAST_WORDS_S = 5  # for requests that were cut off to send their error
 
 
@@ -96,9 +98,10 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._is_told_to_end = False
+        self._acceptor: Acceptor | None = None
         settings = service.settings
         room = service.ledger.connections
-        room.most = _num_connections(settings)
+        room.most = room_for_connections(settings.max_connections)
         connection = type("Connection", (Connection,), {"settings": settings, "room": room})
         super().__init__(
             uvicorn.Config(
@@ -119,11 +122,31 @@ class Server(uvicorn.Server):
         """Open the port."""
         self._loop = asyncio.get_running_loop()
         _on_hangup(self._reload)
-        await super().startup(sockets)
+        await super().startup([])
+        self._acceptor = Acceptor(
+            self._connection,
+            self._service.ledger.connections,
+            self.config.ssl,
+            self._service.settings.header_timeout_s,
+        )
+        self._acceptor.start(sockets or ())
         scheme = "https" if self.config.is_ssl else "http"
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+
+    def _connection(self) -> Connection:
+        """Make what speaks over one connection."""
+        made = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return cast(Connection, made)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, and then the connections."""
+        if self._acceptor is not None:
+            await self._acceptor.stop()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain at the first signal; end the process at the second."""
@@ -170,26 +193,6 @@ def _on_hangup(reload: Callable[[], None]) -> None:
     """Let SIGHUP reload, where there is such a signal and it is ours to take."""
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-
-
-def _num_connections(settings: ServerSettings) -> int:
-    """Return how many connections can be open; lets the process have as many files as that takes.
-
-    A process that has no more files goes on listening and answers nobody.
-    """
-    wanted = settings.max_connections
-    if sys.platform != "win32":
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if hard != resource.RLIM_INFINITY:
-            wanted = min(wanted, max(1, hard - OTHER_FILES))
-        if wanted < settings.max_connections:
-            log.warning("max_connections is %d: the system allows no more open files", wanted)
-        if soft != resource.RLIM_INFINITY and soft < wanted + OTHER_FILES:
-            most = wanted + OTHER_FILES if hard == resource.RLIM_INFINITY else hard
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted + OTHER_FILES, most), hard))
-    return wanted
 
 
 def _load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:

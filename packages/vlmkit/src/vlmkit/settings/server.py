@@ -108,8 +108,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         allow_generate: answer ``/inference/v1/generate``, whose prompts are tokens as they are,
             control tokens included, to whoever reaches the server. Where keys are asked for, those
             with the scope ``tokens`` are answered in any case.
-        max_connections: open connections. Of more, an idle one of whoever has most is closed, or
-            the new one is answered 503.
+        max_connections: open connections, those that are being encrypted included. Of more, one of
+            whoever has most is closed, idle ones first, or the new one is answered 503.
         max_requests: requests under way, images and queue included; more are answered 429. An
             eighth is left to clients that have less than their share.
         max_body_bytes: size of one request's body.
@@ -119,7 +119,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_request_pixels: pixels of all images of one request.
         max_tool_rounds: times that an answer may go on with what tools of the server returned.
         max_header_bytes: size of one request's headers, its path included.
-        header_timeout_s: time for a request's headers to arrive.
+        header_timeout_s: time for a request's headers to arrive, and for a connection to be
+            encrypted.
         body_timeout_s: time for a request's body to arrive.
         keepalive_s: silence in a stream after which a comment is sent, to keep proxies patient.
         send_timeout_s: time that a reader may take nothing before its connection is cut.

@@ -14,7 +14,6 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from vlmkit.server.http.caller import network_of
 from vlmkit.server.http.fair_room import FairRoom
 from vlmkit.settings.server import ServerSettings
 
@@ -26,11 +25,22 @@ LAST_BYTES_S = 5.0  # for a client to notice that its answer is there, and to st
 
 
 class Connection(HttpToolsProtocol):
-    """HTTP/1.1 with bounded headers and patience; subclass it with ``settings`` set."""
+    """HTTP/1.1 with bounded headers and patience; subclass it with ``settings`` set.
+
+    Attributes:
+        settings: bounds.
+        room: where it is counted.
+        caller: whose it is.
+        handshake: what encrypts it, until that is done.
+        is_made: whether that is done.
+        is_refused: whether there is no room for it.
+    """
 
     settings: ServerSettings
     room: FairRoom
     caller = ""
+    handshake: "asyncio.Task[None] | None" = None
+    is_made = is_refused = False
     _cycles: tuple[RequestResponseCycle, ...] = ()
     _num_header_bytes = 0
     _header_deadline: asyncio.TimerHandle | None = None
@@ -38,15 +48,11 @@ class Connection(HttpToolsProtocol):
     _last_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start to wait for the first request."""
+        """Start to wait for the first request, or refuse it for want of room."""
         super().connection_made(transport)
-        self.caller = network_of(self.client[0]) if self.client else ""
-        if self.room.take(self, 1):
+        self.is_made, self.handshake = True, None
+        if not self.is_refused:
             self._await_headers()
-            return
-        log.warning("a connection was refused: %d are open", self.room.num_held)
-        if self.scheme == "https":  # a goodbye would have to be answered, and is waited for
-            self.transport.abort()
             return
         self.transport.write(
             _refusal(503) + b"retry-after: %d\r\n\r\n" % self.room.turn_s(self.caller)
@@ -76,7 +82,7 @@ class Connection(HttpToolsProtocol):
     @property
     def can_leave(self) -> bool:
         """Whether nobody here takes an answer, or waits for one and has asked for it whole."""
-        if self.flow.write_paused:
+        if self.is_made and self.flow.write_paused:
             return True
         return all(cycle.response_complete or cycle.more_body for cycle in self._cycles)
 
@@ -87,7 +93,10 @@ class Connection(HttpToolsProtocol):
 
     def leave(self) -> None:
         """Close the connection: others want its place."""
-        self.transport.abort()
+        if self.is_made:
+            self.transport.abort()
+        elif self.handshake is not None:
+            self.handshake.cancel()
 
     def on_message_begin(self) -> None:
         """Start to wait for a request's headers."""

@@ -8,11 +8,14 @@ for, and what it means to leave, is its users' business. Is used in the event lo
 
 import asyncio
 from collections import Counter, deque
+from itertools import islice
 from typing import Protocol
 
 from vlmkit.running.fair_share import may_claim
 from vlmkit.server.http.errors import Overloaded
 from vlmkit.server.http.turnover import Turnover
+
+LOOKS = 256  # at those who might leave, for one newcomer
 
 
 class Guest(Protocol):
@@ -83,6 +86,7 @@ class FairRoom:
         self.num_held = 0
         self._sentence = sentence
         self._by_caller: Counter[str] = Counter()
+        self._by_amount: dict[int, dict[str, None]] = {}  # callers who have so much
         self._guests: dict[str, dict[Guest, int]] = {}
         self._waiting: dict[str, deque[tuple[asyncio.Future[Claim], int]]] = {}
         self._turnover = Turnover()
@@ -92,7 +96,8 @@ class FairRoom:
     def take(self, guest: Guest, amount: int) -> bool:
         """Let a guest have so much more, if need be of what others have; False if it may not.
 
-        Nobody leaves for a caller who would have as much as he has, but idle ones of that caller's.
+        Nobody leaves for a caller who would have more than he has. For one who would have as much,
+        only who is idle does: one who comes from many places could keep everybody out otherwise.
         """
         while self.num_held + amount > self.most:
             wanted = self._by_caller[guest.caller] + amount
@@ -110,7 +115,7 @@ class FairRoom:
         if own is None or (amount := own.pop(guest, None)) is None:
             return
         self.num_held -= amount
-        self._by_caller[guest.caller] -= amount
+        self._count(guest.caller, -amount)
         self._turnover.end(amount)
         if not own:
             del self._guests[guest.caller], self._by_caller[guest.caller]
@@ -187,8 +192,19 @@ class FairRoom:
             self._turnover.begin()
         own = self._guests.setdefault(guest.caller, {})
         own[guest] = own.get(guest, 0) + amount
-        self._by_caller[guest.caller] += amount
+        self._count(guest.caller, amount)
         self.num_held += amount
+
+    def _count(self, caller: str, amount: int) -> None:
+        before = self._by_caller[caller]
+        self._by_caller[caller] = after = before + amount
+        if before:
+            alike = self._by_amount[before]
+            del alike[caller]
+            if not alike:
+                del self._by_amount[before]
+        if after:
+            self._by_amount.setdefault(after, {})[caller] = None
 
     def _let_in(self) -> None:
         """Give those their parts who wait, and for whom there is room in turn."""
@@ -205,12 +221,36 @@ class FairRoom:
                 del self._waiting[caller]
 
     def _who_leaves(self, newcomer: Guest, wanted: int) -> Guest | None:
-        """Return who came first of those that can leave, of whoever has most."""
-        for other, held in self._by_caller.most_common():
-            if other == newcomer.caller or held <= wanted:
+        """Return one that can leave, of whoever has most; of several, who came first."""
+        own, num_looks = self._guests.get(newcomer.caller, {}), LOOKS
+        for held in sorted(self._by_amount, reverse=True):
+            if held < wanted or not num_looks:
                 break
-            for guest in self._guests[other]:
-                if guest.can_leave:
+            for other in list(islice(self._by_amount[held], num_looks)):
+                num_looks -= 1
+                if other != newcomer.caller and (guest := self._idle(other, held > wanted)):
                     return guest
-        own = self._guests.get(newcomer.caller, {})
-        return next((guest for guest in own if guest.is_idle and guest is not newcomer), None)
+                self._by_amount[held][other] = self._by_amount[held].pop(other)
+        return next((g for g in islice(own, LOOKS) if g.is_idle and g is not newcomer), None)
+
+    def make_way(self) -> bool:
+        """Let an idle guest of whoever has most leave; False if there is none."""
+        for held in sorted(self._by_amount, reverse=True):
+            for caller in list(islice(self._by_amount[held], LOOKS)):
+                if guest := self._idle(caller, or_can_leave=False):
+                    self.give_back(guest)
+                    guest.leave()
+                    return True
+        return False
+
+    def _idle(self, caller: str, or_can_leave: bool) -> Guest | None:
+        """Return who came first of a caller's that are idle; who is looked at in vain comes last.
+
+        So nobody who has many that are busy makes others wait for long looks.
+        """
+        own = self._guests[caller]
+        for guest in list(islice(own, LOOKS)):
+            if guest.is_idle or (or_can_leave and guest.can_leave):
+                return guest
+            own[guest] = own.pop(guest)
+        return None

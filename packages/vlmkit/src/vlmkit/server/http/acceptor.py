@@ -1,0 +1,132 @@
+"""Accepts connections: each is counted before it says anything, and encrypted in time if at all.
+
+Asyncio's own servers count nothing, wait a minute for each handshake, and without a file to spare
+go on without a word. What is said over a connection is its own business.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence as Seq
+
+from vlmkit.server.http.caller import network_of
+from vlmkit.server.http.connection import Connection
+from vlmkit.server.http.fair_room import FairRoom
+from vlmkit.server.http.open_files import SpareFile
+
+log = logging.getLogger(__name__)
+
+BURST = 64  # connections that are accepted before others have their turn
+NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+PAUSE_S = 0.05  # between looks for a file
+TOLD_S = 60.0  # between two lines of the log about the same
+PART = 8  # of the connections that are idle, one part in so many leaves for want of files
+
+
+class Acceptor:
+    """Accepts until it is stopped. Is used in the event loop's thread alone.
+
+    Args:
+        make: makes a connection.
+        room: counts them; who has no room is refused by the connection itself.
+        context: encrypts them; None does not.
+        handshake_s: how long that may take to begin.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Connection],
+        room: FairRoom,
+        context: ssl.SSLContext | None,
+        handshake_s: float,
+    ) -> None:
+        self._make = make
+        self._room = room
+        self._context = context
+        self._handshake_s = handshake_s
+        self._spare = SpareFile()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: list[asyncio.Task[None]] = []
+        self._told_s: dict[str, float] = {}
+
+    def start(self, listeners: Seq[socket.socket]) -> None:
+        """Accept what comes."""
+        for listener in listeners:
+            listener.setblocking(False)
+            self._listening.append(asyncio.ensure_future(self._listen(listener)))
+
+    async def stop(self) -> None:
+        """Accept no more, and end handshakes that go on."""
+        tasks = [*self._listening, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._spare.give()
+
+    async def _listen(self, listener: socket.socket) -> None:
+        while True:
+            for _ in range(BURST):
+                try:
+                    await self._accept(listener)
+                except OSError as error:
+                    if isinstance(error, ConnectionError):  # it went away first
+                        continue
+                    if error.errno not in NO_FILES:
+                        log.exception("a connection could not be accepted")
+                    await self._find_files(listener)
+            await asyncio.sleep(0)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        accepted, address = await asyncio.get_running_loop().sock_accept(listener)
+        connection = self._make()
+        connection.caller = network_of(address[0]) if isinstance(address, tuple) else ""
+        if not self._room.take(connection, 1):
+            self._tell("a connection was refused: %d are open", self._room.num_held)
+            if self._context is not None:  # a goodbye would have to be encrypted
+                accepted.close()
+                return
+            connection.is_refused = True
+        task = asyncio.ensure_future(self._connect(connection, accepted))
+        connection.handshake = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
+        """Hand a connection its transport, once it is encrypted where that is wanted."""
+        timeout_s = None if self._context is None else self._handshake_s
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=timeout_s
+            )
+        except (OSError, ssl.SSLError):  # strangers' business, of which they can make much
+            log.debug("a handshake failed", exc_info=True)
+        finally:
+            if not connection.is_made:
+                self._room.give_back(connection)
+
+    async def _find_files(self, listener: socket.socket) -> None:
+        """Let idle connections go, so that files can be opened; meanwhile the spare one serves."""
+        self._tell("no more files can be opened: idle ones of %d connections close", self._num)
+        for _ in range(max(1, self._num // PART)):
+            if not self._room.make_way():
+                break
+        self._spare.give()
+        with contextlib.suppress(OSError):
+            await asyncio.wait_for(self._accept(listener), PAUSE_S)
+        if not self._spare.keep():
+            await asyncio.sleep(PAUSE_S)
+
+    @property
+    def _num(self) -> int:
+        return self._room.num_held
+
+    def _tell(self, message: str, number: int) -> None:
+        """Write a line that strangers can cause, and not too often."""
+        now_s = time.monotonic()
+        if now_s - self._told_s.get(message, -TOLD_S) >= TOLD_S:
+            self._told_s[message] = now_s
+            log.warning(message, number)
