@@ -122,6 +122,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         header_timeout_s: time for a request's headers to arrive, and for a connection to be
             encrypted.
         body_timeout_s: time for a request's body to arrive.
+        request_timeout_s: time for a request from its headers to the end of its answer, waiting
+            included; what is not done then ends with an error. A client asks for less in the header
+            ``x-request-timeout``.
         keepalive_s: silence in a stream after which a comment is sent, to keep proxies patient.
         send_timeout_s: time that a reader may take nothing before its connection is cut.
         drain_timeout_s: time that running answers have to finish after SIGTERM.
@@ -154,6 +157,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_header_bytes: Positive = 64 * 2**10
     header_timeout_s: Seconds = 20.0
     body_timeout_s: Seconds = 60.0
+    request_timeout_s: Seconds = 3600.0
     keepalive_s: Seconds = 15.0
     send_timeout_s: Seconds = 60.0
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0

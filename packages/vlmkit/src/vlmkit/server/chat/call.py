@@ -30,6 +30,7 @@ from vlmkit.server.http.errors import WrongMediaType
 from vlmkit.server.limits.charge import Charge, Charged
 from vlmkit.server.limits.entrance import ACCOUNT
 from vlmkit.server.work.bodies import Body
+from vlmkit.server.work.deadline import TooLate
 from vlmkit.server.work.service import Service
 
 UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
@@ -83,6 +84,9 @@ class Call(ABC, Generic[B]):
                     if error.retry_after_s is None:
                         error.retry_after_s = self.service.retry_after_s(self.caller.account)
                     raise
+                except TooLate as error:
+                    error.retry_after_s = self.service.retry_after_s(self.caller.account)
+                    raise
 
     async def _answer(self, place: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
         with self.service.bodies.opened(self._request) as sent:
@@ -93,7 +97,7 @@ class Call(ABC, Generic[B]):
             del content
             self.note(ignored)
             self._sent = sent
-            response = await self.service.attend(self.start(body), receive)
+            response = await self.service.attend(self.start(body), receive, scope)
             del body  # what was sent need not wait for the answer: it can be large
         await response(scope, receive, send)
 

@@ -57,7 +57,7 @@ class _ToMemory:
         with ExitStack() as place, self._service.bodies.opened(self._request) as sent:
             body = await sent.read(self._request)
             place.enter_context(self._service.admitted(account))
-            response = await self._service.attend(self._kept(body, boundary), receive)
+            response = await self._service.attend(self._kept(body, boundary), receive, scope)
         await response(scope, receive, send)
 
     async def _kept(self, body: bytes, boundary: str) -> ASGIApp:

@@ -48,7 +48,7 @@ async def answered(
 
     try:
         async with lease:
-            await service.attend(read(), _never)
+            await service.attend(read(), _never, scope)
             last = await service.desk.do(partial(events.closing, stream.usage))
     except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
         last = events.cancelled() if log.is_cancelled else events.failed(error, scope)

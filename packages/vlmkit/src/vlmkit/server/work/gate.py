@@ -3,6 +3,7 @@
 Wraps the whole application, so that paths which do not exist pass it as well.
 """
 
+import asyncio
 import ipaddress
 import re
 import secrets
@@ -11,11 +12,14 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
+from vlmkit.errors import RequestError
 from vlmkit.server.http.errors import HostRefused, error_response
 from vlmkit.server.limits.entrance import ACCOUNT
 from vlmkit.server.limits.headers import limit_headers
+from vlmkit.server.work.deadline import DEADLINE, HEADER, time_for
 from vlmkit.server.work.service import Service
 
+_TIMEOUT = HEADER.encode()
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:-]{1,128}")
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -52,6 +56,12 @@ class Gate:
             await send(message)
 
         with self._service.opened():
+            try:
+                time_s = time_for(headers.get(_TIMEOUT), self._service.settings.request_timeout_s)
+            except RequestError as wrong:
+                await error_response(wrong, scope)(scope, receive, send_named)
+                return
+            scope["state"][DEADLINE] = asyncio.get_running_loop().time() + time_s
             host = headers.get(b"host")
             if self._hosts is not None and host is not None and _name(host) not in self._hosts:
                 error = HostRefused(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from litestar.datastructures import Headers
-from litestar.types import Receive
+from litestar.types import Receive, Scope
 
 from vlmkit.errors import RequestError
 from vlmkit.server.fields.ignored import (
@@ -31,6 +31,7 @@ from vlmkit.server.limits.accounts import Accounts
 from vlmkit.server.offer import Loader, Offer, Served, runner_of
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.bodies import Bodies
+from vlmkit.server.work.deadline import TooLate, deadline_of
 from vlmkit.server.work.desk import Desk
 from vlmkit.server.work.ledger import Ledger
 from vlmkit.settings.server import ServerSettings
@@ -176,24 +177,28 @@ class Service:
             if not self.num_open:
                 self._is_idle.set()
 
-    async def attend(self, work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    async def attend(self, work: Coroutine[Any, Any, T], receive: Receive, scope: Scope) -> T:
         """Do the work of one request for as long as anyone wants its result.
 
         Args:
-            work: is cancelled when the client goes away or the server gives up.
+            work: is cancelled when the client goes away, its time is over, or the server gives up.
             receive: the connection, of which nothing but its end is expected.
+            scope: of the request, which knows when it has to be done.
 
         Raises:
             ClientGone: the client closed the connection first.
+            TooLate: the request has no more time.
             Unavailable: the server is shutting down and did not wait any longer.
         """
+        deadline_s = deadline_of(scope)
+        left_s = None if deadline_s is None else deadline_s - asyncio.get_running_loop().time()
         task = asyncio.ensure_future(work)
         watcher = asyncio.ensure_future(_gone(receive))
         self._tasks.add(task)
         try:
-            await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, watcher), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise ClientGone
+                raise ClientGone if watcher.done() else TooLate
             if task.cancelled():
                 raise Unavailable("the server is shutting down", code="server_draining")
             return task.result()

@@ -131,7 +131,7 @@ class ByteStream(ABC):
     async def _last_event(self, scope: Scope, receive: Receive, send: Send) -> bytes:
         """Send everything but the last event, and return that."""
         try:
-            await self._service.attend(self._write(send), receive)
+            await self._service.attend(self._write(send), receive, scope)
         except ClientGone:
             raise
         except Exception as error:  # noqa: BLE001 - the client must learn that this is no end

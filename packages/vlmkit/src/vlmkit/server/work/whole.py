@@ -52,7 +52,7 @@ class WholeAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the end and answer; an error has its own status."""
-        completion = await self._service.attend(self._stream.aresult(), receive)
+        completion = await self._service.attend(self._stream.aresult(), receive, scope)
         if any(choice.finish_reason == "abort" for choice in completion.choices):
             raise Unavailable("the answer was cut off", code="aborted")
         timing = server_timing(self._images_s, completion.timings)
@@ -88,7 +88,7 @@ class PiecedAnswer:
         own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *own]})
         try:
-            await self._service.attend(self._rest(first, desk, send), receive)
+            await self._service.attend(self._rest(first, desk, send), receive, scope)
         except (ClientGone, Unavailable):
             return  # the connection is closed, so that nobody takes this for the end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
