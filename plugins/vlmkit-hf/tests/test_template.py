@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import vlmkit_hf.template
 from vlmkit.ask.message import Message, TextPart
 from vlmkit.errors import CheckpointError, ConfigError, RequestError
 from vlmkit.kit.checkpoint import Checkpoint
@@ -170,3 +171,34 @@ def test_a_vision_template_that_wants_plain_text_gets_placeholders_in_it(
 
     assert len(prompt.media) == 1
     assert tokenizer.decode(prompt.token_ids).split() == ["Q:", "Look", "here", "A:"]
+
+
+LOOKS_AT_ALL = "{% for m in messages %}{% for n in messages %}{{ n.role }}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOKS_AT_ALL,
+        LOOKS_AT_ALL.replace("{{ n.role }}", "{% if n['role'] == m.role %}{% endif %}"),
+        "{% for m in messages %}{{ 'x' * 10_000 }}{% endfor %}",
+        "{{ 'x' * 2_000_000 }}",
+        "{{ [1] * 2_000_000 }}",
+        "{{ 9 ** 999_999_999 }}",
+    ],
+)
+def test_a_template_that_takes_too_long_is_stopped(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vlmkit_hf.template, "MAX_STEPS", 2**16)
+    template = ChatTemplate(source, {}, "m")
+    with pytest.raises(RequestError, match="takes too long to write this conversation") as caught:
+        template.render([{"role": "user"}] * 2000)
+    assert caught.value.param == "messages"
+
+
+def test_one_conversation_costs_another_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vlmkit_hf.template, "MAX_STEPS", 2**16)
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}{{ 2 * 3 }}", {}, "m")
+    for _ in range(4):  # more than one may take
+        assert template.render([{"role": "user"}] * 2**15) == "user" * 2**15 + "6"

@@ -1,11 +1,14 @@
 """Chat templates: the Jinja text that says how a model's conversations are written.
 
 Renders in Jinja's sandbox with the functions and filters that templates on the hub expect. Knows
-nothing of tokens, and never sees what a client wrote: see :mod:`vlmkit_hf.sentinel`.
+nothing of tokens, and never sees what a client wrote: see :mod:`vlmkit_hf.sentinel`. How many
+messages and tools there are is the client's, and some templates look at all of them for each: what
+is looked up is counted while they are written, as is what they write.
 """
 
 import datetime as dt
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +27,11 @@ from vlmkit.seams.tokenizer import PLAIN
 from vlmkit_hf.reasoning import Effort
 from vlmkit_hf.sentinel import without_stand_ins
 
+MAX_STEPS = 2**20  # that one conversation takes: a second or two
+MAX_CHARS = 2**24  # that are written; what a client said is not among them
+MAX_REPEATED = 2**20  # items of what a template repeats by a number
+MAX_POWER = 64
+
 
 class ChatTemplate:
     """One compiled chat template.
@@ -41,7 +49,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, Any], owner: str) -> None:
-        environment = _environment()
+        self._environment = environment = _environment()
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
@@ -101,7 +109,9 @@ class ChatTemplate:
                 f"a chat template has {min(taken)!r} of its own", param="chat_template_kwargs"
             )
         try:
-            return self._template.render(values, **own)
+            return self._environment.written(self._template, values | own)
+        except RequestError:
+            raise
         except _Refusal as error:
             raise RequestError(
                 "the model's chat template refuses this conversation: "
@@ -149,8 +159,72 @@ def _check_name(name: object) -> None:
         raise jinja2.exceptions.SecurityError("a template's namespace takes no private names")
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which counts what a template does; any number of threads may use it."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._own = threading.local()
+
+    def written(self, template: jinja2.Template, values: Mapping[str, Any]) -> str:
+        """Return what a template writes.
+
+        Raises:
+            RequestError: it takes too long, or writes too much.
+        """
+        self._own.num_steps = 0
+        pieces, num_chars = [], 0
+        for piece in template.generate(values):
+            num_chars += len(piece)
+            if num_chars > MAX_CHARS:
+                raise _too_much()
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Count a look-up, and do it."""
+        self._step()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Count a look-up, and do it."""
+        self._step()
+        return super().getitem(obj, argument)
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Count a call, and do it."""
+        self._step()
+        return super().call(context, obj, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Multiply what stays small."""
+        if operator == "**":
+            if abs(right) > MAX_POWER:
+                raise _too_much()
+        elif hasattr(left, "__len__") or hasattr(right, "__len__"):
+            items, number = (left, right) if hasattr(left, "__len__") else (right, left)
+            if isinstance(number, int) and number * len(items) > MAX_REPEATED:
+                raise _too_much()
+        return super().call_binop(context, operator, left, right)
+
+    def _step(self) -> None:
+        self._own.num_steps += 1
+        if self._own.num_steps > MAX_STEPS:
+            raise _too_much()
+
+
+def _too_much() -> RequestError:
+    return RequestError(
+        "the model's chat template takes too long to write this conversation",
+        param="messages",
+        hint="send fewer messages, or fewer tools",
+    )
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
