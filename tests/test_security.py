@@ -1,0 +1,78 @@
+"""What docs/explanation/security.md says holds: each row has tests, and each of them is there."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/explanation/security.md").read_text()
+ROWS = [line.strip("|").split(" | ") for line in PAGE.splitlines() if line.startswith("| S")]
+SOURCES = sorted([*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")])
+
+RUNNING = {  # calls that run, or may run, what they are given
+    *("eval", "exec", "compile", "pickle.load", "pickle.loads", "marshal.loads", "dill.loads"),
+    *("shelve.open", "joblib.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"),
+}
+OF_CONTRACTS = Path("packages/vlmkit/src/vlmkit/testing")  # which pickle what they wrote themselves
+
+
+def names_in(module: str) -> set[str]:
+    """Return the names of all functions in the test modules that are called so."""
+    paths = [*ROOT.glob(f"tests/**/{module}"), *ROOT.glob(f"*/*/tests/**/{module}")]
+    trees = [ast.parse(path.read_text()) for path in paths]
+    return {node.name for tree in trees for node in ast.walk(tree) if hasattr(node, "name")}
+
+
+def test_every_hazard_has_a_row() -> None:
+    assert [row[0].strip() for row in ROWS] == [f"S{number}" for number in range(1, 27)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())
+def test_the_tests_of_a_row_are_there(row: list[str]) -> None:
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row[-1])
+    assert named
+    missing = [f"{module}::{test}" for module, test in named if test not in names_in(module)]
+    assert not missing
+
+
+def calls_in(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Yield the calls of a module, each with the name that it is called by."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def test_no_module_reads_what_could_run() -> None:
+    found = []
+    for path in SOURCES:
+        is_contract = path.is_relative_to(ROOT / OF_CONTRACTS)
+        for name, call in calls_in(path):
+            options = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            is_bad = name in RUNNING and not (is_contract and name.startswith("pickle."))
+            is_bad = is_bad or (name == "torch.load" and options.get("weights_only") != "True")
+            is_bad = is_bad or (name == "np.load" and options.get("allow_pickle") != "False")
+            is_bad = is_bad or options.get("shell") == "True"
+            if is_bad:
+                found.append(f"{path.relative_to(ROOT)}:{call.lineno}: {name}")
+    assert not found
+
+
+def test_secrets_are_compared_in_constant_time() -> None:
+    """How constant it is, is the library's promise; that all keys are compared so, is ours."""
+    ring = ROOT / "packages/vlmkit/src/vlmkit/server/identity/key_ring.py"
+    nodes = list(ast.walk(ast.parse(ring.read_text())))
+    (find,) = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "find"]
+    (loop,) = [n for n in ast.walk(find) if isinstance(n, ast.For)]
+    assert "hmac.compare_digest(" in ast.unparse(loop)
+    assert not [n for n in ast.walk(loop) if isinstance(n, ast.Return | ast.Break)]
+    compared = [ast.unparse(n) for n in ast.walk(find) if isinstance(n, ast.Compare)]
+    assert not [text for text in compared if "digest" in text or "secret" in text]
+
+
+def test_what_no_server_can_guard_against_is_said() -> None:
+    said = PAGE.partition("## What a picture says")[2]
+    assert "may do as it reads" in said
+    assert "(../../" not in said
