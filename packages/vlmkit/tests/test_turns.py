@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from mock_model import script, wait_until
 
 from vlmkit.ask.message import Message, TextPart
-from vlmkit.ask.request import Request
+from vlmkit.ask.request import BACKGROUND, Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import QueueFull
 from vlmkit.pipeline import Pipeline
@@ -159,6 +159,26 @@ def test_inside_an_account_priority_goes_first():
     served.step()
     served.add(urgent := asked("one", 10, priority=1))
     assert first_step(served, urgent) <= 2
+
+
+def test_what_nobody_waits_for_comes_after_others_although_its_account_used_least():
+    served = Served(max_running=2)
+    served.add(*[asked("heavy", 100, num_outputs=50) for _ in range(4)])
+    for _ in range(20):
+        served.step()
+    served.add(*[asked("light", 10, priority=BACKGROUND) for _ in range(4)])
+    served.add(*[asked("heavy", 10) for _ in range(4)])
+    served.run()
+    assert [job.account for job in served.done] == ["heavy"] * 8 + ["light"] * 4
+
+
+def test_what_somebody_waits_for_takes_the_place_of_what_nobody_does():
+    served = Served(max_running=2)
+    served.add(*[asked("light", 10, priority=BACKGROUND, num_outputs=1000) for _ in range(4)])
+    for _ in range(20):
+        served.step()
+    served.add(late := asked("heavy", 10))
+    assert first_step(served, late) <= 2
 
 
 def test_a_tenant_who_is_alone_is_served_as_without_turns():

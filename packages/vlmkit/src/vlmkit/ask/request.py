@@ -13,6 +13,9 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.tool_choice import NamedTool, ToolChoice, check_tool_choice
 from vlmkit.errors import RequestError
 
+BACKGROUND = 1001
+"""A priority of requests that nobody waits for: no account's turn puts those before others'."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -39,7 +42,7 @@ class Request:
         account: on whose account it is computed, where several share what there is; the tenant's
             when empty.
         cache_salt: keeps a tenant's own requests apart in all caches, but for those of equal salt.
-        priority: smaller runs first.
+        priority: smaller runs first; from :data:`BACKGROUND` on, after all that others ask, too.
         id: how logs and answers call it; made up when empty.
         admit: is called once, in any thread, with what the request comes to, when its prompt is
             made and before it waits for its turn; what it raises refuses the request. It stays with

@@ -9,14 +9,16 @@ first come first served.
 
 A scheduler is handed little more than it can begin, and hears of accounts by priorities alone: a
 sequence whose account has used no more than any other that runs is more urgent than theirs, so
-that it is read before their prompts are, and gets a place although they have all. Knows no engine
-and no clock; is used in the loop's thread, but for what is said to be counted elsewhere.
+that it is read before their prompts are, and gets a place although they have all; but not so one
+that nobody waits for. Knows no engine and no clock; is used in the loop's thread, but for what is
+said to be counted elsewhere.
 """
 
 import heapq
 import itertools
 from collections.abc import Iterator
 
+from vlmkit.ask.request import BACKGROUND
 from vlmkit.running.job import Job
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.sequence import Sequence
@@ -201,7 +203,8 @@ class Turns:
         job, cost = account.waiting.pop(sequence)
         self.num_waiting -= 1
         others = [each for other, each in used.items() if other != name and self._runs(other)]
-        if others and used[name] <= min(others):
+        is_wanted = sequence.priority < BACKGROUND
+        if is_wanted and others and used[name] <= min(others):
             self._level -= 1
             sequence.priority += self._level * LEVEL
         account.inside[sequence] = account.entered[sequence] = cost

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from vlmkit.ask.request import BACKGROUND
 from vlmkit.server.batches.entries import answered, new_id, unanswered, used
 from vlmkit.server.batches.inside import Answer, Inside
 from vlmkit.server.batches.lines import Line, line_of
@@ -28,7 +29,6 @@ from vlmkit.server.work.service import Service
 
 log = logging.getLogger(__name__)
 
-PRIORITY = 1001  # above what any request can ask for: it runs later
 MAX_ATTEMPTS = 3  # of a line whose request failed, or ended with the process
 MAX_PAUSE_S = 60.0
 LEFT_AT_ONCE = 1000  # lines without an answer that are written together
@@ -236,7 +236,7 @@ class Asker:
         answer = await self._inside.post(
             line.url,
             bytes(line.body),
-            batch.caller(PRIORITY),
+            batch.caller(BACKGROUND),
             request_id,
             going.gone,
         )
