@@ -1,5 +1,6 @@
 """What the config says of a model, as what a server takes."""
 
+import logging
 from typing import TYPE_CHECKING
 
 import click
@@ -16,10 +17,19 @@ if TYPE_CHECKING:
     from vlmkit.seams.runner import Runner
 
 
+log = logging.getLogger(__name__)
+
+
 def offer(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> Offer:
-    """Return how one model is served; each stage of its loading gets a line on standard error."""
+    """Return how one model is served; each stage of its loading gets a line on standard error.
+
+    Where the log is one for programs, it says only that a model is loaded.
+    """
 
     def load() -> "Runner":
+        if config.server.log_format == "json":
+            log.info("loading %r", name_of(entry))
+            return assemble(entry, config, plugins)
         click.echo(f"loading {name_of(entry)!r}", err=True)
         return assemble(entry, config, plugins, Stages(lists=True))
 

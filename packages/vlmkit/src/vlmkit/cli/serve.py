@@ -11,6 +11,7 @@ from vlmkit.cli import options
 
 if TYPE_CHECKING:
     from vlmkit.seams.tool_source import ToolSource
+    from vlmkit.server.logs.flood import Floods
     from vlmkit.server.offer import Offer
     from vlmkit.settings.server import ServerSettings
 
@@ -29,6 +30,7 @@ ready. Ask it, for example, by
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @click.option("--host", metavar="ADDRESS", help="Address to listen on: the setting server.host.")
 @click.option("--port", metavar="NUMBER", help="Port to listen on: server.port; 0 for a free one.")
+@click.option("--log-format", metavar="FORMAT", help="text or json: server.log_format.")
 @options.configured
 @click.pass_context
 def serve(
@@ -37,6 +39,7 @@ def serve(
     models: Sequence[str],
     host: str | None,
     port: str | None,
+    log_format: str | None,
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
@@ -46,7 +49,8 @@ def serve(
     from vlmkit.cli.offers import offer
     from vlmkit.config.providers import check_components
 
-    address = options.stated(**{"server.host": host, "server.port": port})
+    stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
+    address = options.stated(**stated)
     layered, plugins = read_with_plugins(config_file, assignments, address)
     config = layered.config
     check_components(config, plugins)
@@ -57,8 +61,12 @@ def serve(
     if len(offers) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
-    _show_log(debug=context.obj.debug)
-    _run(offers, config.server, sources)
+    floods = _show_log(config.server.log_format, debug=context.obj.debug)
+    try:
+        _run(offers, config.server, sources)
+    finally:
+        for flood in floods:
+            flood.tell()
 
 
 def _run(
@@ -70,7 +78,7 @@ def _run(
     from vlmkit.server.run import serve as run_server
 
     def tell(names: Sequence[str]) -> None:
-        if settings.port:
+        if settings.port and settings.log_format == "text":
             shown = [*offers, *names][-1]  # one that is there, if any is
             click.echo(_example(settings, shown), err=True)
 
@@ -91,9 +99,16 @@ def _url(settings: "ServerSettings") -> str:
     return f"{scheme}://{host}:{settings.port}/v1"
 
 
-def _show_log(*, debug: bool) -> None:
-    """Write the server's log to standard error."""
+def _show_log(log_format: str, *, debug: bool) -> "list[Floods]":
+    """Write the server's log to standard error; returns what keeps floods from it."""
+    from vlmkit.server.logs.flood import Floods
+    from vlmkit.server.logs.format import JsonFormat, TextFormat
+
+    kept = []
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter((JsonFormat if log_format == "json" else TextFormat)(tells_all=debug))
+        kept.append(Floods(handler))
+        handler.addFilter(kept[-1])
     logging.getLogger("vlmkit").setLevel(logging.DEBUG if debug else logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return kept

@@ -189,6 +189,11 @@ class Channel:
         return replace(timings, images=images)
 
     @property
+    def reasons(self) -> tuple[FinishReason, ...]:
+        """Why those choices ended that have."""
+        return tuple(self._reasons)
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing more will come."""
         return self._error is not None or not self._num_open

@@ -75,7 +75,9 @@ class Constraints:
         except VlmkitError:
             raise
         except Exception as error:  # a compiler may raise anything
-            raise engine_error("the constraint could not be compiled", error) from error
+            raise engine_error(
+                "the constraint could not be compiled", error, repeats=True
+            ) from error
 
     def _compiled(self, constraint: Constraint, scope: bytes) -> MakeMatcher:
         with self._keeping:

@@ -13,6 +13,7 @@ import msgspec
 from vlmkit.ask.media import FilePart, MediaPart
 from vlmkit.ask.message import ImagePart, Message, Part, image_parts_of, parts_of
 from vlmkit.errors import MediaError, OutOfMemory, RequestError, VlmkitError
+from vlmkit.kit.traces import trace_of
 from vlmkit.seams.media_loader import MediaLoader, PagedMediaLoader
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -110,7 +111,8 @@ class FileOpener:
         except MemoryError as error:
             raise OutOfMemory("this file") from error
         except Exception as error:
-            log.exception("media loader %r failed", name)
+            # Its text may tell what is in the file.
+            log.error("media loader %r failed:\n%s", name, trace_of(error))  # noqa: TRY400
             raise MediaError(f"media loader {name!r} failed on a file", param="messages") from error
         raise MediaError("pages are chosen of a file that has none", param="messages")
 

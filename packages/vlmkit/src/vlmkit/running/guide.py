@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from vlmkit.errors import ConstraintError, EngineError
+from vlmkit.kit.traces import trace_of
 from vlmkit.running.bits import BITS, Words, words_of
 from vlmkit.seams.constraint import MakeMatcher
 from vlmkit.seams.sequence import Sequence
@@ -120,7 +121,8 @@ class Guide:
 
     def _look_no_further(self, error: Exception) -> None:
         """Begin anew: a matcher that failed on what is ahead may be of no more use."""
-        log.warning("a constraint failed on a draft; no more are made for it", exc_info=error)
+        trace = trace_of(error)  # without its text, which may repeat what was asked
+        log.warning("a constraint failed on a draft; no more are made for it\n%s", trace)
         self._matcher = self._make()
         self._num_seen = 0
         self._looks_ahead = False

@@ -221,7 +221,7 @@ class Intake:
         except VlmkitError:
             raise
         except Exception as error:  # an engine may raise anything
-            raise engine_error("the engine refused the prompt", error) from error
+            raise engine_error("the engine refused the prompt", error, repeats=True) from error
 
     def _scope(self, request: Request) -> bytes:
         """Return what keeps a client's part of all caches apart, and one encoder's features."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence as Seq
 from typing import TypeVar
 
 from vlmkit.errors import EngineError, OutOfMemory, VlmkitError
+from vlmkit.kit.traces import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +29,20 @@ def isolated(run: Callable[[Seq[M]], list[R]], members: Seq[M]) -> list[R | Exce
     return [result for member in members for result in isolated(run, [member])]
 
 
-def engine_error(message: str, cause: Exception) -> VlmkitError:
-    """Keep the library's words out of the answer and in the log."""
+def engine_error(message: str, cause: Exception, *, repeats: bool = False) -> VlmkitError:
+    """Keep the library's words out of the answer and in the log.
+
+    Args:
+        message: what the answer says.
+        cause: what was raised.
+        repeats: whether its words may repeat what was sent, and are kept out of the log as well.
+    """
     if isinstance(cause, VlmkitError):
         return cause
-    log.error("%s", message, exc_info=cause)
+    if repeats:
+        log.error("%s", f"{message}\n{trace_of(cause)}")
+    else:
+        log.error("%s", message, exc_info=cause)
     is_memory = isinstance(cause, MemoryError)
     error = OutOfMemory("this request") if is_memory else EngineError(message, hint=SEE_LOG)
     error.__cause__ = cause

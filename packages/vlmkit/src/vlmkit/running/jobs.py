@@ -99,7 +99,8 @@ class Jobs:
         try:
             chunks = job.take(outcome)
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
-            self.fail(job.channel, engine_error("the tokenizer failed on this answer", error))
+            message = "the tokenizer failed on this answer"
+            self.fail(job.channel, engine_error(message, error, repeats=True))
             return
         for chunk in chunks:
             self._hand_on(job, chunk)

@@ -58,7 +58,7 @@ class Masks:
         try:
             guide.fill(item.sequence, item.drafts, masks)
         except Exception as error:  # noqa: BLE001 - a matcher may raise anything
-            return engine_error("a constraint failed on this request", error)
+            return engine_error("a constraint failed on this request", error, repeats=True)
         known = np.flatnonzero(masks.any(axis=1))
         self._places += (first + known).tolist()
         self._words.append(masks[known])

@@ -6,7 +6,7 @@ One stream serves all ``n`` choices of a request. A stream that nobody keeps end
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from vlmkit.ask.completion import Choice, Chunk, Completion, Timings, Usage
+from vlmkit.ask.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
 from vlmkit.ask.delta import Delta, reasoning_of, text_of, tool_calls_of
 from vlmkit.running.channel import Channel
 
@@ -57,6 +57,11 @@ class Stream:
     def timings(self) -> Timings:
         """Where its time went so far."""
         return self._channel.timings
+
+    @property
+    def reasons(self) -> tuple[FinishReason, ...]:
+        """Why those of its choices ended that have, in the order of their ends."""
+        return self._channel.reasons
 
     def abort(self) -> None:
         """Stop generating and free everything; harmless when it is over already."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from vlmkit.ask.completion import Chunk, Completion, Timings, Usage
+from vlmkit.ask.completion import Chunk, Completion, FinishReason, Timings, Usage
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.runner_stats import RunnerStats
@@ -77,6 +77,11 @@ class AnswerStream(Protocol):
     @property
     def timings(self) -> Timings:
         """Where its time went so far."""
+        ...
+
+    @property
+    def reasons(self) -> Seq[FinishReason]:
+        """Why those of its choices ended that have, in the order of their ends."""
         ...
 
     def __iter__(self) -> Iterator[Chunk]:

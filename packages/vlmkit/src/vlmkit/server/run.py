@@ -9,6 +9,8 @@ process can start another.
 import asyncio
 import contextlib
 import logging
+import os
+import platform
 import signal
 import socket
 import ssl
@@ -22,6 +24,7 @@ from typing import cast
 
 import uvicorn
 
+from vlmkit._version import __version__
 from vlmkit.errors import ConfigError
 from vlmkit.kit import heap
 from vlmkit.seams.tool_source import ToolSource
@@ -76,8 +79,10 @@ def serve(
             server = Server(service)
             service.fleet.tell_errors(server.stop)
             server.run(sockets=[listener])
+            service.audit.note("ended")
     finally:
         service.fleet.close()
+        service.close_logs()
         heap.unsettle()
     if service.fleet.error is not None:
         raise service.fleet.error
@@ -134,6 +139,8 @@ class Server(uvicorn.Server):
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+            versions = {"version": __version__, "python": platform.python_version()}
+            self._service.audit.note("started", **versions, pid=os.getpid(), host=host, port=port)
 
     def _connection(self) -> Connection:
         """Make what speaks over one connection."""
@@ -165,10 +172,16 @@ class Server(uvicorn.Server):
                 self._loop.call_soon_threadsafe(self._start_drain)
 
     def _reload(self) -> None:
-        """Read keys and certificates again, for whoever comes from now on."""
+        """Read keys and certificates again, for whoever comes from now on; open logs again."""
         settings = self._service.settings
+        audit = self._service.audit
+        self._service.reopen_logs()
         if self._service.keys is not None:
-            self._service.keys.reload()
+            changed = self._service.keys.reload()
+            if changed is None:
+                audit.note("keys_kept")
+            else:
+                audit.note("keys_read", added=changed.added, revoked=changed.revoked)
         if self.config.ssl is not None:
             try:
                 _load_certificate(self.config.ssl, settings)
@@ -176,6 +189,7 @@ class Server(uvicorn.Server):
                 log.error("the certificate of before is kept: %s", error)  # noqa: TRY400
             else:
                 log.info("the certificate was read again")
+                audit.note("certificate_read")
 
     def _start_drain(self) -> None:
         if self._drain is None:
@@ -183,6 +197,7 @@ class Server(uvicorn.Server):
 
     async def _drain_and_exit(self) -> None:
         log.info("draining")
+        self._service.audit.note("draining")
         try:
             await self._service.drain(self._service.settings.drain_timeout_s)
         finally:

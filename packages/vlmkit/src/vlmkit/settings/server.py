@@ -134,6 +134,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         data: what outlives the process: files and batches.
         fleet: when models are loaded and unloaded.
         limits: how much may be asked for in a time.
+        log_format: how the server's log is written to standard error: ``text``, or ``json``, an
+            object a line.
+        access_log: file that gets an object of JSON for each request: what was asked of which
+            route, by which key, how it ended, its bytes, tokens and times. None is written when
+            empty.
+        audit_log: file that gets an object of JSON for all that is of consequence: start and end,
+            keys that were read again, models that were loaded, requests that load, keep or delete
+            something, and refusals for want of a key. None is written when empty.
     """
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -167,6 +175,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     data: DataSettings = DataSettings()
     fleet: FleetSettings = FleetSettings()
     limits: LimitsSettings = LimitsSettings()
+    log_format: Literal["text", "json"] = "text"
+    access_log: str = ""
+    audit_log: str = ""
 
     @property
     def takes_generate(self) -> bool:

@@ -70,6 +70,7 @@ class RunnerContract:
             whole = _token_ids(stream.result())
             assert [len(ids) for ids in whole] == [6, 6]
             assert stream.usage.completion_tokens == 12
+            assert list(stream.reasons) == ["length", "length"]
             assert _gathered(runner.submit(request)) == whole
             assert asyncio.run(read(runner)) == [whole] * 3
 

@@ -27,11 +27,13 @@ from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.fields.structure import is_light
 from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import WrongMediaType
-from vlmkit.server.limits.charge import Charge, Charged
+from vlmkit.server.limits.charge import Charge
 from vlmkit.server.limits.entrance import ACCOUNT
+from vlmkit.server.logs.noted import NOTED, Noted
 from vlmkit.server.work.bodies import Body
 from vlmkit.server.work.deadline import TooLate
 from vlmkit.server.work.service import Service
+from vlmkit.server.work.watched import Watched
 
 UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
 
@@ -63,6 +65,7 @@ class Call(ABC, Generic[B]):
         self._sent: Body | None = None
         account = request.scope["state"].get(ACCOUNT)
         self._charge = None if account is None else Charge(account)
+        self._noted: Noted | None = request.scope["state"].get(NOTED)
 
     @abstractmethod
     async def start(self, body: B) -> ASGIApp:
@@ -115,7 +118,9 @@ class Call(ABC, Generic[B]):
         fleet = self.service.fleet
         leased = fleet.leased(self.service.name(name))
         runner = await self._leases.enter_async_context(leased)
-        return runner if self._charge is None else Charged(runner, self._charge)
+        if self._charge is None and self._noted is None:
+            return runner
+        return Watched(runner, self._charge, self._noted)
 
     def hold(self, num_bytes: int) -> None:
         """Count what belongs to the body though it was not sent with it, such as what it names.

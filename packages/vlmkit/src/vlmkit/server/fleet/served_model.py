@@ -10,6 +10,7 @@ say. All of it is used in the event loop's thread::
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Literal
 
 from vlmkit.seams.runner import Runner, RunnerFacts
@@ -60,6 +61,7 @@ class ServedModel:
         self.not_before_s = 0.0
         self._state: State = "waiting" if is_expected else "unloaded"
         self._change = asyncio.Event()
+        self.tell: Callable[[str, State], None] = _tell_nobody  # its name and state, as they change
         self._started_s = self._ended_s = 0.0
 
     # What happens to it.
@@ -109,6 +111,7 @@ class ServedModel:
 
     def _to(self, state: State) -> None:
         self._state = state
+        self.tell(self.name, state)
         self._change.set()
         self._change = asyncio.Event()
 
@@ -156,3 +159,7 @@ class ServedModel:
         if not self._started_s:
             return 0.0
         return (self._ended_s or time.monotonic()) - self._started_s
+
+
+def _tell_nobody(_name: str, _state: State) -> None:
+    pass

@@ -23,6 +23,7 @@ from vlmkit.errors import (
     RequestError,
     VlmkitError,
 )
+from vlmkit.kit.traces import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -173,11 +174,18 @@ INTERNAL_FAULT = Fault("the server failed; see its log", "server_error", code="i
 def fault_of(error: Exception, scope: Scope) -> Fault:
     """Return what a client may know about an error; anything unexpected goes to the log."""
     status = _status_of(error)
+    state = scope["state"]
+    state["error"] = getattr(error, "code", "engine_error")
     if status is _INTERNAL or isinstance(error, EngineError):
-        request_id = scope["state"].get("request_id", "")
-        trace = error if status is _INTERNAL else None  # the loop logs an engine's own trace
-        log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=trace)
+        request_id = state.get("request_id", "")
+        # What it says may repeat what was sent; the loop logs an engine's own trace.
+        trace = f"\n{trace_of(error)}" if status is _INTERNAL else ""
+        log.error(
+            "request %s failed: %s%s", request_id, type(error).__name__, trace,
+            extra={"request_id": request_id},
+        )  # fmt: skip
     if status is _INTERNAL:
+        state["error"] = INTERNAL_FAULT.code
         return INTERNAL_FAULT
     hint = f" ({error.hint})" if isinstance(error, VlmkitError) and error.hint else ""
     param = error.param if isinstance(error, RequestError) else None
@@ -206,6 +214,7 @@ def error_handlers(write: WriteError = openai_error) -> ExceptionHandlersMap:
     ) -> Response[bytes]:
         """Answer what the framework refuses: a wrong path, a wrong method."""
         fault, headers = _http_fault(error)
+        request.scope["state"]["error"] = fault.code
         body, status = write(fault, error.status_code, request.scope), error.status_code
         return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)
 

@@ -4,12 +4,25 @@ import hmac
 import logging
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from vlmkit.errors import ConfigError
 from vlmkit.server.identity.key import Key, digest_of
 from vlmkit.server.identity.key_file import read_lines, valid_keys
 
 log = logging.getLogger(__name__)
+
+
+class Reloaded(NamedTuple):
+    """What is other than before.
+
+    Attributes:
+        added: ids of keys that are taken now.
+        revoked: ids of those that are not any more.
+    """
+
+    added: list[str]
+    revoked: list[str]
 
 
 class KeyRing:
@@ -42,12 +55,20 @@ class KeyRing:
         found = next((key for key in self._keys if key.id == key_id), None)
         return None if found is None or found.is_over(time.time()) else found
 
-    def reload(self) -> None:
-        """Read the file again; where it cannot be read, the keys of before stay."""
+    def reload(self) -> "Reloaded | None":
+        """Read the file again; where it cannot be read, the keys of before stay.
+
+        Returns:
+            What is other than before; None where the file cannot be read.
+        """
+        before = {key.id for key in self._keys}
         try:
             self._keys = valid_keys(read_lines(self._path))
         except ConfigError as error:
             log.error("the keys of before are kept: %s", error)  # noqa: TRY400 - it says it all
+            return None
         else:
             how = logging.INFO if self._keys else logging.WARNING
             log.log(how, "keys were read again: %d", len(self._keys))
+            now = {key.id for key in self._keys}
+            return Reloaded(sorted(now - before), sorted(before - now))

@@ -65,42 +65,6 @@ class Charge:
             return hold
 
 
-class Charged:
-    """A runner whose requests are charged to a call; in all else it is the runner.
-
-    Args:
-        runner: answers.
-        charge: of the call.
-    """
-
-    def __init__(self, runner: Runner, charge: Charge) -> None:
-        self._runner = runner
-        self._charge = charge
-        self.facts = runner.facts
-        self.submit = runner.submit
-        self.atokenize = runner.atokenize
-        self.detokenize = runner.detokenize
-        self.token_bytes = runner.token_bytes
-        self.on_failure = runner.on_failure
-        self.stats = runner.stats
-        self.drain = runner.drain
-        self.close = runner.close
-
-    async def asubmit(self, request: Request) -> AnswerStream:
-        """Start a request as soon as the limits of who asks are known to allow it."""
-        return await self._charge.asubmit(self._runner, request)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests can be answered."""
-        return self._runner.is_ready
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a request would be refused now because too many wait."""
-        return self._runner.is_full
-
-
 def _meter(stream: AnswerStream, demand: Demand) -> Callable[[], Cost]:
     prompt = of_prompt(demand)
 

@@ -5,7 +5,6 @@ How a conversation goes on with what they return: :mod:`vlmkit.server.chat.round
 
 import logging
 import time
-import traceback
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ConfigError, RequestError, VlmkitError
+from vlmkit.kit.traces import trace_of
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.http.errors import Unavailable
 from vlmkit.server.together import together
@@ -111,9 +111,8 @@ class Toolbox:
             return failure(str(error))
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             outcome = f"error: {type(error).__name__}"
-            # Where, and not its text, which may tell arguments.
-            where = "".join(traceback.format_tb(error.__traceback__))
-            log.error("tool %r failed: %s\n%s", call.name, type(error).__name__, where)  # noqa: TRY400
+            # Its text may tell arguments.
+            log.error("tool %r failed:\n%s", call.name, trace_of(error))  # noqa: TRY400
             return failure("the tool failed")
         finally:
             took_s = time.perf_counter() - started

@@ -24,10 +24,13 @@ from vlmkit.server.fields.ignored import (
 )
 from vlmkit.server.fleet.fleet import Fleet
 from vlmkit.server.fleet.roster import Roster
+from vlmkit.server.fleet.served_model import State
 from vlmkit.server.http.errors import ClientGone, Unavailable
 from vlmkit.server.http.fair_room import Claim
 from vlmkit.server.identity.key_ring import KeyRing
 from vlmkit.server.limits.accounts import Accounts
+from vlmkit.server.logs.audit import AuditLog
+from vlmkit.server.logs.line_file import LateLineFile
 from vlmkit.server.offer import Loader, Offer, Served, runner_of
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.bodies import Bodies
@@ -52,7 +55,7 @@ class Service:
 
     Raises:
         ConfigError: two models have one name, they cannot be within the memory budget, or the file
-            of keys, or that of what was used of limits, cannot be.
+            of keys, or another that the settings name, cannot be used.
     """
 
     def __init__(
@@ -65,12 +68,18 @@ class Service:
         self.roster = Roster(offers, settings.fleet)
         self.models = self.roster.models
         self.fleet = Fleet(self.roster, settings.fleet, max(1, settings.max_requests // 2))
+        self.audit = AuditLog(settings.audit_log)
+        for model in self.models.values():
+            model.tell = self._note_state
         for name, given in models.items():
             if isinstance(given, Served):
                 self.fleet.add(self.models[name], runner_of(given))
         self.settings = settings
         self.keys = KeyRing(Path(settings.keys_file)) if settings.keys_file else None
         self.accounts = Accounts(settings.limits)
+        self.access_log = (
+            LateLineFile(settings.access_log, "server.access_log") if settings.access_log else None
+        )
         self.toolbox = toolbox or Toolbox()
         self.is_draining = False
         self.num_open = 0
@@ -209,6 +218,23 @@ class Service:
             await asyncio.gather(task, watcher, return_exceptions=True)
 
     # The end.
+
+    def reopen_logs(self) -> None:
+        """Go on in the files that have the logs' names now: those of before were moved away."""
+        self.audit.reopen()
+        if self.access_log is not None:
+            self.access_log.reopen()
+
+    def _note_state(self, name: str, state: State) -> None:
+        """Write down that a model is there, is gone, or could not be loaded."""
+        if state in ("ready", "unloaded", "failed"):
+            self.audit.note("model", model=name, state=state)
+
+    def close_logs(self) -> None:
+        """Write what is left; harmless when done twice."""
+        self.audit.close()
+        if self.access_log is not None:
+            self.access_log.close()
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no more work and wait for what is under way; tell whether it ended in time.

@@ -1,0 +1,1 @@
+"""What is written down of requests and of the server: no content, no secrets."""
