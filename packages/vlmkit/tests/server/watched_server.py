@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import faulthandler
 import json
-import os
+import mmap
 import socket
 import subprocess
 import sys
@@ -117,16 +117,16 @@ class WatchedProcess(Process):
         return json.loads(self.process.stdout.readline())
 
     def memory_bytes(self) -> int:
-        """How much memory it takes."""
-        fields = Path(f"/proc/{self.process.pid}/statm").read_text().split()
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+        """How much memory it takes, where the system tells; 0 elsewhere."""
+        told = Path(f"/proc/{self.process.pid}/statm")
+        return int(told.read_text().split()[1]) * mmap.PAGESIZE if told.exists() else 0
 
 
 @contextmanager
-def watched(folder: Path, program: str = __file__, **settings: Any) -> Iterator[WatchedProcess]:
+def watched(folder: Path, **settings: Any) -> Iterator[WatchedProcess]:
     """Run a server in front of the mock model; its settings are those of the server."""
     log = folder / "log"
-    command = [sys.executable, program, json.dumps(settings)]
+    command = [sys.executable, __file__, json.dumps(settings)]
     pipe = subprocess.PIPE
     with (
         log.open("wb") as file,
