@@ -437,6 +437,15 @@ def test_lines_are_held_to_the_limits_of_who_asked(tmp_path):
         assert told(client, batch)["never"]["response"]["status_code"] in (400, 429)
 
 
+def test_a_line_has_all_the_time_of_its_batch(tmp_path):
+    with running(data=kept(tmp_path), request_timeout_s=0.2) as server:
+        client = server.client()
+        slow = chat(scripted(text="x", tokens=40, latency_s=0.02))
+        assert server.post(slow).status_code == 503
+        batch = ended(client, begun(client, [line(str(n), slow) for n in range(3)]))
+        assert batch.request_counts.completed == 3
+
+
 def test_a_full_disk_is_told_and_what_was_answered_is_kept_once_it_is_not(
     tmp_path, monkeypatch, caplog
 ):

@@ -94,6 +94,7 @@ class Asker:
         if going.ending is not None:
             going.gone.set()
         self._going[batch.number] = going
+        log.info("batch %s of account %s is asked", batch.id, batch.account)
         if batch.owner not in self._turns:
             self._turns.append(batch.owner)
         self._bell.set()
@@ -144,7 +145,7 @@ class Asker:
 
     async def _ask_some(self) -> float:
         """Ask what can be asked now, and return how long to rest unless something happens."""
-        while self.num_asked < self._most:
+        while self._going and self.num_asked < self._most:
             if self._service.is_draining:
                 return REST_S
             num_spare = self._service.num_spare(self.num_asked)
@@ -307,6 +308,7 @@ class Asker:
         if ending in _LEFT:
             await self._end_lines(batch, *_LEFT[ending])
         await self._store.end(batch, ending)
+        log.info("batch %s of account %s is %s", batch.id, batch.account, ending)
         return True
 
     async def _end_lines(self, batch: OpenBatch, code: str, why: str) -> None:

@@ -46,8 +46,10 @@ class Body:
 
     def end(self, reason: Exception) -> None:
         """End the reading, if it has not ended."""
-        if self._patience is not None and not self._patience.expired() and self._reason is None:
-            self._reason = reason
+        if self._reason is not None or (self._patience and self._patience.expired()):
+            return
+        self._reason = reason
+        if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, request: Request[Any, Any, Any]) -> bytes:
@@ -84,6 +86,7 @@ class Body:
         more = True
         while more:
             piece = bytearray()
+            self._check_wanted()
             try:
                 async with asyncio.timeout(self._bodies.timeout_s) as self._patience:
                     while more and len(piece) < num_bytes:
@@ -99,6 +102,11 @@ class Body:
                 self._patience = None
             yield bytes(piece)
             self._bodies.room.give_back(self)
+
+    def _check_wanted(self) -> None:
+        """Raise the reason if the reading was ended while a piece before was used."""
+        if self._reason is not None:
+            raise self._reason
 
     def take(self, num_bytes: int) -> None:
         """Count bytes that came.

@@ -13,6 +13,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
+from vlmkit.server.http.caller import speaks_for
 from vlmkit.server.http.errors import HostRefused, error_response
 from vlmkit.server.limits.entrance import ACCOUNT
 from vlmkit.server.limits.headers import limit_headers
@@ -61,7 +62,8 @@ class Gate:
             except RequestError as wrong:
                 await error_response(wrong, scope)(scope, receive, send_named)
                 return
-            scope["state"][DEADLINE] = asyncio.get_running_loop().time() + time_s
+            if speaks_for(scope) is None:  # nobody waits for what the server asks itself
+                scope["state"][DEADLINE] = asyncio.get_running_loop().time() + time_s
             host = headers.get(b"host")
             if self._hosts is not None and host is not None and _name(host) not in self._hosts:
                 error = HostRefused(
