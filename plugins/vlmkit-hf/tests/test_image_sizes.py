@@ -34,9 +34,12 @@ LIMITED = {
     "muse_spark": {"max_image_tokens": 3},
     "nemotron_h_omni": {"max_num_patches": 24},
     "gemma4_unified": {"max_soft_tokens": 70},
+    "minicpmv4_6": {"max_slice_nums": 2},
+    "ovis2": {"max_patches": 1},
+    "step3p7": {"max_image_size": 56},
 }
 """Families whose pictures are bounded by one number, and a lower one, or the only."""
-UNSIZED = ["minicpmv4_6", "ovis2", "video_llava", "aria", "emu3", "step3p7", "blip-2", "mllama"]
+UNSIZED = ["video_llava", "aria", "emu3", "blip-2", "mllama"]
 TOKEN = 28 * 28
 TO_CLIENTS = {
     **LIMITED,

@@ -181,6 +181,17 @@ def _changed(path: Path, folder: Path, attribute: str, value: int) -> Path:
     return folder / "decoder.onnx"
 
 
+def test_sections_of_rotation_that_only_a_familys_code_states_are_three_axes() -> None:
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    config = transformers.Qwen3VLMoeConfig(
+        text_config={**SIZES, **experts, "head_dim": 16, "rope_parameters": {"rope_theta": 1e4}},
+        vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
+    )
+    assert "mrope_section" not in config.text_config.rope_parameters
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    assert examine(Parts(model), "causal").num_position_axes == 3
+
+
 def test_a_window_that_no_layer_has_takes_no_mask_of_its_own(tmp_path: Path) -> None:
     layers = {"layer_types": ["full_attention"] * 2, "sliding_window": 8, "head_dim": 16}
     made = _from_config("gemma3_text", tmp_path / "model", **layers)

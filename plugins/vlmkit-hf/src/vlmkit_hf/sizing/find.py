@@ -1,13 +1,14 @@
 """Which limits an image processor has, told by its settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from vlmkit_hf.sizing import limit
+from vlmkit_hf.sizing import limit, slices
 from vlmkit_hf.sizing.area import Area
 from vlmkit_hf.sizing.edge import Edge
 from vlmkit_hf.sizing.limit import Limit
 from vlmkit_hf.sizing.sizing import Sizing
+from vlmkit_hf.sizing.slices import Slices
 from vlmkit_hf.sizing.splits import Splits
 from vlmkit_hf.sizing.tiles import Tiles
 
@@ -32,10 +33,19 @@ def find_sizing(processor: Any, options: Mapping[str, Any], token: str = "") -> 
         bound = next(filter(setting, limit.NAMES), None)
         is_kept = setting("do_resize") is False
         return Limit(processor, options, bound, token) if bound and not is_kept else None
+    kind = type(images).__name__.removesuffix("Pil")
+    if token and kind in slices.KINDS:
+        return Slices(processor, options, kind, token)
+    return _by_size(processor, setting) if setting("do_resize") else None
+
+
+def _by_size(processor: Any, setting: Callable[[str], Any]) -> Sizing | None:
+    """Return the limits that follow from how large pictures are resized to be."""
+    images = processor.image_processor
     size = setting("size") or {}
     shortest, longest = (_edge(size, name) for name in ("shortest_edge", "longest_edge"))
     tile_tokens = getattr(processor, "image_seq_len", getattr(processor, "image_seq_length", None))
-    if not setting("do_resize") or not hasattr(images, "size"):
+    if not hasattr(images, "size"):
         return None
     if longest and tile_tokens and setting("max_image_size") and setting("do_image_splitting"):
         return Splits(images, tile_tokens)

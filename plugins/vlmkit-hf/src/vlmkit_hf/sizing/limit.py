@@ -12,7 +12,10 @@ import numpy as np
 from vlmkit.errors import RequestError
 from vlmkit_hf.sizing.sizing import FIELD, Limits, Size, Sizing, number
 
-NAMES = ("max_image_tokens", "max_soft_tokens", "max_num_patches", "max_crops", "max_patches")
+NAMES = (
+    *("max_image_tokens", "max_soft_tokens", "max_num_patches", "max_crops", "max_patches"),
+    "max_image_size",
+)
 """What families call it; the first that a processor has is it."""
 
 CHOICES: Mapping[str, Sequence[int]] = {"max_soft_tokens": (70, 140, 280, 560, 1120)}
@@ -66,11 +69,14 @@ class Limit(Sizing):
 
     def outline(self, size: Size, limits: Limits) -> Mapping[str, Any]:
         """Return the numbers of the plan, and what has the shape of a tile."""
-        plan = self._processor.image_processor.plan(size, {**self._options, **limits})
+        images = self._processor.image_processor
+        plan = images.plan(size, {**self._options, **limits})
+        lists = images.family.lists if hasattr(images, "family") else ()
         *_, last = plan.views[-1]
         tile = getattr(last, "tile", None) or last.size
         pixels = np.broadcast_to(np.uint8(0), (1, 3, *tile))
-        return {"pixel_values": pixels, **{k: np.asarray(v) for k, v in plan.numbers.items()}}
+        numbers = {k: v if k in lists else np.asarray(v) for k, v in plan.numbers.items()}
+        return {"pixel_values": pixels, **numbers}
 
     def steps(self, limits: Limits) -> Sequence[int]:
         """Return numbers up to the limit."""

@@ -64,7 +64,7 @@ def examine(parts: Parts, visibility: Visibility) -> Anatomy:
             "exported",
             hint=OTHERWISE,
         )
-    axes = 3 if _has_key(getattr(config, "rope_parameters", None), "mrope_section") else 1
+    axes = 3 if _rotates_by_sections(parts) else 1
     return Anatomy(
         layers=_measured(parts, axes),
         hidden_size=int(config.hidden_size),
@@ -106,6 +106,16 @@ def _measured(parts: Parts, axes: int) -> tuple[LayerShape, ...]:
 def max_tokens(config: Any) -> int:
     """Return the longest sequence for which the frequencies of the first tokens still hold."""
     return tokens_before_change(config) or int(config.max_position_embeddings)
+
+
+def _rotates_by_sections(parts: Parts) -> bool:
+    """Tell whether a token's time, height and width are rotated apart.
+
+    A family has sections of its own where its configuration states none.
+    """
+    stated = getattr(parts.text_config, "rope_parameters", None)
+    own = (getattr(module, "mrope_section", None) for module in parts.decoder.modules())
+    return _has_key(stated, "mrope_section") or any(own)
 
 
 def _has_key(tree: Any, key: str) -> bool:
