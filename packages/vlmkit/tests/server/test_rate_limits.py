@@ -1,5 +1,8 @@
 """Limits of keys and addresses, asked by real clients of a running server."""
 
+import contextlib
+import random
+import socket
 import sqlite3
 import sys
 import time
@@ -12,6 +15,7 @@ from running_server import (
     chat,
     eventually,
     http_client,
+    http_request,
     image_part,
     mock_pipeline,
     picture,
@@ -24,6 +28,7 @@ from vlmkit.cli import run
 from vlmkit.errors import ConfigError
 from vlmkit.server.identity.key import made
 from vlmkit.server.identity.key_file import add_line, read_lines
+from vlmkit.server.limits.cost import NOTHING
 from vlmkit.server.work.service import Service
 from vlmkit.settings.limits import LimitsSettings
 from vlmkit.settings.server import ServerSettings
@@ -233,6 +238,45 @@ def test_addresses_are_limited_where_no_key_is_asked_for_and_health_is_not():
         assert "this address" in refused.json()["error"]["message"]
         for path in ("/healthz", "/readyz", "/v1/models"):
             assert server.get(path).status_code == 200
+
+
+def test_what_was_given_up_at_any_moment_is_held_no_more(keys):
+    secret = keys("tokens=100000000/minute", f"images={MANY}")
+    chance = random.Random(7)
+    with running(keys_file=str(keys.path)) as server:
+        [key] = read_lines(keys.path)
+        for _ in range(60):
+            script = scripted(text="x", tokens=chance.choice([1, 50, 2000]), latency_s=0.001)
+            parts = [
+                image_part(picture(8 + chance.randrange(40))),
+                {"type": "text", "text": script},
+            ]
+            body = chat(n=chance.choice([1, 4]), stream=chance.random() < 0.5, max_tokens=2000)
+            body["messages"] = [{"role": "user", "content": parts}]
+            head = f"authorization: Bearer {secret}\r\ncontent-type"
+            sent = http_request(body).replace(b"content-type", head.encode(), 1)
+            with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+                stranger.sendall(sent[: chance.choice([len(sent), len(sent), len(sent) // 2])])
+                stranger.settimeout(chance.choice([0.001, 0.01, 0.05]))
+                with contextlib.suppress(TimeoutError):
+                    stranger.recv(4096)
+        assert eventually(server.is_idle)
+        account = server.service.accounts.of_key(key)
+        assert eventually(lambda: account._held == NOTHING and not account._holds)
+        standings = account.standings()
+        assert 0 < standings["images"].num_left < 10**6
+
+
+def test_a_page_of_a_listed_origin_reads_refusals_as_well(keys):
+    page = {"origin": "https://chat.example.com"}
+    secret = keys("requests=1/day")
+    with running(keys_file=str(keys.path), allowed_origins=(page["origin"],)) as server:
+        answers = [server.post(chat(), headers=page | bearer(secret)) for _ in range(2)]
+        answers.append(server.post(chat(), headers=page))
+    assert [answer.status_code for answer in answers] == [200, 429, 401]
+    for answer in answers:
+        assert answer.headers["access-control-allow-origin"] == page["origin"]
+        assert "access-control-allow-credentials" not in answer.headers
 
 
 def test_who_has_no_limits_sees_none(keys):

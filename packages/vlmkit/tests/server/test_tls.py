@@ -1,8 +1,11 @@
 """HTTPS, and SIGHUP, which reads certificates and keys again without ending an answer."""
 
+import contextlib
 import json
+import re
 import signal
 import ssl
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,3 +100,61 @@ def test_a_key_that_is_encrypted_is_told_and_nobody_is_asked_for_its_password(tm
     settings = ServerSettings(tls_certificate=str(certificate), tls_private_key=str(key))
     with pytest.raises(ConfigError, match="is encrypted"):
         serve({}, settings)
+
+
+def test_the_guides_list_for_strangers_does_what_it_says(tmp_path):
+    """As it stands, but for the address, which is this machine's own."""
+    guide = (Path(__file__).parents[4] / "docs/how-to/serve.md").read_text()
+    part = guide.partition("### Before strangers reach it")[2].partition("\n## ")[0]
+    [config], [command] = (
+        re.findall(rf"```{language}\n(.*?)```", part, re.DOTALL) for language in ("toml", "console")
+    )
+    assert 'host = "0.0.0.0"' in config
+    (tmp_path / "vlmkit.toml").write_text(config.replace("0.0.0.0", "127.0.0.1"))
+    trust = write_certificate(tmp_path)
+    made_key = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    secret = made_key.stdout.strip()
+    serve_it = [sys.executable, "-m", "vlmkit", "serve", "mock", "--config", "vlmkit.toml"]
+    with (
+        strangers_server([*serve_it, "--port", "0"], tmp_path) as port,
+        httpx2.Client(trust_env=False, verify=trust, timeout=300) as http,
+    ):
+        url = f"https://127.0.0.1:{port}"
+        host = {"host": "models.example.com"}
+        headers = {"authorization": f"Bearer {secret}"} | host
+        assert eventually(lambda: http.get(f"{url}/readyz", headers=headers).status_code == 200)
+        body = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
+        chat = f"{url}/v1/chat/completions"
+        answer = http.post(chat, json=body, headers=headers)
+        assert answer.json()["choices"][0]["message"]["content"] == "hello"
+        assert answer.headers["x-ratelimit-limit-requests"] == "60"
+        assert answer.headers["x-ratelimit-limit-images"] == "500"
+        assert answer.headers["x-ratelimit-limit-tokens"] == "200000"
+        assert http.post(chat, json=body, headers=host).status_code == 401
+        elsewhere = headers | {"host": "elsewhere.example.com"}
+        assert http.post(chat, json=body, headers=elsewhere).status_code == 421
+        assert http.post(chat, json=body | {"max_tokens": 4097}, headers=headers).status_code == 400
+    assert '"route": "/v1/chat/completions"' in (tmp_path / "access.jsonl").read_text()
+    assert '"event": "started"' in (tmp_path / "audit.jsonl").read_text()
+    assert (tmp_path / "usage.sqlite").exists()
+    assert all(json.loads(line) for line in (tmp_path / "log").read_text().splitlines())
+
+
+@contextlib.contextmanager
+def strangers_server(command, folder):
+    """Run a server whose log is JSON; yields its port, and ends it as its operator would."""
+    log = folder / "log"
+    with log.open("wb") as file, subprocess.Popen(command, cwd=folder, stderr=file) as started:
+        try:
+            assert eventually(lambda: "listening on" in log.read_text(), timeout_s=120)
+            yield re.search(r"listening on \w+://[\d.]+:(\d+)", log.read_text())[1]
+            started.terminate()
+            assert started.wait(60) == 0
+        finally:
+            started.kill()

@@ -22,6 +22,7 @@ from vlmkit.server.http.origins import Origins
 from vlmkit.server.identity.guard import Guard
 from vlmkit.server.kept.folder import Folder
 from vlmkit.server.limits.entrance import Entrance
+from vlmkit.server.limits.headers import EXPOSED
 from vlmkit.server.logs.request_lines import RequestLines
 from vlmkit.server.messages.route import MessagesController
 from vlmkit.server.offer import Loader, Offer, Served
@@ -105,7 +106,7 @@ def create_app(
     )
     inner = app.asgi_handler
     if allowed := service.settings.allowed_origins:
-        inner = Origins(inner, allowed)
+        inner = Origins(inner, allowed, EXPOSED)
     inner = Gate(inner, service)
     if service.access_log is not None or service.audit.is_on:
         inner = RequestLines(inner, service.access_log, service.audit)

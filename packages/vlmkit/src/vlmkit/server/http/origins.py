@@ -11,7 +11,8 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_AGE_S = 600  # for which a browser need not ask again
 _EXPOSED = (
-    "request-id, retry-after, server-timing, x-request-id, x-vlmkit-ignored, x-vlmkit-unconstrained"
+    "request-id, retry-after, server-timing, x-request-id, x-should-retry, x-vlmkit-ignored, "
+    "x-vlmkit-unconstrained"
 )
 
 
@@ -21,10 +22,13 @@ class Origins:
     Args:
         app: the application.
         allowed: origins such as ``https://chat.example.com``, exactly as a browser writes them.
+        exposed: names of headers of answers that such a page may read, besides those that every
+            answer may have.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, allowed: Collection[str], exposed: Collection[str]) -> None:
         self._app = app
+        self._exposed = ", ".join((_EXPOSED, *exposed))
         self._allowed = frozenset(origin.encode() for origin in allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +47,7 @@ class Origins:
                 own.add("vary", "origin")
                 if is_allowed:
                     own["access-control-allow-origin"] = origin.decode("latin-1")
-                    own["access-control-expose-headers"] = _EXPOSED
+                    own["access-control-expose-headers"] = self._exposed
             await send(message)
 
         if is_allowed and asked and scope["method"] == "OPTIONS":

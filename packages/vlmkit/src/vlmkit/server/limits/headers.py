@@ -5,10 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 from vlmkit.server.limits.account import Account
 
-EXPOSED = tuple(
-    f"x-ratelimit-{part}-{unit}"
-    for unit in ("requests", "tokens", "image-tokens", "images")
-    for part in ("limit", "remaining", "reset")
+_PARTS = ("limit", "remaining", "reset")
+_NAMES = ("requests", "tokens", "image-tokens", "images")
+
+EXPOSED = (
+    *(f"x-ratelimit-{part}-{name}" for name in _NAMES for part in _PARTS),
+    *(f"anthropic-ratelimit-{name}-{part}" for name in _NAMES for part in _PARTS),
 )
 """Names of the headers that a web page may read."""
 
