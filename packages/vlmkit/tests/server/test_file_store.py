@@ -9,7 +9,7 @@ from litestar.datastructures import Headers
 from vlmkit.errors import RequestError
 from vlmkit.server.files.form import boundary_of, sent_file
 from vlmkit.server.files.store import FileStore
-from vlmkit.server.http.errors import NotStored
+from vlmkit.server.http.errors import NotStored, Overloaded
 from vlmkit.settings.server import FilesSettings
 
 SETTINGS = FilesSettings(max_stored=4, max_stored_bytes=100)
@@ -90,3 +90,29 @@ def test_any_form_is_read_or_refused(content):
 def test_any_announcement_is_read_or_refused(value):
     with contextlib.suppress(RequestError):
         assert boundary_of(Headers({"content-type": value.decode("latin-1")}))
+
+
+def test_who_keeps_most_forgets_and_nobody_elses_are_pushed_out():
+    store = FileStore(FilesSettings(max_stored=100, max_stored_bytes=100))
+
+    def kept(account, num_bytes):
+        return store.add(
+            account.encode(),
+            bytes(num_bytes),
+            filename="x",
+            purpose="vision",
+            media_type="image/png",
+            lives_s=None,
+            account=account,
+        ).id
+
+    mine = [kept("me", 10) for _ in range(3)]
+    for _ in range(50):
+        theirs = kept("them", 20)
+    assert [file.id for file in store.all_of(b"me")] == mine
+    assert len(store.all_of(b"them")) == 3
+    with pytest.raises(Overloaded, match="beside those that others keep"):
+        kept("them", 80)
+    kept("me", 15)
+    assert [file.id for file in store.all_of(b"me")][:3] == mine
+    assert store.find(theirs, b"them")

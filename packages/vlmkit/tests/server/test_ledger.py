@@ -7,7 +7,7 @@ from running_server import chat, eventually, mock_pipeline, running, scripted
 from two_keys import headers_of, shared
 
 from vlmkit.server.work.ledger import Ledger
-from vlmkit.settings.server import ServerSettings
+from vlmkit.settings.server import FilesSettings, ResponsesSettings, ServerSettings
 
 SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 
@@ -106,3 +106,50 @@ def test_a_burst_of_many_answers_delays_nobody_elses(tmp_path):
         server.runner().close()
         assert {each.result().status_code for each in asking} == {503}
         assert eventually(lambda: server.service.ledger.requests.num_held == 0)
+
+
+def test_what_is_stored_by_one_tenant_pushes_nothing_of_anothers_out(tmp_path):
+    hog, other = headers_of(tmp_path, "hog", "other")
+    few = {"max_stored": 6}
+    with shared(tmp_path, responses=ResponsesSettings(**few), files=FilesSettings(**few)) as server:
+
+        def stored(headers, text="x", **fields):
+            body = {"model": "mock", "input": text} | fields
+            return server.post(body, "/v1/responses", headers=headers)
+
+        def uploaded(headers):
+            sent = {"file": ("x", b"content")}
+            return server.http.post(f"{server.url}/v1/files", files=sent, headers=headers).json()
+
+        slow = scripted(text="x", tokens=4000, latency_s=0.005)
+        kept = stored(other).json()["id"]
+        going = stored(other, slow, background=True).json()["id"]
+        file = uploaded(other)["id"]
+        for _ in range(20):
+            assert stored(hog).status_code == 200
+            uploaded(hog)
+        for _ in range(10):
+            last = stored(hog, slow, background=True)
+        assert (last.status_code, last.json()["error"]["code"]) == (429, "server_overloaded")
+        assert "still being answered" in last.json()["error"]["message"]
+        paths = (f"/v1/responses/{kept}", f"/v1/responses/{going}", f"/v1/files/{file}")
+        told = [server.get(path, headers=other) for path in paths]
+        assert [answer.status_code for answer in told] == [200] * 3
+        assert told[1].json()["status"] == "in_progress"
+
+
+def test_a_prompt_takes_as_much_work_whatever_another_tenant_asked_before(tmp_path):
+    one, other = headers_of(tmp_path, "one", "other")
+    body = chat("the same long beginning " * 40, max_tokens=1)
+    with shared(tmp_path) as server:
+
+        def cost(headers):
+            before = server.runner().stats().counters["num_tokens_computed"]
+            usage = server.post(body, headers=headers).json()["usage"]
+            computed = server.runner().stats().counters["num_tokens_computed"] - before
+            return computed, usage["prompt_tokens_details"]["cached_tokens"]
+
+        first, again, others = cost(one), cost(one), cost(other)
+        assert others == first
+        assert first[1] == 0 < again[1]
+        assert again[0] < first[0]

@@ -10,6 +10,8 @@ from responding import PATH, body, checked, events, image, refused, text, user, 
 from running_server import asked, eventually, picture, running, said, scripted
 
 from vlmkit.errors import RequestError
+from vlmkit.server.http.errors import Overloaded
+from vlmkit.server.responses.event_log import EventLog
 from vlmkit.server.responses.items import KeptItem
 from vlmkit.server.responses.store import ResponseStore, Turn
 from vlmkit.settings.server import ResponsesSettings
@@ -313,7 +315,13 @@ def item(name, size=1):
 
 
 ACTION = st.one_of(
-    st.tuples(st.just("ask"), st.integers(0, 9), st.integers(0, 400), st.booleans()),
+    st.tuples(
+        st.just("ask"),
+        st.integers(0, 9),
+        st.integers(0, 400),
+        st.booleans(),
+        st.sampled_from(["one", "other"]),
+    ),
     st.tuples(st.just("delete"), st.integers(0, 9)),
     st.tuples(st.just("find"), st.integers(0, 9)),
     st.tuples(st.just("abandon"), st.integers(0, 9)),
@@ -324,31 +332,45 @@ ACTION = st.one_of(
 @given(st.lists(ACTION, max_size=40), st.integers(1, 5), st.integers(500, 5000))
 def test_the_store_is_bounded_and_counts_what_it_holds(actions, most, most_bytes):
     store = ResponseStore(ResponsesSettings(max_stored=most, max_stored_bytes=most_bytes))
-    names = []
+    names, unfinished = [], set()
     for number, (kind, which, *how) in enumerate(actions):
         name = names[which % len(names)] if names else "none"
         if kind == "ask":
-            size, is_over = how
+            size, is_over, account = how
             before = None
             with contextlib.suppress(RequestError):
                 before = store.turn(name, OWNER)
+            turn = Turn(OWNER, (item(f"i{number}", size),), before, account)
+            log = EventLog(store.max_event_bytes)
+            try:
+                if not store.begin(f"r{number}", b"body", turn, None, log):
+                    continue
+            except Overloaded:  # all that this account keeps is unfinished
+                own = [r for r in store._responses.values() if r.turn.account == account]
+                assert not any(response.is_over for response in own)
+                continue
             names.append(f"r{number}")
-            turn = Turn(OWNER, (item(f"i{number}", size),), before)
-            store.begin(names[-1], b"body", turn)
+            unfinished.add(f"r{number}")
             if is_over:
                 store.finish(names[-1], b"whole body", (item(f"o{number}", size),))
+                unfinished.discard(names[-1])
         elif kind == "abandon":
             store.abandon(name)
+            unfinished.discard(name)
         elif kind == "grow":
-            store.grow(name, *how)
+            if found := store._responses.get(name):
+                found.log.add(b"x" * how[0] + b"\n\n")
+                store.grow(name, found.log.num_bytes)
         else:
             with contextlib.suppress(RequestError):
                 getattr(store, kind)(name, OWNER)
+                unfinished -= {name} if kind == "delete" else set()
+        assert unfinished <= store._responses.keys()  # what is being answered goes on
         check(store, most, most_bytes)
     for name in names:
         with contextlib.suppress(RequestError):
             store.delete(name, OWNER)
-    assert (store._num_bytes, store._responses, store._answered) == (0, {}, {})
+    assert (store._holdings.num_bytes, store._responses, store._answered) == (0, {}, {})
 
 
 def check(store, most, most_bytes):
@@ -362,9 +384,9 @@ def check(store, most, most_bytes):
             turn = turn.before
     bodies = sum(len(response.body) for response in store._responses.values())
     events = sum(store._num_event_bytes.values())
-    assert store._num_bytes == bodies + events + sum(turn.num_bytes for turn in turns)
+    assert store._holdings.num_bytes == bodies + events + sum(turn.num_bytes for turn in turns)
     assert store._num_event_bytes.keys() <= store._responses.keys()
-    assert store._num_bytes <= most_bytes
+    assert store._holdings.num_bytes <= most_bytes
     assert store._answered.keys() == {each.id for turn in turns for each in turn.answered}
 
 
@@ -377,7 +399,7 @@ def test_a_long_chain_of_turns_is_let_go_without_recursion():
         store.finish(f"r{number}", b"", (item(f"o{number}"),))
     assert len(turn.items()) == 10_000
     store.delete("r4999", OWNER)
-    assert (store._num_bytes, store._answered) == (0, {})
+    assert (store._holdings.num_bytes, store._answered) == (0, {})
 
 
 def test_an_answer_that_is_too_large_is_forgotten_alone():
@@ -388,3 +410,49 @@ def test_an_answer_that_is_too_large_is_forgotten_alone():
     assert store.find("small", OWNER)
     with pytest.raises(RequestError):
         store.find("large", OWNER)
+
+
+def begun(store, name, account, size=1):
+    turn = Turn(account.encode(), (item(f"{name}-said", size),), None, account)
+    return store.begin(name, b"", turn)
+
+
+def test_who_keeps_most_forgets_and_nobody_elses_are_pushed_out():
+    store = ResponseStore(ResponsesSettings(max_stored=10))
+    for number in range(3):
+        begun(store, f"mine{number}", "me")
+        store.finish(f"mine{number}", b"", ())
+    for number in range(100):
+        begun(store, f"theirs{number}", "them")
+        store.finish(f"theirs{number}", b"", ())
+    kept = list(store._responses)
+    assert kept == [f"mine{n}" for n in range(3)] + [f"theirs{n}" for n in range(93, 100)]
+    begun(store, "mine3", "me")
+    assert "theirs93" not in store._responses
+
+
+def test_what_is_being_answered_is_pushed_out_by_nobody():
+    store = ResponseStore(ResponsesSettings(max_stored=4))
+    for number in range(4):
+        begun(store, f"theirs{number}", "them")
+    with pytest.raises(Overloaded, match="still being answered"):
+        begun(store, "theirs4", "them")
+    with pytest.raises(Overloaded):
+        begun(store, "mine", "me")
+    store.finish("theirs2", b"", ())
+    assert begun(store, "mine", "me")
+    assert list(store._responses) == ["theirs0", "theirs1", "theirs3", "mine"]
+
+
+def test_events_that_find_no_room_are_let_go_and_nothing_else():
+    store = ResponseStore(ResponsesSettings(max_stored_bytes=4000))
+    log = EventLog(4000)
+    turn = Turn(b"them", (item("said"),), None, "them")
+    store.begin("theirs", b"", turn, None, log)
+    begun(store, "mine", "me", 1000)
+    store.finish("mine", b"", ())
+    for _ in range(100):
+        log.add(b"x" * 98 + b"\n\n")
+        store.grow("theirs", log.num_bytes)
+        assert store._holdings.num_bytes <= 4000
+    assert list(store._responses) == ["theirs", "mine"]

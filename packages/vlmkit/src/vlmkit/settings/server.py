@@ -42,7 +42,8 @@ class ResponsesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How many responses of the Responses API are kept for later, in this process.
 
     Attributes:
-        max_stored: responses; those that were used least recently are forgotten. 0 keeps none.
+        max_stored: responses; of whoever keeps most, those that were used least recently are
+            forgotten. 0 keeps none.
         max_stored_bytes: of all of them, the turns that they follow and their images included.
     """
 
@@ -54,7 +55,8 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How many files that clients send to ``/v1/files`` are kept, in this process.
 
     Attributes:
-        max_stored: files; those that were used least recently are forgotten. 0 keeps none.
+        max_stored: files; of whoever keeps most, those that were used least recently are forgotten.
+            0 keeps none.
         max_stored_bytes: of all of them.
     """
 

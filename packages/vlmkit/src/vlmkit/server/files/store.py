@@ -1,5 +1,7 @@
 """Files that are kept for later: bounded in number and bytes, forgotten by least recent use.
 
+Whoever keeps most forgets first, so that nobody's files are pushed out by those of one who keeps
+more.
 They live as long as the process, in its memory, and are found only with the credentials that they
 were sent with. Is called in the event loop's thread.
 """
@@ -8,11 +10,12 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from vlmkit.errors import RequestError
-from vlmkit.server.http.errors import NotStored
+from vlmkit.server.http.errors import NotStored, Overloaded
+from vlmkit.server.work.holdings import Holdings
 from vlmkit.settings.server import FilesSettings
 
 
@@ -24,6 +27,7 @@ class StoredFile(NamedTuple):
             cannot be guessed.
         number: how many were stored before.
         owner: whose it is.
+        account: on whose account it is kept.
         filename: a label.
         purpose: a label of OpenAI's.
         media_type: what its sender says it is; nothing here believes it.
@@ -35,6 +39,7 @@ class StoredFile(NamedTuple):
     id: str
     number: int
     owner: bytes
+    account: str
     filename: str
     purpose: str
     media_type: str
@@ -60,7 +65,7 @@ class FileStore:
         self._settings = settings
         self._now = now
         self._files: OrderedDict[str, StoredFile] = OrderedDict()
-        self._num_bytes = 0
+        self._holdings = Holdings(settings.max_stored, settings.max_stored_bytes)
         self._numbers = itertools.count()
 
     def check(self) -> None:
@@ -85,6 +90,7 @@ class FileStore:
         purpose: str,
         media_type: str,
         lives_s: int | None,
+        account: str = "",
     ) -> StoredFile:
         """Keep a file, and forget others where there is no room for it.
 
@@ -95,21 +101,25 @@ class FileStore:
             purpose: another.
             media_type: what it is said to be.
             lives_s: time after which it is forgotten.
+            account: on whose account it is kept.
 
         Raises:
             RequestError: it would not fit if it were the only one.
+            Overloaded: it does not fit beside those of others, who keep less.
         """
         self.check()
         most = self._settings.max_stored_bytes
         if len(content) > most:
             raise RequestError(f"file is over {most} bytes", param="file", code="file_too_large")
         self._forget_expired()
+        self._make_room(account, len(content))
         created_at = int(self._now())
         expires_at = None if lives_s is None else created_at + lives_s
         file = StoredFile(
             f"file-{secrets.token_hex(24)}",
             next(self._numbers),
             owner,
+            account,
             filename,
             purpose,
             media_type,
@@ -118,9 +128,7 @@ class FileStore:
             expires_at,
         )
         self._files[file.id] = file
-        self._num_bytes += len(content)
-        while len(self._files) > self._settings.max_stored or self._num_bytes > most:
-            self._forget(next(iter(self._files)))
+        self._holdings.add(account, 1, len(content))
         return file
 
     def find(self, file_id: str, owner: bytes) -> StoredFile:
@@ -158,8 +166,29 @@ class FileStore:
         for file_id in late:
             self._forget(file_id)
 
+    def _make_room(self, account: str, num_bytes: int) -> None:
+        """Forget files until there is room for another one of an account, or none if that fails."""
+        left, gone = self._holdings.copy(), dict[str, StoredFile]()
+        while not left.has_room(1, num_bytes):
+            accounts = left.who_forgets(account, 1, num_bytes)
+            oldest = (self._oldest_of(each, gone) for each in accounts)
+            if (file := next(filter(None, oldest), None)) is None:
+                raise Overloaded(
+                    "there is no room for a file of this size beside those that others keep"
+                )
+            left.add(file.account, -1, -len(file.content))
+            gone[file.id] = file
+        for file_id in gone:
+            self._forget(file_id)
+
+    def _oldest_of(self, account: str, gone: Container[str]) -> StoredFile | None:
+        """Return the file of an account that was used least recently, but for some."""
+        own = (file for file in self._files.values() if file.account == account)
+        return next((file for file in own if file.id not in gone), None)
+
     def _forget(self, file_id: str) -> None:
-        self._num_bytes -= len(self._files.pop(file_id).content)
+        file = self._files.pop(file_id)
+        self._holdings.add(file.account, -1, -len(file.content))
 
 
 def not_stored() -> NotStored:

@@ -71,13 +71,15 @@ class _ToMemory:
                 code="batches_not_kept",
                 hint="its operator can name a folder for them in server.data.folder",
             )
+        caller = caller_of(self._request)
         file = self._store.add(
-            caller_of(self._request).owner,
+            caller.owner,
             content,
             filename=sent.filename,
             purpose=form.purpose or "user_data",
             media_type=sent.media_type,
             lives_s=form.expires_after_seconds or form.expires_in_seconds,
+            account=caller.account,
         )
         return ASGIResponse(body=told(file, self._request.headers), headers=headers)
 

@@ -22,6 +22,7 @@ from vlmkit.server.chat.answer import logprobs_of
 from vlmkit.server.chat.convert import Converter
 from vlmkit.server.chat.rounds import Rounds, begun, check_alone
 from vlmkit.server.chat.wire import ChatRequest
+from vlmkit.server.http.errors import Overloaded
 from vlmkit.server.responses.answer import (
     ResponseBodies,
     ResponseHead,
@@ -120,7 +121,8 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         )
         answer = _Answer(bodies(head), None)
         if is_kept:
-            turn = Turn(self.caller.owner, kept_input(body.input), done.before)
+            said = kept_input(body.input)
+            turn = Turn(self.caller.owner, said, done.before, self.caller.account)
             answer = self._begun(head, bodies, turn, stream)
 
         def whole(completion: Completion) -> list[bytes]:
@@ -183,8 +185,13 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             return bodies.cancelled()
 
         stopping = stop if head.background else None
-        if self.store.begin(head.id, bodies.begun(), turn, stopping, log):
-            return _Answer(bodies, self.store, log)
+        try:
+            if self.store.begin(head.id, bodies.begun(), turn, stopping, log):
+                return _Answer(bodies, self.store, log)
+        except Overloaded:
+            if head.background:  # which is of no use where it is not kept
+                stream.abort()
+                raise
         if head.background:
             stream.abort()
             raise RequestError(

@@ -71,6 +71,11 @@ class EventLog:
                 return []
             await self._changed.wait()
 
+    def shorten(self) -> None:
+        """Keep less from now on, since there is no room."""
+        self._max_bytes = self.num_bytes // 2
+        self._let_go()
+
     def _let_go(self) -> None:
         """Forget the older half, so that each event is moved but a few times."""
         num = 0

@@ -1,7 +1,9 @@
 """Responses that are kept for later: bounded in number and bytes, forgotten by least recent use.
 
-They live as long as the process, and are found only with the credentials that they were made with.
-What several of them share, the turns before, is held and counted once.
+Whoever keeps most forgets first, and nothing is forgotten that is still being answered: nobody's
+answers end because others keep something. Responses live as long as the process, and are found only
+with the credentials that they were made with. What several of them share, the turns before, is held
+and counted once.
 """
 
 import threading
@@ -10,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vlmkit.errors import RequestError
-from vlmkit.server.http.errors import NotStored
+from vlmkit.server.http.errors import NotStored, Overloaded
 from vlmkit.server.responses.event_log import EventLog
 from vlmkit.server.responses.items import KeptItem
+from vlmkit.server.work.holdings import Holdings
 from vlmkit.settings.server import ResponsesSettings
 
 ITEM_BYTES = 256  # what an item takes besides its text
@@ -26,10 +29,18 @@ class Turn:
         owner: whose it is.
         said: what the client said.
         before: what that followed; its answer is over.
+        account: on whose account it is kept.
     """
 
-    def __init__(self, owner: bytes, said: Sequence[KeptItem], before: "Turn | None") -> None:
+    def __init__(
+        self,
+        owner: bytes,
+        said: Sequence[KeptItem],
+        before: "Turn | None",
+        account: str = "",
+    ) -> None:
         self.owner = owner
+        self.account = account
         self.before = before
         self.said = said
         self.answered: Sequence[KeptItem] = ()
@@ -84,7 +95,7 @@ class ResponseStore:
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._answered: dict[str, tuple[Turn, KeptItem]] = {}
         self._num_event_bytes: dict[str, int] = {}  # of answers in the background
-        self._num_bytes = 0
+        self._holdings = Holdings(settings.max_stored, settings.max_stored_bytes)
 
     @property
     def max_event_bytes(self) -> int:
@@ -104,7 +115,7 @@ class ResponseStore:
         stop: Callable[[], bytes] | None = None,
         log: EventLog | None = None,
     ) -> bool:
-        """Keep a response that is being answered; tell whether there is room for it.
+        """Keep a response that is being answered; False if it is too large to be kept.
 
         Args:
             response_id: what it is called.
@@ -112,6 +123,9 @@ class ResponseStore:
             turn: what was said.
             stop: stops an answer in the background; is called when nobody can read it any more.
             log: its events.
+
+        Raises:
+            Overloaded: what else its account keeps is not over yet, and others keep less.
         """
         begun = StoredResponse(
             body, turn, is_over=False, is_in_background=stop is not None, stop=stop, log=log
@@ -120,10 +134,12 @@ class ResponseStore:
             return False
         with self._lock:
             self._responses[response_id] = begun
-            self._num_bytes += len(body)
+            self._holdings.add(turn.account, 1, len(body))
             self._use(turn)
-            self._trim()
-            return response_id in self._responses
+            if not self._make_room(turn.account):
+                self._remove(response_id)
+                raise Overloaded("as many of your responses as are kept are still being answered")
+            return True
 
     def finish(self, response_id: str, body: bytes, answered: Sequence[KeptItem]) -> None:
         """Keep what became of an answer, unless it was cancelled or forgotten meanwhile."""
@@ -135,20 +151,24 @@ class ResponseStore:
             begun.turn.num_bytes += num_answered_bytes
             begun.turn.answered = answered
             self._answered |= _by_id(begun.turn)
-            self._num_bytes += num_answered_bytes + len(body) - len(begun.body)
+            num_more = num_answered_bytes + len(body) - len(begun.body)
+            self._holdings.add(begun.turn.account, 0, num_more)
             over = self._responses[response_id] = begun._replace(body=body, is_over=True, stop=None)
             self._responses.move_to_end(response_id)
             if self._is_too_large(over):  # it alone is forgotten, and not all others before it
                 self._forget(response_id)
-            self._trim()
+            self._make_room(over.turn.account)
 
     def grow(self, response_id: str, num_event_bytes: int) -> None:
         """Count the events of an answer in the background, unless it was forgotten."""
         with self._lock:
-            if response_id in self._responses:
-                self._num_bytes += num_event_bytes - self._num_event_bytes.get(response_id, 0)
-                self._num_event_bytes[response_id] = num_event_bytes
-                self._trim()
+            if (found := self._responses.get(response_id)) is None:
+                return
+            account, log = found.turn.account, found.log
+            self._count_events(response_id, account, num_event_bytes)
+            while not self._make_room(account) and log is not None and log.num_bytes:
+                log.shorten()  # its own events, since what others keep may not go
+                self._count_events(response_id, account, log.num_bytes)
 
     def abandon(self, response_id: str) -> None:
         """Forget a response that nobody waits for any more; harmless when it is over."""
@@ -234,13 +254,24 @@ class ResponseStore:
 
     # With the lock held.
 
-    def _trim(self) -> None:
-        """Forget what there is no room for."""
-        while (
-            len(self._responses) > self._settings.max_stored
-            or self._num_bytes > self._settings.max_stored_bytes
-        ):
-            self._forget(next(iter(self._responses)))
+    def _count_events(self, response_id: str, account: str, num_bytes: int) -> None:
+        self._holdings.add(account, 0, num_bytes - self._num_event_bytes.get(response_id, 0))
+        self._num_event_bytes[response_id] = num_bytes
+
+    def _make_room(self, account: str) -> bool:
+        """Forget what there is no room for beside what an account keeps; False if that may stay."""
+        while not self._holdings.has_room():
+            accounts = self._holdings.who_forgets(account)
+            oldest = (self._oldest_of(each) for each in accounts)
+            if (response_id := next(filter(None, oldest), None)) is None:
+                return False
+            self._forget(response_id)
+        return True
+
+    def _oldest_of(self, account: str) -> str | None:
+        """Return the response of an account that is over and was used least recently."""
+        stored = self._responses.items()
+        return next((i for i, r in stored if r.is_over and r.turn.account == account), None)
 
     def _forget(self, response_id: str) -> None:
         """Remove a response, which ends where nobody else reads it."""
@@ -250,13 +281,14 @@ class ResponseStore:
 
     def _remove(self, response_id: str) -> StoredResponse:
         response = self._responses.pop(response_id)
-        self._num_bytes -= len(response.body) + self._num_event_bytes.pop(response_id, 0)
+        num_event_bytes = self._num_event_bytes.pop(response_id, 0)
+        self._holdings.add(response.turn.account, -1, -len(response.body) - num_event_bytes)
         turn: Turn | None = response.turn
         while turn is not None:
             turn.num_uses -= 1
             if turn.num_uses:
                 break
-            self._num_bytes -= turn.num_bytes
+            self._holdings.add(turn.account, 0, -turn.num_bytes)
             for item in turn.answered:
                 del self._answered[item.id]
             turn = turn.before
@@ -268,7 +300,7 @@ class ResponseStore:
             turn.num_uses += 1
             if turn.num_uses > 1:
                 return
-            self._num_bytes += turn.num_bytes
+            self._holdings.add(turn.account, 0, turn.num_bytes)
             self._answered |= _by_id(turn)
             turn = turn.before
 
