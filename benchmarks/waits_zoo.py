@@ -21,6 +21,7 @@ from waits import NUM_WARM, Reader, new_text
 import vlmkit
 import zoo
 from vlmkit.config import Config
+from vlmkit.settings.plugins import PluginSettings
 
 NUM_IMAGES = 4
 NUM_OTHER_TOKENS = 2
@@ -73,7 +74,9 @@ def measure(name: str, folder: Path, engine: str, rounds: int) -> None:
     """Measure one family and print."""
     chosen = {"engine": {"use": engine}, "observers": {"use": ["longest_step"]}}
     plugins = (str(Path(__file__).with_name("longest_step.py")),)
-    with vlmkit.load(folder, config=Config(plugins=plugins), **chosen) as model:
+    with vlmkit.load(
+        folder, config=Config(plugins=PluginSettings(files=plugins)), **chosen
+    ) as model:
         for num in (0, NUM_IMAGES) if model.facts.takes_images else (0,):
             try:
                 gap(model, images(0)[:num])  # what is compiled or allocated once

@@ -34,6 +34,7 @@ from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.seams.tokenizer import PLAIN
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit.testing import (
     EngineContract,
     MediaEncoderContract,
@@ -73,7 +74,9 @@ def png(image: vlmkit.Image) -> bytes:
 
 
 def hearing(**sections: Any) -> vlmkit.Model:
-    return vlmkit.load("hearing", config=Config(plugins=(PLUGIN,)), **sections)
+    return vlmkit.load(
+        "hearing", config=Config(plugins=PluginSettings(files=(PLUGIN,))), **sections
+    )
 
 
 # The components keep their contracts.

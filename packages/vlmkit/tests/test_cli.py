@@ -681,6 +681,24 @@ def test_blocked_plugins_are_listed_as_such(
     assert "left out by VLMKIT_BLOCK: vlmkit-mock" in capsys.readouterr().out
 
 
+def test_plugins_that_are_not_listed_are_left_out_of_every_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = ["--set", "plugins.only=['vlmkit-hf']"]
+    assert run(["plugins", *sets]) == 0
+    assert "left out by plugins.only: vlmkit-mock" in capsys.readouterr().out
+    assert run(["plugins", "--json", *sets]) == 0
+    found = {p["source"]: p for p in json.loads(capsys.readouterr().out)["plugins"]}
+    assert found["vlmkit-mock"]["unlisted"]
+    assert not found["vlmkit-hf"]["unlisted"]
+    assert isinstance(found["vlmkit-hf"]["sha256"], str)
+    assert run(["ask", "mock", "x", *sets]) != 0
+    assert run(["plugins", "--set", "plugins.only=['vlmkit-mok']"]) == 2
+    assert "did you mean 'vlmkit-mock'?" in capsys.readouterr().err
+    monkeypatch.setenv("VLMKIT_PLUGINS__ONLY", "['vlmkit-nothing']")
+    assert run(["mcp"]) == 2  # a command of a plugin, which is not looked for elsewhere
+
+
 def test_doctor_tells_who_is_chosen_and_why_others_are_passed_over(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from vlmkit.config.structs import descriptions, known_paths
 from vlmkit.errors import ConfigError, PluginUnavailable, UnknownPlugin
 from vlmkit.plugins import loader
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.server import ServerSettings
 
 PLUGIN = '''
@@ -158,9 +159,12 @@ def test_an_empty_section_changes_nothing(tmp_path: Path) -> None:
 def test_paths_in_a_file_count_from_its_folder(tmp_path: Path) -> None:
     text = "plugins=['./a.py', '/b.py']\n[[models]]\nmodel='./m'\nname='m'\n[[models]]\nmodel='o/n'"
     config = read(write(tmp_path, text)).config
-    assert config.plugins == (str(tmp_path / "a.py"), "/b.py")
+    assert config.plugins.files == (str(tmp_path / "a.py"), "/b.py")
     assert [entry.model for entry in config.models] == [str(tmp_path / "m"), "o/n"]
     assert read(write(tmp_path, "model='../m'")).config.model == str(tmp_path / "../m")
+    text = "[plugins]\nonly=['one']\nfiles=['./a.py']"
+    plugins = PluginSettings(only=("one",), files=(str(tmp_path / "a.py"),))
+    assert read(write(tmp_path, text)).config.plugins == plugins
 
 
 @pytest.mark.parametrize("file", ["vlmkit.toml", "configs/vlmkit.toml"])
@@ -298,7 +302,7 @@ def test_a_mistyped_variable_is_refused_beside_a_service_too(mistake: dict[str, 
     [
         ("server.port=-1", "server.port = -1 (--set server.port): Expected `int` >= 0"),
         ("server.port=x", "server.port = 'x' (--set server.port): Expected `int`, got `str`"),
-        ("plugins=[1]", "plugins[0] (--set plugins): Expected `str`, got `int`"),
+        ("plugins=[1]", "plugins.files[0] (--set plugins): Expected `str`, got `int`"),
         ("server=5", "'server' is a section, not one value (--set server)"),
         ("model.x=5", "'model' has no key 'x' (--set model.x)"),
         ("server.port", "--set 'server.port' must read section.key=value"),
@@ -464,7 +468,7 @@ def test_the_reference_lists_every_setting_with_its_default_and_meaning() -> Non
 
 def test_the_files_of_the_guide_are_valid(tmp_path: Path) -> None:
     files = re.findall(r"```toml\n(.*?)```", (DOCS / "how-to/configure.md").read_text(), re.DOTALL)
-    assert len(files) == 4
+    assert len(files) == 5
     for file in files:
         read(write(tmp_path, file))
 

@@ -35,6 +35,7 @@ from vlmkit.errors import (
 )
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins import loader
+from vlmkit.settings.plugins import PluginSettings
 
 HEAD = """
 from pathlib import Path
@@ -222,7 +223,7 @@ def noted(folder: Path, **sections: str) -> list[str]:
     """Load with the noting plugin, which fails; return what was built and closed."""
     plugin = plugin_file(folder, NOTED)
     chosen = {name: Component(use=use) for name, use in sections.items()}
-    config = Config(plugins=(str(plugin),), **chosen)  # type: ignore[arg-type]
+    config = Config(plugins=PluginSettings(files=(str(plugin),)), **chosen)  # type: ignore[arg-type]
     entry = ModelEntry(model="mock")
     with pytest.raises((EngineError, ConfigError, PluginError, KeyboardInterrupt)):
         assemble(entry, config, load_plugins(config))
@@ -259,7 +260,7 @@ def test_parts_that_do_not_fit_together_are_closed_last_built_first(tmp_path: Pa
 def test_a_wrong_setting_of_the_last_component_costs_no_building(tmp_path: Path) -> None:
     plugin = plugin_file(tmp_path, NOTED)
     config = Config(
-        plugins=(str(plugin),),
+        plugins=PluginSettings(files=(str(plugin),)),
         engine=Component(use="noted"),
         sampler=Component(settings={"heat": 1}),
     )
@@ -448,7 +449,7 @@ def test_a_missing_provider_is_explained_by_the_plugins_that_broke(tmp_path: Pat
 def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
     broken = plugin_file(tmp_path, "1 / 0")
     with pytest.raises(PluginError) as caught:
-        load_plugins(Config(plugins=(str(broken),)))
+        load_plugins(Config(plugins=PluginSettings(files=(str(broken),))))
     assert str(caught.value) == (
         f"plugin file {str(broken)!r} could not be loaded: ZeroDivisionError: division by zero"
     )
@@ -458,7 +459,7 @@ def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
 def test_a_plugin_file_that_is_refused_says_what_to_do(tmp_path: Path) -> None:
     unmarked = plugin_file(tmp_path, "VLMKIT_API = 1\ndef vlmkit_register_samplers(registry): ...")
     with pytest.raises(PluginError) as caught:
-        load_plugins(Config(plugins=(str(unmarked),)))
+        load_plugins(Config(plugins=PluginSettings(files=(str(unmarked),))))
     assert caught.value.hint == "put @hookimpl above it"
 
 

@@ -3,7 +3,9 @@
 Plugins here are real distributions: a module and its metadata in a temporary folder.
 """
 
+import hashlib
 import importlib.metadata
+import os
 import subprocess
 import sys
 import textwrap
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.errors import PluginError
+from vlmkit.errors import ConfigError, PluginError
 from vlmkit.plugins import api_version, hookspecs, loader
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.plugins.registry import BuildContext
@@ -72,9 +74,15 @@ class Site:
         found = importlib.metadata.distributions(path=[str(self.folder)])
         return [e for d in found for e in d.entry_points if e.group == hookspecs.PROJECT]
 
-    def load(self, *, files: Sequence[Path] = (), block: Sequence[str] = ()) -> loader.Plugins:
+    def load(
+        self,
+        *,
+        files: Sequence[Path] = (),
+        block: Sequence[str] = (),
+        only: Sequence[str] | None = None,
+    ) -> loader.Plugins:
         """Load what is installed in this folder."""
-        return loader.load(entry_points=self.entry_points, files=files, block=block)
+        return loader.load(entry_points=self.entry_points, files=files, block=block, only=only)
 
 
 @pytest.fixture
@@ -523,6 +531,53 @@ def test_the_built_in_components_can_be_blocked(site: Site) -> None:
     site.install("mine", sampler("array"))
     found = site.load(block=["builtin"])
     assert found.samplers.get("array").plugin == "mine"
+
+
+# Listed plugins.
+
+
+@pytest.mark.parametrize("word", ["vlmkit-wanted", "Vlmkit_Wanted"])
+def test_what_is_not_listed_is_not_even_imported(site: Site, word: str) -> None:
+    site.install("vlmkit-wanted", sampler("wanted"), entry="one")
+    site.install("vlmkit-other", "import os\nos.environ['IMPORTED'] = 'other'", entry="two")
+    found = site.load(only=[word])
+    assert names(found) == ["wanted"]
+    assert [(p.source, p.is_loaded) for p in found.found] == [
+        ("vlmkit", True),
+        ("vlmkit-other", False),
+        ("vlmkit-wanted", True),
+    ]
+    assert "IMPORTED" not in os.environ
+    assert names(site.load(only=[])) == []
+
+
+def test_a_distribution_is_not_listed_by_the_name_that_it_gives_its_plugin(site: Site) -> None:
+    site.install("vlmkit-bad", sampler("bad"), entry="vlmkit-good")
+    site.install("vlmkit-good", sampler("good"))
+    assert names(site.load(only=["vlmkit-good"])) == ["good"]
+
+
+def test_a_listed_distribution_that_is_not_there_is_told_with_what_is(site: Site) -> None:
+    site.install("vlmkit-good", sampler("good"))
+    with pytest.raises(ConfigError, match=r"plugins\.only names 'vlmkit-god'") as caught:
+        site.load(only=["vlmkit-god"])
+    assert caught.value.hint == "did you mean 'vlmkit-good'?"
+    with pytest.raises(ConfigError) as caught:
+        site.load(only=["numpy"])
+    assert caught.value.hint == "there are: vlmkit-good"
+
+
+def test_a_plugin_is_told_by_the_hash_of_its_files(site: Site, tmp_path: Path) -> None:
+    site.install("vlmkit-good", sampler("good"))
+    (info,) = site.folder.glob("*.dist-info")
+    assert site.load().found[1].digest() == ""
+    (info / "RECORD").write_text("good.py,sha256=abc,3\n")
+    expected = hashlib.sha256(b"good.py,sha256=abc,3\n").hexdigest()
+    assert site.load().found[1].digest() == expected
+    file = tmp_path / "own.py"
+    file.write_text(sampler("own"))
+    digest = site.load(files=[file]).found[-1].digest()
+    assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 # Local files.

@@ -107,12 +107,15 @@ def fetch(model: str | os.PathLike[str], *, revision: str | None = None) -> Chec
 def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) -> Plugins:
     """Load all plugins, those of the config included, but for those that VLMKIT_BLOCK names.
 
+    Where ``plugins.only`` names some, of those that are installed only these are imported.
+
     Raises:
+        ConfigError: ``plugins.only`` names one that is not installed.
         PluginError: a plugin file that the config names cannot be loaded.
     """
     block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
-    files = [expanded(file) for file in config.plugins]
-    plugins = loader.load(files=files, block=block)
+    files = [expanded(file) for file in config.plugins.files]
+    plugins = loader.load(files=files, block=block, only=config.plugins.only)
     for file in map(str, files):
         if error := plugins.broken.get(file):
             raise PluginError(

@@ -63,15 +63,27 @@ def _offer() -> _Offer:
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.config import Config
     from vlmkit.config.providers import described
+    from vlmkit.settings.plugins import PluginSettings
 
     problems = []
     try:
         _, plugins = read_with_plugins(None, ())
     except VlmkitError as error:
-        plugins = load_plugins(Config())
+        plugins = load_plugins(Config(plugins=PluginSettings(only=_listed())))
         problems.append(described(error))
     problems += [f"{source}: {described(error)}" for source, error in plugins.broken.items()]
     return _Offer(plugins, tuple(problems))
+
+
+def _listed() -> tuple[str, ...] | None:
+    """Return the distributions that may be loaded; none where nobody can tell."""
+    from vlmkit.config import read_config
+
+    try:
+        listed = read_config().config.plugins.only
+    except VlmkitError:
+        return ()
+    return None if listed is None else ()
 
 
 def _built(name: str, plugins: "Plugins") -> click.Command:

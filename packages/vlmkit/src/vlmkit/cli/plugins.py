@@ -47,6 +47,8 @@ def plugins(
             click.echo(f"  hint: {plugin['hint']}")
         if plugin["blocked"]:
             click.echo(f"left out by VLMKIT_BLOCK: {plugin['source']}")
+        if plugin["unlisted"]:
+            click.echo(f"left out by plugins.only: {plugin['source']}")
 
 
 @plugins.command()
@@ -125,4 +127,6 @@ def _plugins(found: "Plugins") -> Iterator[dict[str, Any]]:
             "error": described(plugin.error) if plugin.error else None,
             "hint": getattr(plugin.error, "hint", None) or None,
             "blocked": plugin.blocked,
+            "unlisted": plugin.unlisted,
+            "sha256": plugin.digest(),
         }

@@ -10,10 +10,14 @@ import click
 from vlmkit.cli import options
 
 if TYPE_CHECKING:
+    from vlmkit.config import Config
+    from vlmkit.plugins.loader import Plugins
     from vlmkit.seams.tool_source import ToolSource
     from vlmkit.server.logs.flood import Floods
     from vlmkit.server.offer import Offer
     from vlmkit.settings.server import ServerSettings
+
+log = logging.getLogger(__name__)
 
 EXAMPLE = """\
 ready. Ask it, for example, by
@@ -63,6 +67,7 @@ def serve(
     sources = tool_sources(config, plugins)
     floods = _show_log(config.server.log_format, debug=context.obj.debug)
     try:
+        _tell_plugins(plugins, config)
         _run(offers, config.server, sources)
     finally:
         for flood in floods:
@@ -83,6 +88,27 @@ def _run(
             click.echo(_example(settings, shown), err=True)
 
     run_server(offers, settings, tool_sources=sources, on_loaded=tell)
+
+
+def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
+    """Write whose code this process runs, and what an operator may not have meant."""
+    from vlmkit.server.work.gate import is_loopback
+
+    for plugin in plugins.found:
+        if plugin.is_loaded:
+            what = " ".join(filter(None, (plugin.source, plugin.version)))
+            log.info("plugin %r of %s, sha256 %s", plugin.name, what, plugin.digest() or "unknown")
+        else:
+            why = "it is broken" if plugin.error else "it is left out"
+            log.info("plugin %r of %s offers nothing: %s", plugin.name, plugin.source, why)
+    if is_loopback(config.server.host):
+        return
+    if config.plugins.only is None:
+        log.warning("every installed plugin is loaded: name those that are wanted in plugins.only")
+    if config.server.keys_file and not config.server.tls_certificate:
+        log.warning("keys can be read on the way: this server, at least, speaks no HTTPS")
+    if config.server.allow_public_without_key and not config.server.keys_file:
+        log.warning("whoever reaches this server may use it: no keys are asked for")
 
 
 def _example(settings: "ServerSettings", model: str) -> str:

@@ -153,7 +153,7 @@ def _toml_value(text: str) -> Any:
 
 def _anchored(leaf: Leaf, folder: Path) -> Leaf:
     """Make the paths in a config file independent of where the program was started."""
-    if leaf.path == ("plugins",) and isinstance(leaf.value, list):
+    if leaf.path in (("plugins",), ("plugins", "files")) and isinstance(leaf.value, list):
         files = [str(folder / expanded(p)) if _is_text(p) else p for p in leaf.value]
         return replace(leaf, value=files)
     if leaf.path == ("model",):

@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def read_config(
 def _merged(given: Iterable[Leaf]) -> dict[Keys, Leaf]:
     """Return the last leaf of each path, after checking that the path exists."""
     merged: dict[Keys, Leaf] = {}
-    for leaf in given:
+    for leaf in map(_files_of_plugins, given):
         _check_known(leaf)
         _check_entries(leaf)
         inside = [path for path in merged if path[: len(leaf.path)] == leaf.path]
@@ -145,6 +145,12 @@ def _merged(given: Iterable[Leaf]) -> dict[Keys, Leaf]:
             del merged[path]
         merged[leaf.path] = _as_text_if_needed(leaf)
     return merged
+
+
+def _files_of_plugins(leaf: Leaf) -> Leaf:
+    """Take a list of plugins for their files, which it means for short."""
+    is_short = leaf.path == ("plugins",) and isinstance(leaf.value, list | tuple)
+    return replace(leaf, path=("plugins", "files")) if is_short else leaf
 
 
 def _check_known(leaf: Leaf) -> None:

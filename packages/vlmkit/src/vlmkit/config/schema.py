@@ -37,6 +37,8 @@ def json_schema(plugins: Plugins) -> dict[str, Any]:
         default = () if SECTIONS[section].is_optional else ("auto",)
         form = _group_form(list(registry_of(plugins, section)), default)
         schema["properties"][section] = {"description": meaning, **form}
+    files = {"type": ["object", "array"], "items": {"type": "string"}}  # a list means files
+    schema["properties"]["plugins"] |= files
     schema["properties"]["models"]["items"] = _struct_schema(ModelEntry)
     return {"$schema": DIALECT, **schema, "title": "vlmkit"}
 

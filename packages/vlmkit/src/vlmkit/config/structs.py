@@ -15,6 +15,7 @@ from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.settings.bounds import Positive
 from vlmkit.settings.fleet import IdleSeconds, OnFailure, When
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.server import ServerSettings
 
 SECTIONS: dict[str, Kind[Any]] = {kind.section: kind for kind in KINDS if kind.section}
@@ -153,7 +154,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
             to the config file.
         revision: the revision to take from the hub.
         models: several models, in place of ``model``.
-        plugins: Python files that are plugins too, relative to the config file.
+        plugins: which plugins are loaded.
         pipeline: bounds of each pipeline.
         server: the HTTP server.
     """
@@ -161,7 +162,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
     model: str | None = None
     revision: str | None = None
     models: tuple[ModelEntry, ...] = ()
-    plugins: tuple[str, ...] = ()
+    plugins: PluginSettings = PluginSettings()
     pipeline: PipelineSettings = PipelineSettings()
     server: ServerSettings = ServerSettings()
 

@@ -6,6 +6,7 @@ API version) is recorded with its reason, offers nothing and harms nobody; it is
 config selects something of it.
 """
 
+import contextlib
 import difflib
 import hashlib
 import importlib.metadata
@@ -13,14 +14,14 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import pluggy
 
-from vlmkit.errors import PluginError
+from vlmkit.errors import ConfigError, PluginError
 from vlmkit.plugins import api_version, builtin, hookspecs
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.registries import Registries
@@ -38,6 +39,9 @@ class Plugin:
         version: of the distribution; empty for a file.
         error: why it offers nothing; None when it loaded.
         blocked: whether VLMKIT_BLOCK names it.
+        unlisted: whether ``plugins.only`` names others.
+        digest: returns the SHA-256 of the distribution's RECORD, which has the hashes of its files,
+            or that of a local file; empty where there is none.
     """
 
     name: str
@@ -45,6 +49,13 @@ class Plugin:
     version: str = ""
     error: Exception | None = None
     blocked: bool = False
+    unlisted: bool = False
+    digest: Callable[[], str] = field(default=str, repr=False, compare=False)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its code was run, and it offers what it has."""
+        return not (self.error or self.blocked or self.unlisted)
 
 
 class Plugins(Registries):
@@ -81,11 +92,22 @@ class _Candidate:
             return _load_file(self.entry)
         return self.entry.load()
 
+    def digest(self) -> str:
+        """Return the hash of what was installed."""
+        if isinstance(self.entry, Path):
+            return hashlib.sha256(self.entry.read_bytes()).hexdigest()
+        if isinstance(self.entry, ModuleType):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                return _record_digest(importlib.metadata.distribution(self.source))
+            return ""
+        return "" if self.entry.dist is None else _record_digest(self.entry.dist)
+
 
 def load(
     *,
     files: Sequence[Path] = (),
     block: Iterable[str] = (),
+    only: Iterable[str] | None = None,
     entry_points: Sequence[importlib.metadata.EntryPoint] | None = None,
 ) -> Plugins:
     """Load the built-in components and every plugin; a broken one is recorded, never fatal.
@@ -93,26 +115,37 @@ def load(
     Args:
         files: local Python files that are plugins too.
         block: entry-point names, distribution names or file paths to leave out.
+        only: names of distributions; no plugin of another one is imported. All are when None.
         entry_points: what to load in place of the installed entry points, for tests.
+
+    Raises:
+        ConfigError: ``only`` names a distribution that has no plugin here.
     """
     if entry_points is None:
         entry_points = list(importlib.metadata.entry_points(group=hookspecs.PROJECT))
     installed = sorted(map(_from_entry, entry_points), key=lambda c: (c.source, c.name))
     local = [_Candidate(path.stem, str(path), "", path) for path in dict.fromkeys(files)]
     blocked = {_canonical(name) for name in block if name.strip()}
-    sources = _sources_by_name(c for c in installed if not c.names & blocked)
+    listed = None if only is None else _listed(only, installed)
+    unlisted = [c for c in installed if listed is not None and _canonical(c.source) not in listed]
+    sources = _sources_by_name(c for c in installed if not c.names & blocked and c not in unlisted)
     candidates = [_Candidate("builtin", "vlmkit", "", builtin), *installed, *local]
     plugins = Plugins()
     opened = []  # all kinds are known before the first hook is called
     for candidate in candidates:
         is_blocked = bool(candidate.names & blocked)
+        is_left_out = is_blocked or candidate in unlisted
         others = sources.get(_canonical(candidate.name), [])
-        tried = (None, None) if is_blocked else _tried(_open, candidate, plugins, others)
+        tried = (None, None) if is_left_out else _tried(_open, candidate, plugins, others)
         opened.append((candidate, is_blocked, *tried))
     for candidate, is_blocked, module, why_not in opened:
         error = why_not if module is None else _tried(_collect, candidate, plugins, module)[1]
         plugins.found.append(
-            Plugin(candidate.name, candidate.source, candidate.version, error, is_blocked)
+            Plugin(
+                *(candidate.name, candidate.source, candidate.version, error, is_blocked),
+                unlisted=candidate in unlisted,
+                digest=candidate.digest,
+            )
         )
     return plugins
 
@@ -122,6 +155,26 @@ def _from_entry(entry: importlib.metadata.EntryPoint) -> _Candidate:
     # A broken installation states neither, and its distribution's own properties will raise then.
     name, version = (stated.get(key) or "" for key in ("Name", "Version"))
     return _Candidate(entry.name, name or entry.name, version, entry)
+
+
+def _listed(only: Iterable[str], installed: Iterable[_Candidate]) -> set[str]:
+    """Return the distributions that may be loaded, in their canonical form."""
+    there = {_canonical(candidate.source): candidate.source for candidate in installed}
+    for name in only:
+        if _canonical(name) not in there:
+            near = difflib.get_close_matches(_canonical(name), there, n=1)
+            known = f"there are: {', '.join(sorted(there.values())) or 'none'}"
+            raise ConfigError(
+                f"plugins.only names {name!r}, and no installed distribution of that name has a "
+                "plugin",
+                hint=f"did you mean {there[near[0]]!r}?" if near else known,
+            )
+    return {_canonical(name) for name in only}
+
+
+def _record_digest(distribution: importlib.metadata.Distribution) -> str:
+    record = distribution.read_text("RECORD")
+    return "" if record is None else hashlib.sha256(record.encode()).hexdigest()
 
 
 def _canonical(name: str) -> str:
