@@ -43,7 +43,8 @@ def before_call(context, case, kwargs):
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     fleet = {"manage": True, "load": "use"}
-    with serving(folder, models=["mock"], allow_generate=True, fleet=fleet) as server:
+    data = {"folder": str(folder / "data")}
+    with serving(folder, models=["mock"], allow_generate=True, fleet=fleet, data=data) as server:
         yield server
 
 

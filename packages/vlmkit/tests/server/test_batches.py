@@ -98,6 +98,7 @@ def test_every_line_is_answered_once_with_its_pictures_and_bad_ones_are_told(kee
         lines.append(line(f"line {n}", chat(content)))
     lines[17]["body"]["temperature"] = 9
     lines[18]["body"]["model"] = "none"
+    lines[20]["body"]["unheard_of"] = 1
     lines[19]["body"]["messages"][0]["content"][1] = image_part("data:image/png;base64,AAAA")
     batch = begun(client, lines, metadata={"for": "a test"})
     assert (batch.object, batch.status, batch.metadata) == (
@@ -118,6 +119,8 @@ def test_every_line_is_answered_once_with_its_pictures_and_bad_ones_are_told(kee
         "line 19": 400,
     }
     assert bad["line 17"]["response"]["body"]["error"]["param"] == "temperature"
+    assert found["line 20"]["response"]["headers"] == {"x-vlmkit-ignored": "unheard_of"}
+    assert "headers" not in found["line 21"]["response"]
     for n in (0, 1, 199):
         answer = keeping.post(lines[n]["body"], headers=NONE).json()
         assert said(found[f"line {n}"]) == answer["choices"][0]["message"]["content"]

@@ -1,6 +1,7 @@
 """Batches of a process that ends: the next one goes on, and no line is answered twice or lost."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -144,3 +145,42 @@ def test_what_is_kept_is_for_one_server_and_its_owner_and_there_after_a_restart(
         assert [path.name for path in files(tmp_path)] == [sent.id]
         with pytest.raises(openai.NotFoundError):
             server.client.files.retrieve("file-half")
+
+
+def memory(server, name):
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="says how much memory a process has")
+def test_large_batches_take_little_memory_and_a_huge_line_is_refused(tmp_path):
+    pad = {str(n): "x" * 480 for n in range(8)}
+    with (tmp_path / "lines.jsonl").open("wb") as file:
+        for n in range(50_000):
+            body = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
+            file.write(json.dumps(line(str(n), body | {"metadata": pad})).encode() + b"\n")
+    with (tmp_path / "huge.jsonl").open("wb") as file:
+        file.write(b'{"custom_id": "')
+        for _ in range(100):
+            file.write(b"x" * 2**20)
+        file.write(b'"}')
+    with server_process(tmp_path) as server:
+        before = memory(server, "VmRSS")
+        batch = begun_of(server.client, tmp_path / "lines.jsonl")
+        assert eventually(lambda: counts(server, batch).completed >= 500)
+        batch = server.client.batches.cancel(batch.id)
+        batch = ended(server.client, batch)
+        assert counts(server, batch).total == 50_000
+        assert len(told(server.client, batch)) == 50_000
+        assert memory(server, "VmHWM") - before < 50 * 2**20
+        batch = ended(server.client, begun_of(server.client, tmp_path / "huge.jsonl"))
+        assert [(e.code, e.line) for e in batch.errors.data] == [("line_too_long", 1)]
+        assert memory(server, "VmHWM") - before < 250 * 2**20
+
+
+def begun_of(client, path):
+    sent = client.files.create(file=path, purpose="batch")
+    return client.batches.create(
+        input_file_id=sent.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )

@@ -33,7 +33,7 @@ from vlmkit.server.http.operation import Operation
 from vlmkit.server.work.service import Service
 
 REQUESTS = BodyReader(MessageBatchRequest)
-_JSONL = "application/x-jsonl"
+_LINES = "application/octet-stream"
 
 
 class MessageBatchesController(Controller):
@@ -129,7 +129,7 @@ class MessageBatchesController(Controller):
         if body.ended_at is None:
             raise RequestError("the batch has not ended", code="batch_not_ended")
         if request.method == HttpMethod.HEAD:
-            return ASGIResponse(is_head_response=True, media_type=_JSONL)
+            return ASGIResponse(is_head_response=True, media_type=_LINES)
         names = [name for name in (body.output_file_id, body.error_file_id) if name]
         for name in names:
             await kept.files.find(name, owner)  # or they were deleted, or have expired
@@ -175,7 +175,7 @@ class _Results:
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send all of it."""
-        headers = [(b"content-type", _JSONL.encode()), (b"x-content-type-options", b"nosniff")]
+        headers = [(b"content-type", _LINES.encode()), (b"x-content-type-options", b"nosniff")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for name in self._names:
             lots = results(self._folder, name)
