@@ -174,6 +174,7 @@ def test_every_member_of_each_protocol_is_needed() -> None:
         "observers",
         "media_loaders",
         "tool_sources",
+        "monitors",
     }
 
 

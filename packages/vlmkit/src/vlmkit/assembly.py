@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlmkit.ask.sampling import SamplingParams, sampling_params
 from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_config
@@ -37,7 +38,7 @@ from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_folder import model_file, model_folder
 from vlmkit.plugins import loader
-from vlmkit.plugins.kinds import MODEL, TOOL_SOURCE
+from vlmkit.plugins.kinds import MODEL, MONITOR, OBSERVER, TOOL_SOURCE, Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobody
 from vlmkit.seams.constraint import Vocabulary
@@ -45,11 +46,15 @@ from vlmkit.seams.media_encoder import MediaEncoder
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
+    from vlmkit.seams.monitor import Monitor
+    from vlmkit.seams.observer import Observer
     from vlmkit.seams.runner import Runner
     from vlmkit.seams.tool_source import ToolSource
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+MakeObserver = Callable[[], "Observer | None"]
 OnStage = Callable[[str], None]
 """Told the name of each stage of loading when it begins; the last one is ``ready``."""
 
@@ -126,9 +131,16 @@ def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) ->
 
 
 def assemble(
-    entry: ModelEntry, config: Config, plugins: Plugins, on_stage: OnStage | None = None
+    entry: ModelEntry,
+    config: Config,
+    plugins: Plugins,
+    on_stage: OnStage | None = None,
+    observers: "Mapping[str, MakeObserver]" = MappingProxyType({}),
 ) -> "Runner":
-    """Build the runner of one model entry; arguments and errors as for :func:`load`."""
+    """Build the runner of one model entry; arguments and errors as for :func:`load`.
+
+    ``observers`` make more of them than the config names, each by a name that those have not.
+    """
     tell = on_stage or tell_nobody
     tell("model files")
     checkpoint = resolve(entry.model, plugins, entry.revision)
@@ -161,6 +173,10 @@ def assemble(
                 parts[section][name] = part
                 if close := getattr(part, "close", None):
                     built.callback(close)
+        for name, make in observers.items():
+            if (observer := make()) is not None:
+                parts[OBSERVER.section][name] = observer
+                built.callback(observer.close)
         _show_pictures(parts, choice, context)
         from vlmkit.kit.pooling import read_pooling  # commands that run none import no arrays
         from vlmkit.pipeline import Pipeline
@@ -197,9 +213,18 @@ def _show_pictures(
     )
 
 
-def tool_sources(config: Config, plugins: Plugins) -> dict[str, "ToolSource"]:
+def tool_sources(config: Config, plugins: Plugins) -> "dict[str, ToolSource]":
     """Build the sources of tools that a config uses, by their names; errors as for :func:`load`."""
-    registry, group = plugins.of(TOOL_SOURCE), config.group(TOOL_SOURCE.section)
+    return _of_server(TOOL_SOURCE, config, plugins)
+
+
+def monitors(config: Config, plugins: Plugins) -> "dict[str, Monitor]":
+    """Build the monitors that a config uses, by their names; errors as for :func:`load`."""
+    return _of_server(MONITOR, config, plugins)
+
+
+def _of_server(kind: Kind[T], config: Config, plugins: Plugins) -> dict[str, T]:
+    registry, group = plugins.of(kind), config.group(kind.section)
     context = BuildContext(registries=plugins.by_kind)
     names = names_of(group, registry, None)
     return {name: registry.build(name, group.settings.get(name, {}), context) for name in names}

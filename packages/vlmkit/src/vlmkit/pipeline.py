@@ -40,7 +40,7 @@ from vlmkit.running.prompts import Prompts
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.running.stream import Stream
-from vlmkit.seams.engine import Engine
+from vlmkit.seams.engine import CountsRoom, Engine
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.media_loader import MediaLoader
 from vlmkit.seams.observer import Observer, RequestFacts
@@ -184,6 +184,10 @@ class Pipeline:
             params=params,
             prompt_tokens=len(prompt),
             image_tokens=_image_tokens(prompt),
+            task=request.task,
+            is_chat=bool(request.messages),
+            prompt_s=time.perf_counter() - started,
+            trace=request.trace,
         )
         channel = Channel(
             facts,
@@ -191,7 +195,6 @@ class Pipeline:
             images=_shown_images(prompt, pages),
             encoded=sequences[0].encoded,
             image_timings=image_timings,
-            prompt_s=time.perf_counter() - started,
             account=request.account,
             observers=self._observers,
         )
@@ -303,6 +306,7 @@ class Pipeline:
             self._features.num_misses,
             asdict(self._loop.stats),
             {} if self._observers is None else self._observers.stats(),
+            self._engine.num_free_tokens if isinstance(self._engine, CountsRoom) else None,
         )
 
     def drain(self, timeout_s: float) -> bool:

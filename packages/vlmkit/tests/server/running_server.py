@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -24,6 +25,7 @@ from vlmkit.ask.request import Request
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.monitor import Monitor
 from vlmkit.seams.runner import Runner
 from vlmkit.server.offer import Loader, Offer
 from vlmkit.server.run import Server
@@ -163,11 +165,12 @@ def eventually(is_true: Callable[[], bool], *, timeout_s: float = 300.0) -> bool
 def running(
     models: Mapping[str, Offer | Runner | Loader | None] | None = None,
     toolbox: Toolbox | None = None,
+    monitors: Mapping[str, Monitor] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[Running]:
     """Run a server in a thread of this process."""
     served = {"mock": mock_pipeline()} if models is None else models
-    service = Service(served, ServerSettings(port=0, **settings), toolbox)
+    service = Service(served, ServerSettings(port=0, **settings), toolbox, monitors)
     server = Server(service)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -70,6 +70,11 @@ class OnnxEngine:
         """What this engine can do; constant."""
         return self._limits
 
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens that no admitted sequence has room for."""
+        return self._book.capacity_tokens - self._book.num_owned
+
     def read(self, prompt: Prompt) -> PromptPlan:
         """Lay a prompt out; ranges whose tokens see each other both ways may not be cut.
 

@@ -97,6 +97,11 @@ class TorchEngine:
         """What this engine can do; constant."""
         return self._limits
 
+    @property
+    def num_free_tokens(self) -> int:
+        """Room that no admitted sequence has."""
+        return self._pool.num_free_blocks * self._pool.block_tokens
+
     def read(self, prompt: Prompt) -> PromptPlan:
         """Lay a prompt out; ranges whose tokens see each other both ways may not be cut.
 

@@ -43,6 +43,7 @@ class Request:
             when empty.
         cache_salt: keeps a tenant's own requests apart in all caches, but for those of equal salt.
         priority: smaller runs first; from :data:`BACKGROUND` on, after all that others ask, too.
+        trace: what it belongs to, as W3C Trace Context writes that, for those who trace; or empty.
         id: how logs and answers call it; made up when empty.
         admit: is called once, in any thread, with what the request comes to, when its prompt is
             made and before it waits for its turn; what it raises refuses the request. It stays with
@@ -67,6 +68,7 @@ class Request:
     account: str = ""
     cache_salt: str = ""
     priority: int = 0
+    trace: str = ""
     id: str = field(default="")
     admit: Callable[[Demand], None] | None = field(default=None, repr=False, compare=False)
 

@@ -1,6 +1,9 @@
 """What the config says of a model, as what a server takes."""
 
 import logging
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import click
@@ -14,24 +17,40 @@ if TYPE_CHECKING:
     from vlmkit.config import Config, ModelEntry
     from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.plugins.loader import Plugins
+    from vlmkit.seams.monitor import Monitor
     from vlmkit.seams.runner import Runner
 
 
 log = logging.getLogger(__name__)
 
 
-def offer(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> Offer:
+def offer(
+    entry: "ModelEntry",
+    config: "Config",
+    plugins: "Plugins",
+    monitors: "Mapping[str, Monitor]" = MappingProxyType({}),
+) -> Offer:
     """Return how one model is served; each stage of its loading gets a line on standard error.
 
     Where the log is one for programs, it says only that a model is loaded.
+
+    Args:
+        entry: the model.
+        config: how it is built.
+        plugins: of what.
+        monitors: who is told how its requests fare, each by its name.
     """
+    observers = {
+        f"monitors.{name}": partial(monitor.observer, name_of(entry))
+        for name, monitor in monitors.items()
+    }
 
     def load() -> "Runner":
         if config.server.log_format == "json":
             log.info("loading %r", name_of(entry))
-            return assemble(entry, config, plugins)
+            return assemble(entry, config, plugins, observers=observers)
         click.echo(f"loading {name_of(entry)!r}", err=True)
-        return assemble(entry, config, plugins, Stages(lists=True))
+        return assemble(entry, config, plugins, Stages(lists=True), observers)
 
     def weigh() -> int:
         return weight_bytes(resolve(entry.model, plugins, entry.revision))

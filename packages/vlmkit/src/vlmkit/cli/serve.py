@@ -12,6 +12,7 @@ from vlmkit.cli import options
 if TYPE_CHECKING:
     from vlmkit.config import Config
     from vlmkit.plugins.loader import Plugins
+    from vlmkit.seams.monitor import Monitor
     from vlmkit.seams.tool_source import ToolSource
     from vlmkit.server.logs.flood import Floods
     from vlmkit.server.offer import Offer
@@ -48,7 +49,7 @@ def serve(
     assignments: Sequence[str],
 ) -> None:
     """Serve MODELs, or those of the config, over HTTP."""
-    from vlmkit.assembly import find, name_of, tool_sources
+    from vlmkit.assembly import find, monitors, name_of, tool_sources
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.cli.offers import offer
     from vlmkit.config.providers import check_components
@@ -61,14 +62,15 @@ def serve(
     entries = wanted_entries(models, config, plugins)
     for entry in entries:  # a misspelt name is told before the port opens
         find(entry.model, plugins)
-    offers = {name_of(entry): offer(entry, config, plugins) for entry in entries}
+    looking_on = monitors(config, plugins)
+    offers = {name_of(entry): offer(entry, config, plugins, looking_on) for entry in entries}
     if len(offers) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
     floods = _show_log(config.server.log_format, debug=context.obj.debug)
     try:
         _tell_plugins(plugins, config)
-        _run(offers, config.server, sources)
+        _run(offers, config.server, sources, looking_on)
     finally:
         for flood in floods:
             flood.tell()
@@ -78,6 +80,7 @@ def _run(
     offers: "dict[str, Offer]",
     settings: "ServerSettings",
     sources: "dict[str, ToolSource]",
+    looking_on: "dict[str, Monitor]",
 ) -> None:
     """Serve, and say how to talk to the server once its models are loaded."""
     from vlmkit.server.run import serve as run_server
@@ -87,7 +90,7 @@ def _run(
             shown = [*offers, *names][-1]  # one that is there, if any is
             click.echo(_example(settings, shown), err=True)
 
-    run_server(offers, settings, tool_sources=sources, on_loaded=tell)
+    run_server(offers, settings, tool_sources=sources, monitors=looking_on, on_loaded=tell)
 
 
 def _tell_plugins(plugins: "Plugins", config: "Config") -> None:

@@ -13,6 +13,7 @@ from vlmkit.seams.constraint import ConstraintCompiler
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.media_loader import MediaLoader
+from vlmkit.seams.monitor import Monitor
 from vlmkit.seams.observer import Observer
 from vlmkit.seams.proposer import Proposer
 from vlmkit.seams.sampler import Sampler
@@ -166,6 +167,15 @@ TOOL_SOURCE: Kind[ToolSource] = Kind(
     part_of="server",
     is_optional=True,
 )
+MONITOR: Kind[Monitor] = Kind(
+    "monitor",
+    Monitor,
+    "all",
+    "what looks on a server and shows or sends what it saw",
+    "vlmkit.testing:MonitorContract",
+    part_of="server",
+    is_optional=True,
+)
 MODEL: Kind[Checkpoint] = Kind("model", Checkpoint, "by name", "what has a model's files")
 COMMAND: Kind[Any] = Kind(
     "command",
@@ -187,6 +197,7 @@ KINDS: tuple[Kind[Any], ...] = (
     OBSERVER,
     MEDIA_LOADER,
     TOOL_SOURCE,
+    MONITOR,
     MODEL,
     COMMAND,
 )

@@ -67,7 +67,6 @@ class Channel:
             were encoded for it.
         encoded: those places for which something was, and when; the loop adds to them.
         image_timings: where the time of each image went until it could be encoded, by those places.
-        prompt_s: how long making the prompt took.
         account: whose turn it takes; the tenant's when empty.
         observers: who is told how the request fares; None where nobody listens.
 
@@ -83,14 +82,13 @@ class Channel:
         images: Mapping[int, ShownImage] = MappingProxyType({}),
         encoded: Mapping[int, Stage] = MappingProxyType({}),
         image_timings: Mapping[int, ImageTimings] = MappingProxyType({}),
-        prompt_s: float = 0.0,
         account: str = "",
         observers: Observers | None = None,
     ) -> None:
         self.facts = facts
         self.account = account or facts.tenant
         self.num_choices = num_choices = facts.params.n
-        self.clock = Clock(prompt_s)
+        self.clock = Clock(facts.prompt_s)
         self.cached_tokens = 0
         self.completion_tokens = 0
         self.answers: list[AnswerText] = []  # which know how many of their tokens are reasoning

@@ -128,6 +128,16 @@ class Engine(Cache, Protocol):
 
 
 @runtime_checkable
+class CountsRoom(Protocol):
+    """What an engine may say besides: how much room its cache has."""
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens that no admitted sequence has room for; asked for from any thread, at any time."""
+        ...
+
+
+@runtime_checkable
 class MediaTrial(Protocol):
     """What an engine may have besides: a trial with media, when the whole model was loaded.
 

@@ -12,6 +12,7 @@ from typing import Protocol
 from vlmkit.ask.completion import Chunk, FinishReason, Timings, Usage
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import VlmkitError
+from vlmkit.seams.sequence import Task
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -25,6 +26,10 @@ class RequestFacts:
         params: how its tokens are chosen.
         prompt_tokens: tokens of the prompt, images included.
         image_tokens: placeholder tokens of each image, in order.
+        task: what is wanted.
+        is_chat: whether the prompt is a conversation, and no text or tokens as they are.
+        prompt_s: how long making the prompt took.
+        trace: what the request belongs to, as W3C Trace Context writes that; empty for nothing.
     """
 
     id: str
@@ -33,6 +38,10 @@ class RequestFacts:
     params: SamplingParams
     prompt_tokens: int
     image_tokens: tuple[int, ...] = ()
+    task: Task = "generate"
+    is_chat: bool = True
+    prompt_s: float = 0.0
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

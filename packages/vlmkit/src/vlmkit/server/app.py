@@ -29,6 +29,7 @@ from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.operate.capabilities import CapabilitiesController
 from vlmkit.server.operate.health import HealthController
 from vlmkit.server.operate.management import ManagementController
+from vlmkit.server.operate.metrics import MetricsController, Scraper
 from vlmkit.server.operate.models import ModelsController
 from vlmkit.server.operate.openapi import OpenApiController, openapi_document
 from vlmkit.server.prompts.generate import GenerateController
@@ -65,10 +66,12 @@ def create_app(
     files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
     fetcher = ImageFetcher(fetch) if fetch.enabled else None
     converter = Converter(service.settings, fetcher, files)
+    scraper = Scraper(service)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)
     app = Litestar(
         [
             *([ManagementController] if service.settings.fleet.manage else []),
+            *([MetricsController] if service.monitors else []),
             BatchesController,
             ChatController,
             CompletionsController,
@@ -91,12 +94,19 @@ def create_app(
             "converter": Provide(lambda: converter, sync_to_thread=False, use_cache=True),
             "files": Provide(lambda: files, sync_to_thread=False, use_cache=True),
             "responses": Provide(lambda: responses, sync_to_thread=False, use_cache=True),
+            "scraper": Provide(lambda: scraper, sync_to_thread=False, use_cache=True),
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
             "document": Provide(lambda: openapi_document(app), sync_to_thread=True, use_cache=True),
         },
         guards=[*([Guard(service.keys)] if service.keys else []), Entrance(service.accounts)],
-        on_startup=[service.fleet.start, service.accounts.start],
-        on_shutdown=[service.toolbox.aclose, service.accounts.close, service.desk.close],
+        on_startup=[service.fleet.start, service.accounts.start, service.monitors.start],
+        on_shutdown=[
+            service.toolbox.aclose,
+            service.accounts.close,
+            service.desk.close,
+            service.monitors.stop,
+            scraper.close,
+        ],
         exception_handlers=error_handlers(),
         request_max_body_size=service.settings.max_body_bytes,
         openapi_config=None,

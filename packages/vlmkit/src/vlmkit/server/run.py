@@ -27,6 +27,7 @@ import uvicorn
 from vlmkit._version import __version__
 from vlmkit.errors import ConfigError
 from vlmkit.kit import heap
+from vlmkit.seams.monitor import Monitor
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.fleet.fleet import OnLoaded
@@ -49,6 +50,7 @@ def serve(
     settings: ServerSettings | None = None,
     *,
     tool_sources: Mapping[str, ToolSource] = MappingProxyType({}),
+    monitors: Mapping[str, Monitor] = MappingProxyType({}),
     on_loaded: OnLoaded | None = None,
 ) -> None:
     """Serve models until a signal ends it; closes every runner at the end.
@@ -61,6 +63,8 @@ def serve(
             of their own, while the port answers already.
         settings: the defaults when None.
         tool_sources: whose tools requests may ask for; they are closed at the end.
+        monitors: who looks on; they are closed at the end. How the requests of a model fare they
+            are told by their observers, which are the pipeline's.
         on_loaded: called in a thread with the names of the models that are there, when all are
             loaded that are to be from the start.
 
@@ -72,7 +76,7 @@ def serve(
     settings = settings or ServerSettings()
     if settings.tls_certificate or settings.tls_private_key:
         _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-    service = Service(models, settings, Toolbox(tool_sources))
+    service = Service(models, settings, Toolbox(tool_sources), monitors)
     service.fleet.on_loaded = partial(_settle, on_loaded)
     try:
         with contextlib.closing(_listener(settings)) as listener:
@@ -83,6 +87,7 @@ def serve(
     finally:
         service.fleet.close()
         service.close_logs()
+        service.monitors.close()
         heap.unsettle()
     if service.fleet.error is not None:
         raise service.fleet.error

@@ -19,6 +19,7 @@ pytest.register_assert_rewrite(
             "engine_sequence",
             "media_encoder_contract",
             "media_loader_contract",
+            "monitor_contract",
             "observer_contract",
             "proposer_contract",
             "runner_contract",
@@ -39,6 +40,7 @@ from vlmkit.testing.engine_contract import EngineContract  # noqa: E402
 from vlmkit.testing.engine_host import EngineHost  # noqa: E402
 from vlmkit.testing.media_encoder_contract import MediaEncoderContract  # noqa: E402
 from vlmkit.testing.media_loader_contract import MediaLoaderContract  # noqa: E402
+from vlmkit.testing.monitor_contract import MonitorContract  # noqa: E402
 from vlmkit.testing.observer_contract import ObserverContract  # noqa: E402
 from vlmkit.testing.pictures import awkward_pictures, picture  # noqa: E402
 from vlmkit.testing.proposer_contract import ProposerContract  # noqa: E402
@@ -55,6 +57,7 @@ __all__ = [
     "EngineHost",
     "MediaEncoderContract",
     "MediaLoaderContract",
+    "MonitorContract",
     "ObserverContract",
     "ProposerContract",
     "RunnerContract",

@@ -93,6 +93,11 @@ class SlotBook:
         """Tokens that take memory: reserved by owners, or kept for later."""
         return sum(place.num_reserved for place in self._places)
 
+    @property
+    def num_owned(self) -> int:
+        """Tokens that admitted sequences have room for."""
+        return sum(place.num_reserved for place in self._places if place.owner is not None)
+
     def slot(self, sequence: SequenceView) -> int:
         """Return the slot of an admitted sequence."""
         return self._slots[sequence]
@@ -199,8 +204,7 @@ class SlotBook:
 
     def _may_hold(self, more: int) -> bool:
         """Tell whether owners may have so many more tokens, if all that is kept goes."""
-        owned = sum(place.num_reserved for place in self._places if place.owner is not None)
-        return owned + more <= self.capacity_tokens
+        return self.num_owned + more <= self.capacity_tokens
 
     def _longest_prefix(
         self, sequence: SequenceView, free: Iterable[int]

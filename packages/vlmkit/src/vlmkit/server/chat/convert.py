@@ -97,6 +97,7 @@ class Converter:
             options=replace(prompt_options(chat, self._template_kinds, facts.options), light=light),
             tenant=caller.tenant,
             account=caller.account,
+            trace=caller.trace,
             cache_salt=chat.cache_salt or "",
             places=bool(chat.return_places),
             **tool_values(chat),

@@ -184,6 +184,7 @@ class _Prompts:
         return Asked(
             tenant=self._caller.tenant,
             account=self._caller.account,
+            trace=self._caller.trace,
             cache_salt=body.cache_salt or "",
             priority=(body.priority or 0) + self._caller.priority,
             **fields,

@@ -90,6 +90,7 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
             "priority": (body.priority or 0) + self.caller.priority,
             "tenant": self.caller.tenant,
             "account": self.caller.account,
+            "trace": self.caller.trace,
         }
         if body.input is None:
             said = body.messages or ()

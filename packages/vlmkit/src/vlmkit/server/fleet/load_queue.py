@@ -139,9 +139,10 @@ class LoadQueue:
 
     def _close_if_left(self, model: ServedModel) -> None:
         """Close a model that leaves and that nobody uses any more."""
-        if model.state == "unloading" and not model.num_users and model.runner is not None:
-            future = self._thread.unload(model.runner)
-            model.runner = None
+        if model.state != "unloading" or model.num_users:
+            return
+        if (runner := model.retire()) is not None:
+            future = self._thread.unload(runner)
             future.add_done_callback(partial(self._closed, model))
 
     def _closed(self, model: ServedModel, future: "Future[BaseException | None]") -> None:

@@ -10,7 +10,8 @@ say. All of it is used in the event loop's thread::
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from vlmkit.seams.runner import Runner, RunnerFacts
@@ -39,6 +40,7 @@ class ServedModel:
         is_restarting: whether that happened, and it is not there again.
         num_restarts: how often that happened.
         not_before_s: when it may be loaded at the earliest.
+        changes: how often it came to be in each state.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class ServedModel:
         self.is_restarting = False
         self.num_restarts = 0
         self.not_before_s = 0.0
+        self.changes: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()  # by runners that are gone
         self._state: State = "waiting" if is_expected else "unloaded"
         self._change = asyncio.Event()
         self.tell: Callable[[str, State], None] = _tell_nobody  # its name and state, as they change
@@ -105,6 +109,13 @@ class ServedModel:
         """Take no new requests, so that it can be unloaded when those under way have ended."""
         self._to("unloading")
 
+    def retire(self) -> Runner | None:
+        """Give the runner away, to be closed, and keep what it counted."""
+        runner, self.runner = self.runner, None
+        if runner is not None:
+            self._counted.update(_counters(runner))
+        return runner
+
     async def changed(self) -> None:
         """Wait until its state is another one."""
         await self._change.wait()
@@ -112,6 +123,7 @@ class ServedModel:
     def _to(self, state: State) -> None:
         self._state = state
         self.tell(self.name, state)
+        self.changes[state] += 1
         self._change.set()
         self._change = asyncio.Event()
 
@@ -153,6 +165,12 @@ class ServedModel:
         is_free = not self.num_users and not self.num_waiting
         return is_free and self.state == "ready" and self.offer.load is not None
 
+    def counters(self) -> Mapping[str, int]:
+        """Return what all of its runners counted."""
+        if self.runner is None:
+            return dict(self._counted)
+        return self._counted + Counter(_counters(self.runner))
+
     @property
     def load_s(self) -> float:
         """How long loading took last, or takes so far."""
@@ -163,3 +181,9 @@ class ServedModel:
 
 def _tell_nobody(_name: str, _state: State) -> None:
     pass
+
+
+def _counters(runner: Runner) -> dict[str, int]:
+    stats = runner.stats()
+    hits, misses = stats.num_feature_hits, stats.num_feature_misses
+    return {**stats.counters, "num_feature_hits": hits, "num_feature_misses": misses}

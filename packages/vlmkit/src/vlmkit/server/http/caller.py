@@ -29,6 +29,7 @@ class Caller(NamedTuple):
             everybody where there are no keys.
         key_id: what the key is called that was sent, where keys are asked for.
         priority: what its requests wait for besides what they ask for: larger runs later.
+        trace: what is done for the request belongs to, if anybody traces it.
     """
 
     owner: bytes
@@ -37,6 +38,7 @@ class Caller(NamedTuple):
     is_operator: bool = True
     key_id: str = ""
     priority: int = 0
+    trace: str = ""
 
 
 NOBODY = Caller(b"", "")
@@ -58,14 +60,15 @@ def caller_of(request: Request[Any, Any, Any]) -> Caller:
     if (caller := speaks_for(request.scope)) is not None:
         return caller
     state = request.scope["state"]
+    trace = state.get("trace", "")
     if tenant := state.get("tenant", ""):
         owner = hashlib.sha256(b"tenant\0" + tenant.encode()).digest()
         key_id = state["key"].id if "key" in state else ""
-        return Caller(owner, tenant, tenant, bool(state.get("is_operator")), key_id)
+        return Caller(owner, tenant, tenant, bool(state.get("is_operator")), key_id, trace=trace)
     given = "\0".join(sorted(secrets_in(request)))
     client = request.client
     account = network_of(client.host) if client else ""
-    return Caller(hashlib.sha256(given.encode()).digest(), "", account)
+    return Caller(hashlib.sha256(given.encode()).digest(), "", account, trace=trace)
 
 
 def network_of(host: str) -> str:

@@ -6,7 +6,7 @@ import msgspec
 
 from vlmkit.server.http.errors import ErrorBody
 
-Access = Literal["open", "key", "chat", "embed", "tokens", "admin"]
+Access = Literal["open", "key", "chat", "embed", "tokens", "metrics", "admin"]
 """Who may ask: anybody, anybody with a key, or those whose key may do this."""
 
 

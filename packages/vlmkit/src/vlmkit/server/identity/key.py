@@ -15,9 +15,9 @@ from msgspec import Meta
 from vlmkit.server.http.operation import Access
 from vlmkit.settings.limits import LimitTexts, limits_of
 
-Scope = Literal["chat", "embed", "tokens", "admin"]
-"""What a key may do: ask for answers, for embeddings, send prompts that are tokens as they are, and
-load and unload models."""
+Scope = Literal["chat", "embed", "tokens", "metrics", "admin"]
+"""What a key may do: ask for answers, for embeddings, send prompts that are tokens as they are,
+read what monitors show, and load and unload models."""
 
 Name = Annotated[str, Meta(pattern=r"^[\w.@:+-]{1,64}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
@@ -60,6 +60,8 @@ class Key(
 
     def may(self, access: Access) -> bool:
         """Tell whether it may ask what a route wants."""
+        if access == "metrics" and "admin" in self.scopes:
+            return True
         return access in ("open", "key") or access in self.scopes
 
     def is_over(self, now_s: float) -> bool:

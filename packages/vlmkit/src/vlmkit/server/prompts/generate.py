@@ -120,6 +120,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             constraint=form.constraint if form else None,
             tenant=self.caller.tenant,
             account=self.caller.account,
+            trace=self.caller.trace,
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
             id=request_id,

@@ -7,6 +7,7 @@ import asyncio
 import ipaddress
 import re
 import secrets
+from collections.abc import Mapping
 
 from litestar.datastructures import MutableScopeHeaders
 from litestar.enums import ScopeType
@@ -14,7 +15,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
 from vlmkit.server.http.caller import speaks_for
-from vlmkit.server.http.errors import HostRefused, error_response
+from vlmkit.server.http.errors import CLIENT_GONE, HostRefused, error_response
 from vlmkit.server.limits.entrance import ACCOUNT
 from vlmkit.server.limits.headers import limit_headers
 from vlmkit.server.work.deadline import DEADLINE, HEADER, time_for
@@ -48,31 +49,46 @@ class Gate:
         request_id = _request_id(headers.get(b"x-request-id", b""))
         scope.setdefault("state", {})["request_id"] = request_id
 
+        status = CLIENT_GONE
+        looked_on = self._service.monitors.began(scope, request_id)
+
         async def send_named(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 shown = MutableScopeHeaders(message)
                 shown["x-request-id"] = shown["request-id"] = request_id  # Anthropic's name
                 if (account := scope["state"].get(ACCOUNT)) is not None:
                     shown.update(limit_headers(account, scope["path"]))
             await send(message)
 
-        with self._service.opened():
-            try:
-                time_s = time_for(headers.get(_TIMEOUT), self._service.settings.request_timeout_s)
-            except RequestError as wrong:
-                await error_response(wrong, scope)(scope, receive, send_named)
-                return
-            if speaks_for(scope) is None:  # nobody waits for what the server asks itself
-                scope["state"][DEADLINE] = asyncio.get_running_loop().time() + time_s
-            host = headers.get(b"host")
-            if self._hosts is not None and host is not None and _name(host) not in self._hosts:
-                error = HostRefused(
-                    "this server answers to its own address only",
-                    hint="its operator can name others in server.allowed_hosts",
-                )
-                await error_response(error, scope)(scope, receive, send_named)
-                return
-            await self._app(scope, receive, send_named)
+        try:
+            with self._service.opened():
+                await self._enter(scope, receive, send_named, headers)
+        finally:
+            if looked_on is not None:
+                self._service.monitors.ended(looked_on, scope, status)
+
+    async def _enter(
+        self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes]
+    ) -> None:
+        """Let a request in that is meant for this host, and note until when it has time."""
+        try:
+            time_s = time_for(headers.get(_TIMEOUT), self._service.settings.request_timeout_s)
+        except RequestError as wrong:
+            await error_response(wrong, scope)(scope, receive, send)
+            return
+        if speaks_for(scope) is None:  # nobody waits for what the server asks itself
+            scope["state"][DEADLINE] = asyncio.get_running_loop().time() + time_s
+        host = headers.get(b"host")
+        if self._hosts is not None and host is not None and _name(host) not in self._hosts:
+            error = HostRefused(
+                "this server answers to its own address only",
+                hint="its operator can name others in server.allowed_hosts",
+            )
+            await error_response(error, scope)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 def is_loopback(host: str) -> bool:

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from litestar.datastructures import Headers
 from litestar.types import Receive, Scope
 
 from vlmkit.errors import RequestError
+from vlmkit.seams.monitor import Monitor
 from vlmkit.server.fields.ignored import (
     HEADER,
     STRICT_HEADER,
@@ -37,6 +39,7 @@ from vlmkit.server.work.bodies import Bodies
 from vlmkit.server.work.deadline import TooLate, deadline_of
 from vlmkit.server.work.desk import Desk
 from vlmkit.server.work.ledger import Ledger
+from vlmkit.server.work.monitors import Monitors
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -52,6 +55,7 @@ class Service:
             one is offered; None where somebody else brings the runner.
         settings: bounds.
         toolbox: the tools that the server runs; none when None.
+        monitors: who looks on, each by its name.
 
     Raises:
         ConfigError: two models have one name, they cannot be within the memory budget, or the file
@@ -63,6 +67,7 @@ class Service:
         models: Mapping[str, Offer | Served | Loader | None],
         settings: ServerSettings,
         toolbox: Toolbox | None = None,
+        monitors: Mapping[str, Monitor] = MappingProxyType({}),
     ) -> None:
         offers = {name: _offer(given) for name, given in models.items()}
         self.roster = Roster(offers, settings.fleet)
@@ -81,6 +86,7 @@ class Service:
             LateLineFile(settings.access_log, "server.access_log") if settings.access_log else None
         )
         self.toolbox = toolbox or Toolbox()
+        self.monitors = Monitors(monitors)
         self.is_draining = False
         self.num_open = 0
         self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them

@@ -1,0 +1,1 @@
+"""Numbers for Prometheus, traces and numbers for OpenTelemetry, of a server of vlmkit."""

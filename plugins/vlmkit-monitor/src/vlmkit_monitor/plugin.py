@@ -1,0 +1,33 @@
+"""The hooks of vlmkit-monitor. Imports nothing heavy: the build functions do."""
+
+import importlib.util
+
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.seams.monitor import Monitor
+from vlmkit_monitor.settings import PrometheusSettings
+
+VLMKIT_API = (1, 0)
+
+
+def _why_no_prometheus() -> str | None:
+    found = importlib.util.find_spec("prometheus_client")
+    return None if found else "the package prometheus-client is not installed"
+
+
+def _build_prometheus(context: BuildContext) -> Monitor:
+    from vlmkit_monitor.prometheus import PrometheusMonitor
+
+    return PrometheusMonitor(context.settings)
+
+
+@hookimpl
+def vlmkit_register_monitors(registry: Registry[Monitor]) -> None:
+    """Offer ``monitors.use = ["prometheus"]``."""
+    registry.add(
+        "prometheus",
+        _build_prometheus,
+        why_not=_why_no_prometheus,
+        settings=PrometheusSettings,
+        description="numbers for Prometheus at /metrics",
+    )

@@ -1,0 +1,112 @@
+"""The monitor that ``/metrics`` shows: numbers for Prometheus, by its own client library.
+
+What is counted lies in tallies that are read when somebody asks; nothing else happens in between.
+"""
+
+import threading
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from vlmkit.seams.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
+from vlmkit.seams.observer import Observer
+from vlmkit_monitor.families import Families
+from vlmkit_monitor.request_tally import RequestTally
+from vlmkit_monitor.settings import PrometheusSettings
+from vlmkit_monitor.tally import Tally
+from vlmkit_monitor.vllm_names import vllm_families
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+MAX_CODES = 256  # far more than there are; no label may have more values than that
+OTHER = "other"
+
+
+class PrometheusMonitor(Monitor):
+    """Counts what happens to a server and its models.
+
+    Args:
+        settings: the defaults when None.
+    """
+
+    def __init__(self, settings: PrometheusSettings | None = None) -> None:
+        self._settings = settings or PrometheusSettings()
+        self._http = Tally()
+        self._codes: set[str] = set()
+        self._lag = self._http.histogram("event_loop_lag_seconds")
+        self._lock = threading.Lock()
+        self._observers: dict[str, list[RequestTally]] = {}
+        self._past: dict[str, Tally] = {}  # of observers that are closed
+        self._process = ProcessCollector(registry=None)
+
+    def observer(self, model: str) -> Observer:
+        """Return who counts what happens to the requests of a model."""
+        made = RequestTally(Tally())
+        with self._lock:
+            self._fold(model)
+            self._observers.setdefault(model, []).append(made)
+        return made
+
+    def ended(self, request: HttpRequest, end: HttpEnd) -> None:
+        """Count an answer."""
+        method = request.method if request.method in _METHODS else OTHER
+        self._http.count("http_requests_total", method, end.route or "none", str(end.status))
+        self._http.histogram("http_request_seconds", end.route or "none").add(end.took_s)
+        if end.code:
+            if len(self._codes) < MAX_CODES:
+                self._codes.add(end.code)
+            self._http.count("refusals_total", end.code if end.code in self._codes else OTHER)
+
+    def lagged(self, lag_s: float) -> None:
+        """Count by how much the event loop was late."""
+        self._lag.add(lag_s)
+
+    def page(self, state: ServerState, accept: str) -> Page:
+        """Write all numbers, in the form that the client prefers."""
+        encode, media_type = choose_encoder(accept)
+        registry = CollectorRegistry()
+        registry.register(_Shown(self._families(state)))
+        registry.register(self._process)
+        return Page(encode(registry), media_type)
+
+    def _families(self, state: ServerState) -> list[Metric]:
+        families, tallies = Families(), self._tallies()
+        families.add_state(state)
+        families.add_tally(self._http)
+        for model, tally in tallies.items():
+            families.add_tally(tally, model)
+        if not self._settings.vllm_names:
+            return list(families)
+        return [*families, *vllm_families(state, tallies, self._http)]
+
+    def _tallies(self) -> dict[str, Tally]:
+        """Return what was counted of each model so far."""
+        found: dict[str, Tally] = {}
+        with self._lock:
+            for model, observers in self._observers.items():
+                found[model] = whole = Tally()
+                if model in self._past:
+                    whole.join(self._past[model])
+                for observer in observers:
+                    whole.join(observer.tally)
+        return found
+
+    def _fold(self, model: str) -> None:
+        """Put together what observers counted that are closed."""
+        observers = self._observers.get(model, [])
+        for observer in [each for each in observers if each.is_closed]:
+            self._past.setdefault(model, Tally()).join(observer.tally)
+            observers.remove(observer)
+
+
+class _Shown(Collector):
+    """Families that are there already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield those that have a series."""
+        return (family for family in self._families if family.samples)

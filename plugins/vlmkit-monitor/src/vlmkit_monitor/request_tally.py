@@ -1,0 +1,114 @@
+"""The observer that counts how the requests of one model fare, in a thread of its own."""
+
+from vlmkit.ask.completion import Chunk
+from vlmkit.errors import VlmkitError
+from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts, StepFacts
+from vlmkit_monitor.tally import Tally
+
+_IMAGE_STAGES = ("fetch", "decode", "preprocess", "encode")
+
+
+class _Open:
+    """A request that is under way.
+
+    Attributes:
+        began_s: when its prompt began to be made.
+        last_s: when each choice had its newest token.
+        num_tokens: of each choice.
+    """
+
+    __slots__ = ("began_s", "last_s", "num_tokens")
+
+    def __init__(self, began_s: float) -> None:
+        self.began_s = began_s
+        self.last_s: dict[int, float] = {}
+        self.num_tokens: dict[int, int] = {}
+
+
+class RequestTally(Observer):
+    """Counts.
+
+    Args:
+        tally: what it counts in; nobody else does.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.is_closed = False
+        self._open: dict[RequestFacts, _Open] = {}
+        self._gaps = tally.histogram("token_gap_seconds")
+        self._step_s = tally.histogram("step_seconds")
+        self._step_tokens = tally.histogram("step_tokens")
+
+    def accepted(self, request: RequestFacts, at_s: float) -> None:
+        """Count one more, and what it asks for."""
+        tally = self.tally
+        self._open[request] = _Open(at_s - request.prompt_s)
+        tally.count("requests_total")
+        num_image_tokens = sum(request.image_tokens)
+        tally.count("prompt_tokens_total", "image", by=num_image_tokens)
+        tally.count("prompt_tokens_total", "text", by=request.prompt_tokens - num_image_tokens)
+        tally.histogram("request_prompt_tokens").add(request.prompt_tokens)
+        tally.histogram("request_images").add(len(request.image_tokens))
+        tally.histogram("request_choices").add(request.params.n)
+        if request.params.max_tokens is not None:
+            tally.histogram("request_max_tokens").add(request.params.max_tokens)
+        tally.histogram("prepare_seconds").add(request.prompt_s)
+
+    def first_token(self, request: RequestFacts, at_s: float) -> None:
+        """Count how long it took."""
+        if (known := self._open.get(request)) is not None:
+            self.tally.histogram("time_to_first_token_seconds").add(at_s - known.began_s)
+
+    def tokens(self, request: RequestFacts, chunk: Chunk, at_s: float) -> None:
+        """Count the time since the token before."""
+        known = self._open.get(request)
+        if known is None or not chunk.samples:
+            return
+        index = chunk.index
+        if (last_s := known.last_s.get(index)) is not None:
+            self._gaps.add(at_s - last_s)
+        known.last_s[index] = at_s
+        known.num_tokens[index] = known.num_tokens.get(index, 0) + len(chunk.samples)
+
+    def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
+        """Count what it took."""
+        tally, usage, timings = self.tally, end.usage, end.timings
+        known = self._open.pop(request, None)
+        for reason in end.reasons:
+            tally.count("choices_total", reason)
+        tally.count("cached_prompt_tokens_total", by=usage.cached_tokens)
+        tally.count("answer_tokens_total", "reasoning", by=usage.reasoning_tokens)
+        num_text = usage.completion_tokens - usage.reasoning_tokens
+        tally.count("answer_tokens_total", "text", by=num_text)
+        tally.histogram("request_generated_tokens").add(usage.completion_tokens)
+        if known is not None:
+            tally.histogram("request_seconds").add(at_s - known.began_s)
+            if known.num_tokens:
+                most = max(known.num_tokens.values())
+                tally.histogram("longest_choice_tokens").add(most)
+                if most > 1:
+                    per_token_s = timings.decode_s / (most - 1)
+                    tally.histogram("time_per_output_token_seconds").add(per_token_s)
+        tally.histogram("queue_seconds").add(timings.queue_s)
+        tally.histogram("prefill_seconds").add(timings.first_token_s)
+        tally.histogram("decode_seconds").add(timings.decode_s)
+        for image in timings.images:
+            for name in _IMAGE_STAGES:
+                if (took_s := getattr(image, name).took_s) > 0.0:
+                    tally.histogram("image_seconds", name).add(took_s)
+
+    def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:  # noqa: ARG002
+        """Count it by the kind of its error."""
+        self._open.pop(request, None)
+        self.tally.count("request_failures_total", type(error).__name__)
+
+    def step(self, step: StepFacts, at_s: float) -> None:  # noqa: ARG002
+        """Count a step."""
+        self._step_s.add(step.step_s)
+        self._step_tokens.add(step.num_tokens)
+
+    def close(self) -> None:
+        """Count no more."""
+        self.is_closed = True
+        self._open.clear()
