@@ -117,6 +117,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_body_bytes: size of one request's body.
         max_pending_body_bytes: bodies of all requests that are being read and checked. Of more, one
             that is on its way from whoever sends most is answered 429, or the new one.
+        max_logprob_bytes: memory of the log-probabilities that answers under way may come to, where
+            they are told whole. What is over that by itself is refused, and what does not fit
+            beside others' is answered 429.
         max_text_chars: characters of text in one request.
         max_request_pixels: pixels of all images of one request.
         max_tool_rounds: times that an answer may go on with what tools of the server returned.
@@ -161,6 +164,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_requests: Positive = 1024
     max_body_bytes: Positive = 64 * 2**20
     max_pending_body_bytes: Positive = 2**30
+    max_logprob_bytes: Positive = 2**30
     max_text_chars: Positive = 2_000_000
     max_request_pixels: Positive = 200_000_000
     max_tool_rounds: Positive = 8

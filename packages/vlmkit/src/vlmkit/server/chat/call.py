@@ -33,6 +33,7 @@ from vlmkit.server.logs.noted import NOTED, Noted
 from vlmkit.server.work.bodies import Body
 from vlmkit.server.work.deadline import TooLate
 from vlmkit.server.work.service import Service
+from vlmkit.server.work.told_whole import ToldWhole
 from vlmkit.server.work.watched import Watched
 
 UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
@@ -63,9 +64,12 @@ class Call(ABC, Generic[B]):
         self._reader = reader
         self._leases = AsyncExitStack()
         self._sent: Body | None = None
+        self._whole: ToldWhole | None = None
         account = request.scope["state"].get(ACCOUNT)
         self._charge = None if account is None else Charge(account)
         self._noted: Noted | None = request.scope["state"].get(NOTED)
+
+    keeps_answers = False  # also those that are streamed
 
     @abstractmethod
     async def start(self, body: B) -> ASGIApp:
@@ -100,6 +104,9 @@ class Call(ABC, Generic[B]):
             del content
             self.note(ignored)
             self._sent = sent
+            if self.keeps_answers or not getattr(body, "stream", None):
+                self._whole = ToldWhole(self.service.ledger.logprob_bytes, self.caller.account)
+                self._leases.callback(self._whole.close)
             response = await self.service.attend(self.start(body), receive, scope)
             del body  # what was sent need not wait for the answer: it can be large
         await response(scope, receive, send)
@@ -118,9 +125,9 @@ class Call(ABC, Generic[B]):
         fleet = self.service.fleet
         leased = fleet.leased(self.service.name(name))
         runner = await self._leases.enter_async_context(leased)
-        if self._charge is None and self._noted is None:
+        if self._charge is None and self._noted is None and self._whole is None:
             return runner
-        return Watched(runner, self._charge, self._noted)
+        return Watched(runner, self._charge, self._noted, self._whole)
 
     def hold(self, num_bytes: int) -> None:
         """Count what belongs to the body though it was not sent with it, such as what it names.

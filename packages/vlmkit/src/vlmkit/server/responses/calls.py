@@ -83,6 +83,8 @@ class CountCall(ConversationCall[InputTokensRequest]):
 class CreateCall(ConversationCall[ResponsesRequest]):
     """Answers one conversation."""
 
+    keeps_answers = True
+
     def __init__(
         self,
         request: Request[Any, Any, Any],

@@ -46,6 +46,7 @@ class Ledger:
         connections: that are open.
         body_bytes: of requests that are being read and checked.
         requests: under way, those that wait included.
+        logprob_bytes: of log-probabilities, as many as answers that are told whole may come to.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -54,6 +55,9 @@ class Ledger:
             settings.max_pending_body_bytes, "too many large requests are being read"
         )
         self.requests = FairRoom(settings.max_requests, "too many requests are under way")
+        self.logprob_bytes = FairRoom(
+            settings.max_logprob_bytes, "too many log-probabilities are asked for at once"
+        )
 
     @property
     def rooms(self) -> dict[str, FairRoom]:

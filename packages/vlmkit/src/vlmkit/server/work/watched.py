@@ -4,6 +4,7 @@ from vlmkit.ask.request import Request
 from vlmkit.seams.runner import AnswerStream, Runner
 from vlmkit.server.limits.charge import Charge
 from vlmkit.server.logs.noted import Noted
+from vlmkit.server.work.told_whole import ToldWhole
 
 
 class Watched:
@@ -13,10 +14,18 @@ class Watched:
         runner: answers.
         charge: of the call; None where there are no limits.
         noted: gets the answers; None where nobody writes lines of requests.
+        whole: claims what answers hold in memory; None where they are streamed.
     """
 
-    def __init__(self, runner: Runner, charge: Charge | None, noted: Noted | None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        charge: Charge | None,
+        noted: Noted | None,
+        whole: ToldWhole | None = None,
+    ) -> None:
         self._runner = runner
+        self._whole = whole
         self._charge = charge
         self._noted = noted
         self.facts = runner.facts
@@ -31,6 +40,8 @@ class Watched:
 
     async def asubmit(self, request: Request) -> AnswerStream:
         """Start a request as soon as the limits of who asks are known to allow it."""
+        if self._whole is not None:
+            request = self._whole.counted(request)
         if self._charge is not None:
             stream = await self._charge.asubmit(self._runner, request)
         else:
