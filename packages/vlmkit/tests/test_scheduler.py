@@ -206,6 +206,13 @@ def test_images_over_the_encoder_budget_wait_but_one_always_goes():
     assert [e.index for e in second.encodes] == [1]
 
 
+def test_an_image_that_a_decoder_looks_at_beside_the_text_counts_as_what_is_encoded_of_it():
+    w = world(encoder_budget_tokens=5)
+    for n in range(2):
+        w.add(sequence(5, 1, images=[MediaSlot(0, 1, bytes([n]) * 32, {}, 1, num_encoded=3)]))
+    assert [len(w.step().encodes) for _ in range(2)] == [1, 1]
+
+
 def test_an_image_is_encoded_only_when_its_tokens_enter_the_plan():
     w = world(max_step_tokens=4)
     w.add(sequence(12, 1, images=[slot(6, 10)]))

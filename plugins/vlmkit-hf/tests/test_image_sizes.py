@@ -272,3 +272,16 @@ def test_a_processor_that_resizes_nothing_has_no_limits(
     assert (
         "image_detail" not in HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings()).honours
     )
+
+
+def test_a_picture_beside_the_text_counts_as_the_patches_that_its_tower_sees(
+    tokenizer_of: TokenizerOf, checkpoint_of: Callable[[str], Checkpoint]
+) -> None:
+    picture = Image.open(zoo.picture(1, 60, 44))
+    side = checkpoint_of("mllama").config["vision_config"]["patch_size"]
+    (slot,) = slots(tokenizer_of("mllama"), picture)
+    assert slot.num_features == 1
+    assert slot.encoder_tokens == np.asarray(slot.inputs["pixel_values"]).size // (3 * side**2) > 1
+
+    (slot,) = slots(tokenizer_of("llava"), picture)
+    assert slot.encoder_tokens == slot.num_features > 1

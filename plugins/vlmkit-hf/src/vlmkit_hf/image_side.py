@@ -46,6 +46,8 @@ from vlmkit_hf.transform import transform_of
 
 log = logging.getLogger(__name__)
 
+NUM_COLOURS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
@@ -57,6 +59,7 @@ class PreparedImage:
     num_features: int
     transform: Transform | None
     preprocess: Stage = NO_STAGE
+    num_encoded: int = 0
 
 
 class ImageSide:
@@ -85,6 +88,9 @@ class ImageSide:
         self._processor = processor
         self._owner = checkpoint.name
         self._is_checked = facts is not None
+        tower = checkpoint.answering.get("vision_config")
+        side = tower.get("patch_size") if isinstance(tower, Mapping) else None
+        self._patch_side = side if type(side) is int and side > 0 else 0
         try:
             if facts is None:
                 self._refuse_unsaid(checkpoint)
@@ -197,7 +203,17 @@ class ImageSide:
         digest = hashlib.sha256(self._fingerprint + image.digest + seen_with).digest()
         inputs = self._inputs(arrays) | self._types(expansion.token_ids)
         preprocess = Stage.since(began_s)
-        return PreparedImage(expansion, digest, inputs, num_features, transform, preprocess)
+        num_encoded = self._num_patches(inputs) if num_features == 1 else 0
+        return PreparedImage(
+            expansion, digest, inputs, num_features, transform, preprocess, num_encoded
+        )
+
+    def _num_patches(self, inputs: Mapping[str, Array]) -> int:
+        """Return how many patches a tower sees of a picture for which a single token stands."""
+        pixels, side = inputs.get("pixel_values"), self._patch_side
+        if pixels is None or not side:
+            return 0
+        return int(np.asarray(pixels).size) // (NUM_COLOURS * side**2)
 
     def outline(
         self,

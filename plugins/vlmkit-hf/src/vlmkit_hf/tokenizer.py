@@ -394,6 +394,7 @@ def _filled(
                 num_features=image.num_features,
                 transform=image.transform,
                 preprocess=image.preprocess,
+                num_encoded=image.num_encoded,
             )
         )
     return Prompt(tuple(filled), tuple(slots), opens_reasoning)

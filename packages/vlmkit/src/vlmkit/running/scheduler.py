@@ -142,7 +142,7 @@ class ContinuousScheduler:
     def _new_draft(self) -> _Draft:
         """Return an empty step, with the encoder's budget less what it is busy with."""
         busy = {
-            (sequence.scope, slot.digest): slot.num_features
+            (sequence.scope, slot.digest): slot.encoder_tokens
             for sequence in self._running
             for slot in map(sequence.prompt.media.__getitem__, sequence.encoding)
         }
@@ -245,7 +245,7 @@ class ContinuousScheduler:
             return
         for index in media_to_encode(sequence, start, stop):
             draft.encodes.append(EncodeItem(sequence, index))
-            draft.num_encoder_tokens_left -= sequence.prompt.media[index].num_features
+            draft.num_encoder_tokens_left -= sequence.prompt.media[index].encoder_tokens
         num_rows = max(0, stop - max(start, sequence.first_row))
         output: Literal["logits", "hidden"] = "hidden" if sequence.task == "embed" else "logits"
         draft.items.append(WorkItem(sequence, start, stop - start, num_rows, output=output))
@@ -261,7 +261,7 @@ class ContinuousScheduler:
         is_first = draft.is_encoder_idle and not draft.encodes
         for index in media_to_encode(sequence, start, stop):
             slot = sequence.prompt.media[index]
-            left -= slot.num_features
+            left -= slot.encoder_tokens
             if left < 0 and not is_first:
                 cut = uncut(sequence, start, max(start, slot.start), may_grow=False)
                 must_go = draft.is_encoder_idle and not draft.num_prefills

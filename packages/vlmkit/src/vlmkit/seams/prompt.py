@@ -47,6 +47,8 @@ class MediaSlot:
         num_features: how many tokens of the range are replaced by a feature row each; its
             placeholders where a decoder looks at the medium beside the text.
         kind: what it is, such as ``image``; chosen by who makes and who encodes it.
+        num_encoded: rows that its encoder computes, where a decoder looks at them beside the text;
+            0 is as many as ``num_features``.
         transform: what was done to a picture; None where the processor does not say.
         preprocess: making the inputs, for the request's timings; zeros where nobody says.
     """
@@ -59,6 +61,12 @@ class MediaSlot:
     kind: str = "image"
     transform: Transform | None = None
     preprocess: Stage = field(default=NO_STAGE, compare=False)
+    num_encoded: int = 0
+
+    @property
+    def encoder_tokens(self) -> int:
+        """What the medium counts for while it is encoded."""
+        return max(self.num_features, self.num_encoded)
 
 
 @dataclass(frozen=True, slots=True)
