@@ -181,6 +181,18 @@ def test_what_somebody_waits_for_takes_the_place_of_what_nobody_does():
     assert first_step(served, late) <= 2
 
 
+def test_what_nobody_waits_for_is_done_beside_what_somebody_waits_for():
+    served = Served(max_running=2, max_step_tokens=100)
+    served.add(*[asked("live", 100, num_outputs=5) for _ in range(20)])
+    served.step()
+    batch = [asked("batch", 100, priority=BACKGROUND) for _ in range(5)]
+    served.add(*batch)
+    while any(job.account == "live" for job in served.jobs.values()):
+        served.step()
+    assert not any(job.sequence.output_ids for job in batch[1:])
+    served.run()
+
+
 def test_a_tenant_who_is_alone_is_served_as_without_turns():
     served = Served(max_running=256, max_step_tokens=1024)
     served.add(*[asked("one", 16, num_outputs=5) for _ in range(64)])

@@ -164,7 +164,7 @@ class Pipeline:
                 refuses.
             OutOfMemory: this machine has no room for its prompt now.
         """
-        place = self._room.ask(request.tenant, request.num_pixels)
+        place = self._room.ask(request.account or request.tenant, request.num_pixels)
         try:
             place.wait(self.facts.bounds.prepare_timeout_s)
             return self._submit(request, place)
@@ -260,7 +260,7 @@ class Pipeline:
 
     async def _in_worker(self, work: Callable[[Request, Place], T], request: Request) -> Future[T]:
         """Have a worker do something when there is room for a request's images."""
-        place = self._room.ask(request.tenant, request.num_pixels)
+        place = self._room.ask(request.account or request.tenant, request.num_pixels)
         try:
             await place.awaited(self.facts.bounds.prepare_timeout_s)
             future = self._workers.submit(work, request, place)

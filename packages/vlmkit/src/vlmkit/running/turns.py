@@ -188,11 +188,13 @@ class Turns:
         """Return whose turn it is; None if the scheduler has enough of everybody."""
         most = ALONE_WINDOW_TOKENS if len(self._accounts) == 1 else WINDOW_TOKENS
         found: str | None = None
+        best: tuple[bool, int] | None = None
         for name, account in self._accounts.items():
-            if not account.waiting or (found is not None and used[name] >= used[found]):
+            if not account.waiting:
                 continue
-            if account.has_turn(most):
-                found = name
+            rank = account.head().priority >= BACKGROUND, used[name]
+            if (best is None or rank < best) and account.has_turn(most):
+                found, best = name, rank
         return found
 
     def _enter(self, name: str, used: dict[str, int]) -> Job:
