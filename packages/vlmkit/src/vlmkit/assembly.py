@@ -137,10 +137,7 @@ def assemble(
     on_stage: OnStage | None = None,
     observers: "Mapping[str, MakeObserver]" = MappingProxyType({}),
 ) -> "Runner":
-    """Build the runner of one model entry; arguments and errors as for :func:`load`.
-
-    ``observers`` make more of them than the config names, each by a name that those have not.
-    """
+    """Build a runner; errors as for :func:`load`. ``observers`` are made besides the config's."""
     tell = on_stage or tell_nobody
     tell("model files")
     checkpoint = resolve(entry.model, plugins, entry.revision)
@@ -225,9 +222,9 @@ def monitors(config: Config, plugins: Plugins) -> "dict[str, Monitor]":
 
 def _of_server(kind: Kind[T], config: Config, plugins: Plugins) -> dict[str, T]:
     registry, group = plugins.of(kind), config.group(kind.section)
-    context = BuildContext(registries=plugins.by_kind)
-    names = names_of(group, registry, None)
-    return {name: registry.build(name, group.settings.get(name, {}), context) for name in names}
+    context, given = BuildContext(registries=plugins.by_kind), group.settings
+    found = names_of(group, registry, None)
+    return {name: registry.build(name, given.get(name, {}), context) for name in found}
 
 
 def _late(

@@ -5,7 +5,7 @@ import importlib.util
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit.seams.monitor import Monitor
-from vlmkit_monitor.settings import PrometheusSettings
+from vlmkit_monitor.settings import OtlpSettings, PrometheusSettings
 
 VLMKIT_API = (1, 0)
 
@@ -15,19 +15,40 @@ def _why_no_prometheus() -> str | None:
     return None if found else "the package prometheus-client is not installed"
 
 
+def _why_no_otlp() -> str | None:
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    return None if found else "pip install vlmkit-monitor[otlp] brings what it needs"
+
+
 def _build_prometheus(context: BuildContext) -> Monitor:
     from vlmkit_monitor.prometheus import PrometheusMonitor
 
     return PrometheusMonitor(context.settings)
 
 
+def _build_otlp(context: BuildContext) -> Monitor:
+    from vlmkit_monitor.otlp import OtlpMonitor
+
+    return OtlpMonitor(context.settings)
+
+
 @hookimpl
 def vlmkit_register_monitors(registry: Registry[Monitor]) -> None:
-    """Offer ``monitors.use = ["prometheus"]``."""
+    """Offer ``monitors.use = ["prometheus", "otlp"]``."""
     registry.add(
         "prometheus",
         _build_prometheus,
         why_not=_why_no_prometheus,
         settings=PrometheusSettings,
         description="numbers for Prometheus at /metrics",
+    )
+    registry.add(
+        "otlp",
+        _build_otlp,
+        why_not=_why_no_otlp,
+        settings=OtlpSettings,
+        description="traces and numbers for a collector of OpenTelemetry",
     )
