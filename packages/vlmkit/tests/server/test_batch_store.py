@@ -223,7 +223,7 @@ class Stores(RuleBasedStateMachine):
 
 
 TestStores = Stores.TestCase
-TestStores.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestStores.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 
 
 def test_a_batch_whose_file_is_wrong_takes_no_room(tmp_path):

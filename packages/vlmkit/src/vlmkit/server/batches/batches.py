@@ -45,21 +45,34 @@ class Batches:
         self.asker = Asker(self.store, service, Inside(app))
         self._unchecked: asyncio.Queue[OpenBatch] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_restored = False
 
     async def start(self) -> None:
-        """Go on with what is there from before."""
-        is_going = False
-        for batch in await self.store.restore():
-            is_going = True
+        """Go on with what is there from before, once the disk can be written."""
+        with contextlib.suppress(Unavailable):  # the log says it
+            await self._restore()
+        self._tasks.append(asyncio.ensure_future(self._run()))
+
+    async def _run(self) -> None:
+        while not self._is_restored:
+            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(Unavailable):
+                await self._restore()
+        for work in (self.asker.run(), self._check_all(), self._sweep()):
+            self._tasks.append(asyncio.ensure_future(work))
+
+    async def _restore(self) -> None:
+        ongoing = await self.store.restore()
+        suspects = await self.store.suspects()
+        for batch in ongoing:
             if batch.status == "validating":
                 self._unchecked.put_nowait(batch)
             else:
                 self.asker.add(batch)
-        if is_going:
-            self.asker.suspect(await self.store.suspects())
+        if ongoing:
+            self.asker.suspect(suspects)
             log.info("batches go on that had not ended")
-        for work in (self.asker.run(), self._check_all(), self._sweep()):
-            self._tasks.append(asyncio.ensure_future(work))
+        self._is_restored = True
 
     async def stop(self) -> None:
         """Stop to ask; what was not answered is asked after the next start."""
@@ -77,6 +90,7 @@ class Batches:
             RequestError: its file is not there or not for batches, or it is too long.
             Unavailable: it cannot be kept.
         """
+        self._check_restored()
         try:
             file = await self.files.find(asked.input_file_id, caller.owner)
         except RequestError as error:
@@ -97,6 +111,7 @@ class Batches:
             RequestError: its owner has no room for them.
             Unavailable: it cannot be kept.
         """
+        self._check_restored()
         incoming = self.files.incoming(caller.owner)
         with ExitStack() as undo:
             undo.callback(incoming.drop)
@@ -146,6 +161,10 @@ class Batches:
         body = await self.store.cancel(batch_id, caller.owner, kind)
         self.asker.cancel(batch_id)
         return body
+
+    def _check_restored(self) -> None:
+        if not self._is_restored:
+            raise Unavailable("the disk cannot be written", code="disk_failed")
 
     async def _check_all(self) -> None:
         while True:

@@ -93,5 +93,6 @@ def _opened(path: Path, schema: str) -> sqlite3.Connection:
     ((version,),) = connection.execute("PRAGMA user_version")
     if version not in (0, VERSION):
         raise sqlite3.DatabaseError(f"its version is {version}, and not {VERSION}")
-    connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {VERSION}; COMMIT;")
+    if not version:  # what is there is not written again: the disk may be full
+        connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {VERSION}; COMMIT;")
     return connection
