@@ -82,7 +82,8 @@ def test_who_comes_back_when_told_gets_in():
 def test_after_requests_that_were_given_up_nothing_is_held():
     with running() as server:
         for number in range(30):
-            started = server.connect(chat(SLOW, stream=number % 2 == 0, n=1 + number % 3))
+            fields = {"stream": number % 2 == 0, "n": 1 + number % 3, "max_tokens": 1000}
+            started = server.connect(chat(SLOW, logprobs=number % 4 == 1, **fields))
             if number % 3 == 0:
                 started.recv(100 if number % 2 == 0 else 0)
             started.close()
@@ -106,6 +107,18 @@ def test_a_burst_of_many_answers_delays_nobody_elses(tmp_path):
         server.runner().close()
         assert {each.result().status_code for each in asking} == {503}
         assert eventually(lambda: server.service.ledger.requests.num_held == 0)
+
+
+def test_after_a_drain_that_cut_answers_off_nothing_is_held():
+    with running(drain_timeout_s=0.2) as server:
+        asking = [
+            server.connect(chat(SLOW, stream=number % 2 == 0, logprobs=True, max_tokens=1000))
+            for number in range(6)
+        ]
+        assert eventually(lambda: server.runner().stats().num_running == 6)
+    assert all(use.total == 0 for use in server.service.ledger.uses("").values())
+    for each in asking:
+        each.close()
 
 
 def test_what_is_stored_by_one_tenant_pushes_nothing_of_anothers_out(tmp_path):
