@@ -416,6 +416,20 @@ def test_a_server_that_got_secrets_everywhere_wrote_none_of_them(tmp_path, key, 
         assert all(line["time"].endswith("Z") for line in lines(told))
 
 
+def test_what_an_unexpected_error_says_is_for_debugging_alone(caplog, monkeypatch):
+    def fail(*_, **__):
+        raise ValueError(SECRET)
+
+    monkeypatch.setattr("vlmkit.server.chat.route.answer_head", fail)
+    with running() as server:
+        for level, is_told in ((logging.INFO, False), (logging.DEBUG, True)):
+            caplog.clear()
+            with caplog.at_level(level, "vlmkit"):
+                assert server.post(chat()).status_code == 500
+            assert "builtins.ValueError" in caplog.text
+            assert (SECRET in caplog.text) == is_told
+
+
 def test_hangup_reads_keys_again_and_says_which_changed(tmp_path, key):
     own, _ = key
     path = tmp_path / "keys.jsonl"

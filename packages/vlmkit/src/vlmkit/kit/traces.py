@@ -1,4 +1,7 @@
-"""Where an error came from, without its text: what a library says may repeat what a client sent."""
+"""Where an error came from, without its text: what a library says may repeat what a client sent.
+
+Writes to no log: that is for whoever caught it.
+"""
 
 import traceback
 from collections.abc import Iterator

@@ -184,6 +184,7 @@ def fault_of(error: Exception, scope: Scope) -> Fault:
             "request %s failed: %s%s", request_id, type(error).__name__, trace,
             extra={"request_id": request_id},
         )  # fmt: skip
+        log.debug("what request %s met", request_id, exc_info=error)
     if status is _INTERNAL:
         state["error"] = INTERNAL_FAULT.code
         return INTERNAL_FAULT
