@@ -271,6 +271,14 @@ def test_a_flood_is_one_line_and_a_sum():
     floods.tell()
 
 
+def test_what_is_said_of_models_is_always_said():
+    logger, handler, _ = logger_with_floods()
+    logger.name = "vlmkit.server.fleet.fleet"
+    for number in range(5):
+        logger.error("model %r failed, and is loaded again in %g s", "one", number)
+    assert len(handler.said) == 5
+
+
 def test_sums_are_told_when_the_time_is_over():
     logger, handler, _ = logger_with_floods(0.05)
     for _ in range(5):
