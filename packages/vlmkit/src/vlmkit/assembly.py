@@ -46,6 +46,7 @@ from vlmkit.seams.media_encoder import MediaEncoder
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
+    from vlmkit.running.renderers.pool import RendererPool
     from vlmkit.seams.monitor import Monitor
     from vlmkit.seams.observer import Observer
     from vlmkit.seams.runner import Runner
@@ -57,6 +58,9 @@ T = TypeVar("T")
 MakeObserver = Callable[[], "Observer | None"]
 OnStage = Callable[[str], None]
 """Told the name of each stage of loading when it begins; the last one is ``ready``."""
+
+Part = tuple[str, dict[str, Any]]
+"""A provider's name, and its settings."""
 
 SAMPLED_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
@@ -136,8 +140,13 @@ def assemble(
     plugins: Plugins,
     on_stage: OnStage | None = None,
     observers: "Mapping[str, MakeObserver]" = MappingProxyType({}),
+    num_renderers: int = 0,
 ) -> "Runner":
-    """Build a runner; errors as for :func:`load`. ``observers`` are made besides the config's."""
+    """Build a runner; errors as for :func:`load`.
+
+    ``observers`` are made besides the config's. Of ``num_renderers`` processes, 0 makes prompts in
+    threads.
+    """
     tell = on_stage or tell_nobody
     tell("model files")
     checkpoint = resolve(entry.model, plugins, entry.revision)
@@ -175,6 +184,8 @@ def assemble(
                 parts[OBSERVER.section][name] = observer
                 built.callback(observer.close)
         _show_pictures(parts, choice, context)
+        parts["renderers"] = _renderers(num_renderers, parts, choice, config, context, entry)
+        built.callback(_close, parts["renderers"])
         from vlmkit.kit.pooling import read_pooling  # commands that run none import no arrays
         from vlmkit.pipeline import Pipeline
 
@@ -189,6 +200,51 @@ def assemble(
     heap.trim()
     tell("ready")
     return runner
+
+
+def _renderers(
+    num: int,
+    parts: Mapping[str, Any],
+    choice: Mapping[str, Part],
+    config: Config,
+    context: BuildContext,
+    entry: ModelEntry,
+) -> "RendererPool | None":
+    """Start processes that build the text side once more."""
+    if not num:
+        return None
+    context.on_stage("renderers")
+    import msgspec
+
+    from vlmkit.config.text_side import TextSide
+    from vlmkit.pipeline import modalities_of
+    from vlmkit.running.renderers.pool import RendererPool
+    from vlmkit.running.renderers.wire import Frame
+
+    files = context.files
+    settings = config.group("media_loaders").settings
+    plan = TextSide(
+        config=config,
+        reference=entry.model,
+        name=files.name,
+        path=str(files.path),
+        revision=files.revision,
+        model=name_of(entry),
+        tokenizer=choice["tokenizer"],
+        media_loaders=[(name, settings.get(name, {})) for name in parts["media_loaders"]],
+        modalities=modalities_of(parts.get("media_encoder")),
+        limits=parts["engine"].limits,
+        bounds=config.pipeline,
+        memory_bytes=config.server.renderer_memory_bytes,
+        num_threads=max(1, config.pipeline.num_workers // num),
+    )
+    frame = Frame(msgspec.msgpack.encode(plan))
+    return RendererPool(frame, num, config.pipeline.prepare_timeout_s)
+
+
+def _close(renderers: "RendererPool | None") -> None:
+    if renderers is not None:
+        renderers.close()
 
 
 def _show_pictures(

@@ -14,7 +14,8 @@ VlmkitError
 │   └── QueueFull          too many requests are waiting; try again later
 └── EngineError            a component failed while it ran this request
     ├── EngineFailed       the engine failed for good: nothing can be answered any more
-    └── OutOfMemory        there was not enough memory for it; later there may be
+    ├── OutOfMemory        there was not enough memory for it; later there may be
+    └── PromptNotMade      the process that made its prompt ended; another may not
 
 A message names the subject, shows the value with ``!r`` and says what was expected; ``hint`` says
 what to do next. Messages never repeat what a client sent beyond the name of a field, and never
@@ -148,3 +149,12 @@ class OutOfMemory(EngineError):  # noqa: N818
 
     def __init__(self, subject: str) -> None:
         super().__init__(f"there is not enough memory for {subject}", hint="try again later")
+
+
+class PromptNotMade(EngineError):  # noqa: N818
+    """A process of its own made this request's prompt, and ended before that was done."""
+
+    code = "prompt_not_made"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the prompt was not made: {reason}", hint="try again later")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from itertools import chain, repeat
 from types import TracebackType
 from typing import Self, TypeVar
@@ -36,7 +36,9 @@ from vlmkit.running.media import MediaIntake
 from vlmkit.running.media_room import MediaRoom, Place
 from vlmkit.running.observers import Observers
 from vlmkit.running.pictures import Pictures
-from vlmkit.running.prompts import Prompts
+from vlmkit.running.prompts import MakesPrompts, Prompts
+from vlmkit.running.renderers.pool import RendererPool
+from vlmkit.running.renderers.prompts import RenderedPrompts
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.running.stream import Stream
@@ -97,12 +99,13 @@ class Pipeline:
         defaults: SamplingParams | None = None,
         settings: PipelineSettings | None = None,
         pooling: Callable[[], Pooling] = Pooling,
+        renderers: RendererPool | None = None,
     ) -> None:
         loaders = {"image": ImageLoader()} if media_loaders is None else media_loaders
         self.facts = facts = RunnerFacts(
             name=name,
             limits=engine.limits,
-            modalities=_modalities(media_encoder),
+            modalities=modalities_of(media_encoder),
             eos_ids=tokenizer.eos_ids,
             defaults=defaults or SamplingParams(),
             bounds=settings or PipelineSettings(),
@@ -113,17 +116,23 @@ class Pipeline:
         self._engine = engine
         self._encoder = media_encoder
         self._features = FeatureCache(facts.bounds.feature_cache_bytes)
-        self._workers = ThreadPoolExecutor(facts.bounds.num_workers, "vlmkit-prompt")
+        num_workers = facts.bounds.num_workers
+        if renderers is not None:  # each keeps one waiting, and what is made here needs its own
+            num_workers += renderers.num
+        self._workers = ThreadPoolExecutor(num_workers, "vlmkit-prompt")
         self._room = MediaRoom(facts.bounds.max_decoding_pixels, facts.bounds.max_prepared_bytes)
         num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
         pooling = cache(pooling)
-        self._prompts = Prompts(
+        self._renderers = renderers
+        self._prompts: MakesPrompts = Prompts(
             tokenizer,
             MediaIntake(loaders, facts),
             Pictures(self._workers, num_at_once),
             pooling,
             facts.limits,
         )
+        if renderers is not None:
+            self._prompts = RenderedPrompts(self._prompts, renderers)
         self._intake = Intake(
             tokenizer=tokenizer,
             prompts=self._prompts,
@@ -224,13 +233,7 @@ class Pipeline:
         Raises:
             EngineError: the pipeline closed before its turn came.
         """
-        future = await self._in_worker(self._begin, request)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.cancel()
-            future.add_done_callback(_abort_result)
-            raise
+        return await self._in_worker(self._begin, request, drop=Stream.abort)
 
     def _begin(self, request: Request, place: Place) -> Stream:
         if self._is_closed:
@@ -245,7 +248,7 @@ class Pipeline:
             OutOfMemory: this machine has no room for its images now.
             EngineError: the pipeline is closed.
         """
-        return await asyncio.wrap_future(await self._in_worker(self._prompts.tokens, request))
+        return await self._in_worker(self._prompts.tokens, request)
 
     def detokenize(self, token_ids: Seq[int]) -> str:
         """Return the text of tokens, without special tokens.
@@ -258,8 +261,19 @@ class Pipeline:
             raise RequestError("a token is not in the vocabulary", param="token_ids")
         return self._tokenizer.decode(token_ids)
 
-    async def _in_worker(self, work: Callable[[Request, Place], T], request: Request) -> Future[T]:
-        """Have a worker do something when there is room for a request's images."""
+    async def _in_worker(
+        self,
+        work: Callable[[Request, Place], T],
+        request: Request,
+        drop: Callable[[T], None] | None = None,
+    ) -> T:
+        """Have a worker do something when there is room for a request's images.
+
+        Args:
+            work: is told when nobody wants what it makes any more.
+            request: what is asked.
+            drop: gets what was made all the same.
+        """
         place = self._room.ask(request.account or request.tenant, request.num_pixels)
         try:
             await place.awaited(self.facts.bounds.prepare_timeout_s)
@@ -271,7 +285,14 @@ class Pipeline:
             place.leave()
             raise
         future.add_done_callback(lambda _: place.leave())
-        return future
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            place.abandon()
+            future.cancel()
+            if drop is not None:
+                future.add_done_callback(partial(_drop_result, drop))
+            raise
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one token stands for; may be part of a character."""
@@ -324,6 +345,8 @@ class Pipeline:
                 return
             self._is_closed = True
         self._workers.shutdown(wait=False)  # what waits there ends by itself, with an error
+        if self._renderers is not None:
+            self._renderers.close()
         try:
             self._loop.close()
         finally:
@@ -365,13 +388,13 @@ def _image_tokens(prompt: Prompt) -> tuple[int, ...]:
     return tuple(slot.num_features for slot in prompt.media if slot.kind == "image")
 
 
-def _modalities(encoder: MediaEncoder | None) -> tuple[str, ...]:
+def modalities_of(encoder: MediaEncoder | None) -> tuple[str, ...]:
     """Return what messages may hold: texts, then images, then other media by name."""
     kinds = frozenset[str]() if encoder is None else encoder.media_kinds
     return ("text", *sorted(kinds, key=lambda kind: (kind != "image", kind)))
 
 
-def _abort_result(future: Future[Stream]) -> None:
-    """Stop a request whose asker went away while its prompt was being made."""
+def _drop_result(drop: Callable[[T], None], future: Future[T]) -> None:
+    """Have done with what was made for somebody who went away meanwhile."""
     if not future.cancelled() and future.exception() is None:
-        future.result().abort()
+        drop(future.result())

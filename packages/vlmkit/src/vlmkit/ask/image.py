@@ -58,6 +58,11 @@ class Image:
         return Image, (self.source_size, self._content, self._pixels)
 
     @property
+    def content(self) -> bytes:
+        """The file; empty for a picture that was none."""
+        return self._content
+
+    @property
     def width(self) -> int:
         """Width in pixels, after turning upright."""
         return (self._size or self.to_pil().size)[0]
@@ -150,6 +155,11 @@ class Image:
     def of_size(cls, size: tuple[int, int], limits: ImageLimits | None = None) -> "Image":
         """Return an image of which only width and height are known; bounds as :meth:`open`."""
         _check_size(size, limits or ImageLimits())
+        return cls._sized(Header(size, size, turned=False))
+
+    @classmethod
+    def stand_in(cls, size: tuple[int, int]) -> "Image":
+        """Return what stands for an upright picture that was looked at elsewhere."""
         return cls._sized(Header(size, size, turned=False))
 
     @classmethod

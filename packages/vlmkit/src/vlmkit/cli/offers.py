@@ -46,11 +46,12 @@ def offer(
     }
 
     def load() -> "Runner":
+        num = config.server.num_renderers
         if config.server.log_format == "json":
             log.info("loading %r", name_of(entry))
-            return assemble(entry, config, plugins, observers=observers)
+            return assemble(entry, config, plugins, observers=observers, num_renderers=num)
         click.echo(f"loading {name_of(entry)!r}", err=True)
-        return assemble(entry, config, plugins, Stages(lists=True), observers)
+        return assemble(entry, config, plugins, Stages(lists=True), observers, num)
 
     def weigh() -> int:
         return weight_bytes(resolve(entry.model, plugins, entry.revision))

@@ -29,7 +29,7 @@ from vlmkit.running.isolation import engine_error
 from vlmkit.running.job import AnswerJob, Job, ReadingJob
 from vlmkit.running.media_room import Place
 from vlmkit.running.params import checked_params
-from vlmkit.running.prompts import Prompts
+from vlmkit.running.prompts import MakesPrompts
 from vlmkit.running.reading import check_task, to_embed, to_score
 from vlmkit.running.text import AnswerText
 from vlmkit.seams.engine import Engine
@@ -75,7 +75,7 @@ class Intake:
         self,
         *,
         tokenizer: Tokenizer,
-        prompts: Prompts,
+        prompts: MakesPrompts,
         engine: Engine,
         encoder: MediaEncoder | None,
         facts: RunnerFacts,

@@ -6,7 +6,7 @@ an answer to it fits the context, is the intake's business.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from vlmkit.ask.message import Message, image_parts_of, images_of, num_pixels
 from vlmkit.ask.prompt_tokens import PromptTokens
@@ -47,6 +47,18 @@ class Made(NamedTuple):
             fetch = parts[number].fetch if number < len(parts) else NO_STAGE
             decode = self.decodes.get(number, NO_STAGE)
             yield place, ImageTimings(fetch, decode, slot.preprocess)
+
+
+class MakesPrompts(Protocol):
+    """Makes prompts of requests, here or elsewhere."""
+
+    def made(self, request: Request, place: Place) -> Made:
+        """Return a request's prompt; see :class:`Prompts`."""
+        ...
+
+    def tokens(self, request: Request, place: Place) -> PromptTokens:
+        """Return what a request's prompt comes to; see :class:`Prompts`."""
+        ...
 
 
 class Prompts:

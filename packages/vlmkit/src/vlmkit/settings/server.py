@@ -133,6 +133,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         keepalive_s: silence in a stream after which a comment is sent, to keep proxies patient.
         send_timeout_s: time that a reader may take nothing before its connection is cut.
         drain_timeout_s: time that running answers have to finish after SIGTERM.
+        num_renderers: processes for each model that open files, decode images and make prompts of
+            them and of long texts; 0 does that in threads of the server's.
+        renderer_memory_bytes: memory that one of these may take besides what it has when idle,
+            where the system can bound it.
         fetch: images named by URL.
         responses: what is kept of the Responses API.
         files: what is kept of the files that clients send by themselves, in memory.
@@ -175,6 +179,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keepalive_s: Seconds = 15.0
     send_timeout_s: Seconds = 60.0
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
+    num_renderers: Annotated[int, Meta(ge=0, le=256)] = 0
+    renderer_memory_bytes: Annotated[int, Meta(ge=256 * 2**20)] = 3 * 2**30
     fetch: FetchSettings = FetchSettings()
     responses: ResponsesSettings = ResponsesSettings()
     files: FilesSettings = FilesSettings()

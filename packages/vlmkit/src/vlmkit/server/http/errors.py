@@ -19,6 +19,7 @@ from vlmkit.errors import (
     EngineError,
     EngineFailed,
     OutOfMemory,
+    PromptNotMade,
     QueueFull,
     RequestError,
     VlmkitError,
@@ -145,6 +146,7 @@ _STATUS: Mapping[type[VlmkitError], _Status] = {
     Unavailable: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     OutOfMemory: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     EngineFailed: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
+    PromptNotMade: _Status(503, "service_unavailable_error", RETRY_AFTER_S),
     EngineError: _Status(500, "server_error"),
 }
 _INTERNAL = _Status(500, "server_error")

@@ -1,0 +1,109 @@
+"""The process of a renderer: ``python -m vlmkit.renderer``, as a server runs it.
+
+It says by its first answer whether it could build its text side. No engine is built here, and no
+weights are read.
+"""
+
+import logging
+import os
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any
+
+import msgspec
+
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.assembly import load_plugins
+from vlmkit.config.providers import registry_of
+from vlmkit.config.text_side import Part, TextSide
+from vlmkit.errors import PluginUnavailable, VlmkitError
+from vlmkit.kit.pooling import read_pooling
+from vlmkit.kit.traces import trace_of
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.media import MediaIntake
+from vlmkit.running.media_room import MediaRoom
+from vlmkit.running.pictures import Pictures
+from vlmkit.running.prompts import Prompts
+from vlmkit.running.renderers.serving import bound_memory, say, serve
+from vlmkit.running.renderers.sheet import Sheet
+from vlmkit.running.renderers.wire import read_frame, refusal_of
+from vlmkit.seams.runner import RunnerFacts
+
+log = logging.getLogger(__name__)
+
+UNBOUNDED = 2**63
+
+
+def main() -> None:
+    """Build a text side and serve it."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # one for each odd tag of a picture
+    sheet = Sheet.at(sys.argv[1])
+    asked = sys.stdin.buffer
+    plan = msgspec.msgpack.decode(read_frame(asked).head, type=TextSide)
+    try:
+        prompts = built(plan)
+    except VlmkitError as error:
+        say(answers, refusal_of(error))
+        return
+    bound_memory(plan.memory_bytes)
+    room = MediaRoom(plan.bounds.max_decoding_pixels, UNBOUNDED)
+    serve(prompts, room, sheet, asked, answers)
+
+
+def built(plan: TextSide) -> Prompts:
+    """Return what makes prompts.
+
+    Raises:
+        VlmkitError: a part of it cannot be built.
+    """
+    plugins = load_plugins(plan.config)
+    context = BuildContext(
+        plan.reference, plan.checkpoint, revision=plan.revision, registries=plugins.by_kind
+    )
+    tokenizer = _part("tokenizer", plan.tokenizer, plugins, context)
+    loaders = {
+        part[0]: _part("media_loaders", part, plugins, context) for part in plan.media_loaders
+    }
+    facts = RunnerFacts(
+        name=plan.model,
+        limits=plan.limits,
+        modalities=plan.modalities,
+        eos_ids=frozenset(),
+        defaults=SamplingParams(),
+        bounds=plan.bounds,
+        media_loaders=tuple(loaders),
+    )
+    pooling = cache(partial(read_pooling, plan.checkpoint))
+    workers = ThreadPoolExecutor(plan.num_threads, "vlmkit-pictures")
+    pictures = Pictures(workers, plan.num_threads)
+    return Prompts(tokenizer, MediaIntake(loaders, facts), pictures, pooling, plan.limits)
+
+
+def _part(section: str, part: Part, plugins: Plugins, context: BuildContext) -> Any:
+    """Build one part.
+
+    Raises:
+        VlmkitError: it cannot be built; its provider may be one that needs what a renderer lacks.
+    """
+    name, settings = part
+    try:
+        return registry_of(plugins, section).build(name, settings, context)
+    except VlmkitError:
+        raise
+    except Exception as error:
+        log.error("%s %r could not be built:\n%s", section, name, trace_of(error))  # noqa: TRY400
+        raise PluginUnavailable(
+            f"{section} {name!r} cannot be built in a renderer, which has no engine beside it: "
+            f"{type(error).__name__}",
+            hint="set server.num_renderers to 0",
+        ) from error
+
+
+if __name__ == "__main__":
+    main()

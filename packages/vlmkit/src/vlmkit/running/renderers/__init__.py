@@ -1,0 +1,1 @@
+"""Prompts made in processes of their own: what travels, who waits for whom, and what ends them."""

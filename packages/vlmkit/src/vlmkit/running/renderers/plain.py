@@ -1,0 +1,126 @@
+"""Values of a closed list of classes as plain data, and back: nothing that comes names another.
+
+Takes the place of pickle between the server and its renderers. Large bytes travel beside the data.
+"""
+
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import ImageOptions
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.message import ImagePart, Message, ReasoningPart, TextPart
+from vlmkit.ask.pages import Pages
+from vlmkit.ask.placed_image import PlacedImage
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.stage import Stage
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.seams.chat_format import (
+    CallFormat,
+    Calling,
+    ChannelFormat,
+    JsonCall,
+    Mark,
+    NamedCall,
+    TaggedCall,
+)
+from vlmkit.seams.place_format import JsonPlaces, MarkedPlaces
+
+SMALL_BYTES = 256
+PLAIN = (type(None), bool, int, float, str)
+CLASSES: dict[str, type[Any]] = {
+    each.__name__: each
+    for each in (
+        *(Message, TextPart, ImagePart, FilePart, ReasoningPart, ToolCallPart, PlacedImage),
+        *(ImageOptions, PromptOptions, Pages, Stage),
+        *(Calling, CallFormat, ChannelFormat, JsonCall, NamedCall, TaggedCall, Mark),
+        *(MarkedPlaces, JsonPlaces),
+    )
+}
+
+
+class CannotTravel(Exception):  # noqa: N818 - not an error: it is dealt with where it is
+    """A value is of no class that is listed."""
+
+
+def to_plain(value: Any, blobs: list[bytes]) -> Any:
+    """Return a value as plain data.
+
+    Args:
+        value: of the listed classes.
+        blobs: gets what is large.
+
+    Raises:
+        CannotTravel: it holds something else.
+    """
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, bytes):
+        return value if len(value) <= SMALL_BYTES else ["blob", _place(value, blobs)]
+    if isinstance(value, Image):
+        if not value.content:
+            raise CannotTravel
+        return ["image", list(value.source_size), _place(value.content, blobs)]
+    name = type(value).__name__
+    if CLASSES.get(name) is type(value):
+        held = (
+            {each.name: getattr(value, each.name) for each in fields(value)}
+            if is_dataclass(value)
+            else value._asdict()
+        )
+        return [name, {key: to_plain(each, blobs) for key, each in held.items()}]
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise CannotTravel
+        return {key: to_plain(each, blobs) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return ["values", [to_plain(each, blobs) for each in value]]
+    raise CannotTravel
+
+
+def _place(content: bytes, blobs: list[bytes]) -> int:
+    """Return where some bytes are among the blobs; what is shown twice travels once."""
+    place = next((place for place, blob in enumerate(blobs) if blob is content), len(blobs))
+    if place == len(blobs):
+        blobs.append(content)
+    return place
+
+
+class Unpacking:
+    """Makes values of plain data.
+
+    Args:
+        blobs: what is large.
+    """
+
+    def __init__(self, blobs: Seq[bytes] = ()) -> None:
+        self._blobs = blobs
+        self._images: dict[int, Image] = {}
+
+    def value(self, data: Any) -> Any:
+        """Return what plain data stands for; lists come as tuples.
+
+        Raises:
+            ValueError: it stands for nothing.
+        """
+        if isinstance(data, Mapping):
+            return {key: self.value(each) for key, each in data.items()}
+        if not isinstance(data, list):
+            return data
+        try:
+            kind, *rest = data
+            if kind == "values":
+                return tuple(self.value(each) for each in rest[0])
+            if kind == "blob":
+                return self._blobs[rest[0]]
+            if kind == "image":
+                return self._image(*rest)
+            return CLASSES[kind](**self.value(rest[0]))
+        except (LookupError, TypeError) as error:
+            raise ValueError("a message from another process makes no sense") from error
+
+    def _image(self, size: Seq[int], place: int) -> Image:
+        if place not in self._images:
+            self._images[place] = Image((size[0], size[1]), self._blobs[place])
+        return self._images[place]

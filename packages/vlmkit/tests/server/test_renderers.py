@@ -1,0 +1,262 @@
+"""A server whose prompts are made by processes of their own, and strangers who attack those."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import PIL.Image
+import pytest
+from running_server import chat, eventually, http_request, image_part, picture, process, scripted
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+
+SIDE = 7000
+
+
+def data_url(content):
+    return "data:image/png;base64," + b64encode(content).decode()
+
+
+def bomb(side=SIDE):
+    """A few thousand bytes, and 49 million pixels."""
+    file = io.BytesIO()
+    PIL.Image.new("1", (side, side)).save(file, "PNG", optimize=True)
+    return data_url(file.getvalue())
+
+
+BOMB = bomb()
+
+
+def showing(*urls, **fields):
+    parts = [image_part(url) for url in urls]
+    return chat(**fields) | {"messages": [{"role": "user", "content": parts}]}
+
+
+@contextlib.contextmanager
+def served(folder, num_renderers, *, address_space_kb=None, **settings):
+    """A server in front of the mock."""
+    given = {"server.port": 0, "server.num_renderers": num_renderers} | settings
+    assigned = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", *assigned]
+    if address_space_kb is not None:
+        command = ["bash", "-c", f'ulimit -v {address_space_kb}; exec "$@"', "x", *command]
+    with process(command, folder) as server:
+        assert eventually(lambda: server.status() == 200), server.log.read_text()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("renderers"), 2) as started:
+        yield started
+
+
+def post(server, body, path="/v1/chat/completions"):
+    headers = {"content-type": "application/json"}
+    return server.http.post(f"{server.url}{path}", content=json.dumps(body), headers=headers)
+
+
+def said(server, body):
+    answer = post(server, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def code(answer):
+    return answer.json()["error"]["code"]
+
+
+def children(server):
+    pids = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == server.process.pid and fields[0] != "Z":
+                pids.append(int(stat.parent.name))
+    return pids
+
+
+def cpu_s(pids):
+    """Processor time of some processes; one that is gone has none."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def is_idle(server):
+    """Whether no renderer computes: both are there, and none takes time for a while."""
+    pids = children(server)
+    before = cpu_s(pids)
+    time.sleep(0.3)
+    return len(pids) == 2 and children(server) == pids and cpu_s(pids) == before
+
+
+def is_at_work(server):
+    pids = children(server)
+    before = cpu_s(pids)
+    time.sleep(0.05)
+    return cpu_s(pids) > before
+
+
+def descriptors(pid):
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def shared_bytes(pid):
+    """What the memory that a process shares holds."""
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return sum(link.stat().st_size for link in links if "memfd" in str(link.readlink()))
+
+
+def test_answers_are_those_of_a_server_with_threads(server, tmp_path):
+    wide, broken = picture(300, 20, kind="JPEG"), data_url(b"\x89PNG\r\n\x1a\nrubbish")
+    cut = picture(64, 64)[:-60]
+    bodies = [
+        showing(picture(), wide),
+        showing(wide, wide),
+        chat("x" * 20_000),
+        showing(broken),
+        showing(picture(), cut[: len(cut) // 4 * 4]),
+        showing(*[picture()] * 40),
+        showing(data_url(b"GIF89a" + bytes(9))),
+        chat("x" * 40_000),
+        {"model": "mock", "prompt": "x" * 20_000},
+    ]
+    paths = ["/v1/chat/completions"] * 8 + ["/v1/completions"]
+
+    def answered(by, body, path):
+        answer = post(by, body, path)
+        told = answer.json()
+        return answer.status_code, told.get("error") or (told["choices"], told["usage"])
+
+    with served(tmp_path, 0) as plain:
+        assert not children(plain)
+        for body, path in zip(bodies, paths, strict=True):
+            assert answered(server, body, path) == answered(plain, body, path)
+    assert len(children(server)) == 2
+
+
+def test_one_that_is_killed_at_work_costs_its_own_request_and_is_replaced(server):
+    streamed = server.stream(scripted(text="word ", tokens=400, latency_s=0.005))
+    with ThreadPoolExecutor(2) as strangers:
+        asked = [strangers.submit(post, server, showing(BOMB)) for _ in range(2)]
+        assert eventually(lambda: is_at_work(server))
+        for pid in children(server):
+            os.kill(pid, signal.SIGKILL)
+        answers = [each.result() for each in asked]
+    for answer in answers:
+        assert (answer.status_code, code(answer)) == (503, "prompt_not_made")
+        assert int(answer.headers["retry-after"]) > 0
+    assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 400
+    assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+    assert eventually(lambda: len(children(server)) == 2)
+
+
+def test_one_that_is_killed_while_it_waits_costs_nothing(server):
+    assert eventually(lambda: len(children(server)) == 2)
+    pids = children(server)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not set(pids) & set(children(server)))
+    assert eventually(lambda: is_idle(server))
+    assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+
+
+def test_who_leaves_ends_the_work(server):
+    """Eight large pictures whose clients go away are not decoded to their end."""
+    assert eventually(lambda: is_idle(server))
+    host, port = server.url.removeprefix("http://").split(":")
+    strangers = [socket.create_connection((host, int(port))) for _ in range(8)]
+    for stranger in strangers:
+        stranger.sendall(http_request(showing(*[BOMB] * 4)))
+    assert eventually(lambda: is_at_work(server))
+    for stranger in strangers:
+        stranger.close()
+    assert eventually(lambda: is_idle(server))
+    assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+
+
+def test_nothing_is_left_of_what_was(server):
+    """Descriptors, memory that is shared and processes are what they were before."""
+    said(server, showing(picture(300, 200)))
+    assert eventually(lambda: is_idle(server))
+    pids = [server.process.pid, *children(server)]
+    before = [descriptors(pid) for pid in pids]
+    with ThreadPoolExecutor(8) as clients:
+        bodies = [showing(picture(100 + n, 50), picture(8, 8)) for n in range(40)]
+        assert all(answer.status_code == 200 for answer in clients.map(post, [server] * 40, bodies))
+    assert eventually(lambda: [descriptors(pid) for pid in pids] == before)
+    assert [server.process.pid, *children(server)] == pids
+    assert all(shared_bytes(pid) == 0 for pid in pids)
+
+
+@pytest.mark.parametrize("num_renderers", [0, 2])
+def test_twelve_bombs_at_once_end_nobody_under_a_limit_of_memory(tmp_path, num_renderers):
+    """Under 3 GiB: each is answered or told to come again, and a neighbour's stream goes on."""
+    with served(tmp_path, num_renderers, address_space_kb=3 * 2**20) as server:
+        streamed = server.stream(scripted(text="word ", tokens=300, latency_s=0.01))
+        with ThreadPoolExecutor(12) as strangers:
+            answers = list(strangers.map(post, [server] * 12, [showing(BOMB)] * 12))
+        for answer in answers:
+            assert answer.status_code == 200 or (
+                answer.status_code == 503 and code(answer) in ("out_of_memory", "prompt_not_made")
+            )
+        assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 300
+        assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+        assert server.status() == 200
+
+
+def test_one_takes_no_more_memory_than_it_may(tmp_path):
+    with served(tmp_path, 1, **{"server.renderer_memory_bytes": 2**28}) as server:
+        pids = children(server)
+        answer = post(server, showing(BOMB, bomb(SIDE - 1)))
+        assert (answer.status_code, code(answer)) == (503, "out_of_memory")
+        assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
+        assert children(server) == pids
+
+
+def test_one_takes_no_more_time_than_it_may(tmp_path):
+    with served(tmp_path, 1, **{"pipeline.prepare_timeout_s": 0.5}) as server:
+        answer = post(server, showing(BOMB, bomb(SIDE - 1), bomb(SIDE - 2)))
+        assert (answer.status_code, code(answer)) == (503, "prompt_not_made")
+        assert "longer than 0.5 s" in answer.json()["error"]["message"]
+        assert eventually(lambda: post(server, showing(picture())).status_code == 200)
+
+
+def test_a_server_that_is_killed_leaves_no_process_behind(tmp_path):
+    with served(tmp_path, 2) as server:
+        pids = children(server)
+        assert len(pids) == 2
+
+        def ask():
+            with contextlib.suppress(httpx2.HTTPError):
+                post(server, showing(BOMB))
+
+        stranger = threading.Thread(target=ask)
+        stranger.start()
+        assert eventually(lambda: is_at_work(server))
+        server.process.kill()
+        stranger.join()
+        assert eventually(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids))
+
+
+def test_a_server_that_ends_takes_its_renderers_along(tmp_path):
+    with served(tmp_path, 2) as server:
+        pids = children(server)
+        server.process.terminate()
+        server.process.wait(60)
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        assert "Traceback" not in server.log.read_text()

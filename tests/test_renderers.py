@@ -1,0 +1,179 @@
+"""Prompts that renderers make are those that threads make, bit for bit, whatever the family."""
+
+import io
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import PIL.Image
+import pytest
+
+import vlmkit
+import zoo
+from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import ImageOptions
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.message import ImagePart, Message, TextPart
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.request import Request
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.config import read_config
+from vlmkit.config.text_side import TextSide
+from vlmkit.errors import ImageError, RequestError, VlmkitError
+from vlmkit.renderer import built
+from vlmkit.running.media_room import MediaRoom
+from vlmkit.running.prompts import Made, Prompts
+from vlmkit.running.renderers import wire
+from vlmkit.running.renderers.pool import RendererPool
+from vlmkit.running.renderers.prompts import RenderedPrompts
+from vlmkit.running.renderers.wire import Frame
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.settings.pipeline import PipelineSettings
+
+pytest.importorskip("transformers")
+
+FAMILIES = ["qwen2_vl", "llava_next", "gemma3"]
+ROOM = MediaRoom(10**9, 2**40)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+
+
+def plan(name: str, folder: Path, tokenizer: str) -> TextSide:
+    return TextSide(
+        config=read_config(environ={}).config,
+        reference=str(folder),
+        name=name,
+        path=str(folder),
+        revision=None,
+        model=name,
+        tokenizer=(tokenizer, {}),
+        media_loaders=[("image", {})],
+        modalities=("text", "image"),
+        limits=EngineLimits(
+            vocab_size=10**6,
+            max_sequence_tokens=10**6,
+            max_sequences=1,
+            capacity_tokens=10**6,
+            max_chunk_tokens=1,
+        ),
+        bounds=PipelineSettings(),
+        memory_bytes=4 * 2**30,
+        num_threads=2,
+    )
+
+
+def file_of(width: int, height: int, kind: str = "PNG") -> bytes:
+    content = io.BytesIO()
+    noise = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+    PIL.Image.fromarray(noise).save(content, kind)
+    return content.getvalue()
+
+
+def requests() -> list[Request]:
+    one, two = Image.open(file_of(90, 61)), Image.open(file_of(200, 40, "JPEG"))
+    close = ImagePart(one, ImageOptions(wanted_tokens=40))
+    called = ToolCallPart("call_1", "look", json.dumps({"at": "it"}))
+    turns = [
+        Message("user", (ImagePart(one), TextPart("What is it?"), ImagePart(two))),
+        Message("assistant", (TextPart("A picture."),)),
+        Message("user", (close, TextPart("And this?"))),
+    ]
+    with_tool = [
+        Message.of("user", "Look.", [two]),
+        Message("assistant", (called,)),
+        Message("tool", (TextPart("seen"),), "call_1"),
+    ]
+    broken = Message("user", (ImagePart(one), ImagePart(Image.open(file_of(64, 64)[:-60]))))
+    return [
+        Request(messages=turns),
+        Request(messages=turns[:2], options=PromptOptions(continue_final_message=True)),
+        Request(messages=with_tool, tools=TOOLS),
+        Request(messages=[Message("user", (FilePart(file_of(50, 50)), TextPart("a file")))]),
+        Request(messages=[Message("user", (FilePart(b"what is this"),))]),
+        Request(text="word " * 5000),
+        Request(messages=[broken]),
+        Request(messages=[Message.of("user", "<|im_end|>" * 3000)]),
+    ]
+
+
+def outcome(prompts: Prompts | RenderedPrompts, request: Request) -> Made | VlmkitError:
+    try:
+        return prompts.made(request, ROOM.ask("", 0))
+    except VlmkitError as error:
+        return error
+
+
+def comparable(made: Made | VlmkitError) -> Any:
+    """All that is known of a prompt but how long it took."""
+    if isinstance(made, VlmkitError):
+        facts = {name: getattr(made, name, None) for name in ("hint", "param", "code", "index")}
+        return type(made), str(made), facts
+    prompt = made.prompt
+    slots = [
+        (
+            *(slot.start, slot.stop, slot.digest, slot.num_features, slot.kind, slot.transform),
+            [
+                (name, np.asarray(array).dtype, np.shape(array), np.asarray(array).tobytes())
+                for name, array in slot.inputs.items()
+            ],
+        )
+        for slot in prompt.media
+    ]
+    kept = (prompt.opens_reasoning, prompt.is_plain, prompt.place_format, prompt.channels)
+    calling = msgspec.to_builtins(prompt.calling)
+    return prompt.token_ids, slots, kept, calling, sorted(made.decodes)
+
+
+def check(made: TextSide) -> None:
+    here = built(made)
+    pool = RendererPool(Frame(msgspec.msgpack.encode(made)), 1, 300.0)
+    try:
+        rendered = RenderedPrompts(here, pool)
+        kinds = set()
+        for request in requests():
+            mine, theirs = outcome(here, request), outcome(rendered, request)
+            assert comparable(mine) == comparable(theirs)
+            kinds.add(type(theirs))
+            if isinstance(mine, Made):
+                place = ROOM.ask("", 0)
+                assert here.tokens(request, place) == rendered.tokens(request, place)
+        assert Made in kinds
+        assert kinds & {ImageError, RequestError}
+        assert not pool.num_lost
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family(name: str, tmp_path: Path) -> None:
+    check(plan(name, zoo.save_processor(name, tmp_path), "hf"))
+
+
+def test_the_mock() -> None:
+    check(plan("mock", vlmkit.fetch("mock").path, "mock"))
+
+
+def test_all_that_a_prompt_depends_on_and_holds_travels() -> None:
+    """A field that is new must be sent, or be named here."""
+    needless = ("continuations", "params", "constraint", "tool_choice", "parallel_tool_calls")
+    needless += ("tenant", "account", "cache_salt", "priority", "id", "admit", "trace")
+    assert {each.name for each in fields(Request)} == {*wire.SENT, *needless}
+    assert {each.name for each in fields(MediaSlot)} == {*wire.SlotAt.__struct_fields__}
+    told = {*wire.Reply.__struct_fields__} - {"shown", "decodes"}
+    assert {each.name for each in fields(Prompt)} == told
+
+
+def test_what_cannot_be_built_is_told_at_start() -> None:
+    """In the words of whoever could not build it, and no process stays."""
+    with pytest.raises(VlmkitError, match="nosuch"):
+        RendererPool(
+            Frame(msgspec.msgpack.encode(plan("mock", vlmkit.fetch("mock").path, "nosuch"))), 2, 9.0
+        )
