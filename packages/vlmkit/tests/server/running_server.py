@@ -184,6 +184,7 @@ def running(
         thread.join()
         listener.close()
         service.fleet.close()
+        server.close()
 
 
 @contextmanager

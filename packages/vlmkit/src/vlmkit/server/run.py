@@ -33,8 +33,12 @@ from vlmkit.server.app import create_app
 from vlmkit.server.fleet.fleet import OnLoaded
 from vlmkit.server.http.acceptor import Acceptor
 from vlmkit.server.http.connection import Connection
+from vlmkit.server.http.listening import opened, shown
 from vlmkit.server.http.open_files import room_for_connections
 from vlmkit.server.offer import Loader, Offer, Served
+from vlmkit.server.operate.health_listener import HealthListener
+from vlmkit.server.operate.notify import Notifier
+from vlmkit.server.operate.supervisor import Supervisor
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.gate import is_loopback
 from vlmkit.server.work.service import Service
@@ -78,17 +82,19 @@ def serve(
         _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
     service = Service(models, settings, Toolbox(tool_sources), monitors)
     service.fleet.on_loaded = partial(_settle, on_loaded)
-    try:
-        with contextlib.closing(_listener(settings)) as listener:
-            server = Server(service)
-            service.fleet.tell_errors(server.stop)
-            server.run(sockets=[listener])
-            service.audit.note("ended")
-    finally:
-        service.fleet.close()
-        service.close_logs()
-        service.monitors.close()
-        heap.unsettle()
+    with contextlib.ExitStack() as last:
+        try:
+            with contextlib.closing(_listener(settings)) as listener:
+                server = Server(service)
+                last.callback(server.close)
+                service.fleet.tell_errors(server.stop)
+                server.run(sockets=[listener])
+                service.audit.note("ended")
+        finally:
+            service.fleet.close()
+            service.close_logs()
+            service.monitors.close()
+            heap.unsettle()
     if service.fleet.error is not None:
         raise service.fleet.error
 
@@ -110,6 +116,12 @@ class Server(uvicorn.Server):
         self._is_told_to_end = False
         self._acceptor: Acceptor | None = None
         settings = service.settings
+        self._supervisor = Supervisor(service, Notifier(os.environ))
+        self._health: HealthListener | None = None
+        if settings.health_port is not None:
+            host = settings.health_host or settings.host
+            place = opened(host, settings.health_port, "server.health_port")
+            self._health = HealthListener(place, self._supervisor.live, self._supervisor.ready)
         room = service.ledger.connections
         room.most = room_for_connections(settings.max_connections)
         connection = type("Connection", (Connection,), {"settings": settings, "room": room})
@@ -132,6 +144,9 @@ class Server(uvicorn.Server):
         """Open the port."""
         self._loop = asyncio.get_running_loop()
         _on_hangup(self._reload)
+        if self._health is not None:
+            self._health.start()
+            log.info("health at http://%s", shown(self._health.listener))
         await super().startup([])
         self._acceptor = Acceptor(
             self._connection,
@@ -143,7 +158,7 @@ class Server(uvicorn.Server):
         scheme = "https" if self.config.is_ssl else "http"
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
-            log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+            log.info("listening on %s://%s", scheme, shown(listener))
             versions = {"version": __version__, "python": platform.python_version()}
             self._service.audit.note("started", **versions, pid=os.getpid(), host=host, port=port)
 
@@ -158,7 +173,18 @@ class Server(uvicorn.Server):
         """Close the port, and then the connections."""
         if self._acceptor is not None:
             await self._acceptor.stop()
+        self._supervisor.end()
         await super().shutdown(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look how things are; is called several times a second."""
+        self._supervisor.look()
+        return await super().on_tick(counter)
+
+    def close(self) -> None:
+        """Close the port of health, the last of all."""
+        if self._health is not None:
+            self._health.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain at the first signal; end the process at the second."""
@@ -180,6 +206,7 @@ class Server(uvicorn.Server):
         """Read keys and certificates again, for whoever comes from now on; open logs again."""
         settings = self._service.settings
         audit = self._service.audit
+        self._supervisor.reload()
         self._service.reopen_logs()
         if self._service.keys is not None:
             changed = self._service.keys.reload()
@@ -195,6 +222,7 @@ class Server(uvicorn.Server):
             else:
                 log.info("the certificate was read again")
                 audit.note("certificate_read")
+        self._supervisor.reloaded()
 
     def _start_drain(self) -> None:
         if self._drain is None:
@@ -202,6 +230,7 @@ class Server(uvicorn.Server):
 
     async def _drain_and_exit(self) -> None:
         log.info("draining")
+        self._supervisor.stop(self._service.settings.drain_timeout_s + LAST_WORDS_S)
         self._service.audit.note("draining")
         try:
             await self._service.drain(self._service.settings.drain_timeout_s)
@@ -249,12 +278,4 @@ def _listener(settings: ServerSettings) -> socket.socket:
             "proxy that asks for one, set "
             "server.allow_public_without_key",
         )
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        reason = (error.strerror or "").partition(" (while ")[0]  # Python repeats the address
-        raise ConfigError(
-            f"host {host!r}, port {port!r} cannot be listened on: {reason}",
-            hint="choose another server.port",
-        ) from error
+    return opened(host, port, "server.port")

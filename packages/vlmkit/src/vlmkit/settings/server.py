@@ -92,6 +92,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         host: address to listen on. One that other machines can reach needs
             ``keys_file``, or ``allow_public_without_key``.
         port: port to listen on; 0 takes a free one.
+        health_port: port that tells liveness and readiness alone, without keys and without
+            encryption, whatever the server is doing: ``/healthz`` and ``/readyz``; 0 takes a free
+            one, null opens none.
+        health_host: address of that port; ``host`` when empty.
         keys_file: API keys that are taken, as ``vlmkit keys`` writes them; every request but
             ``/healthz`` then needs one. None is asked for when empty.
         allowed_hosts: names under which clients reach the server, besides its own, such as that of
@@ -155,6 +159,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8000
+    health_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
+    health_host: str = ""
     keys_file: str = ""
     allowed_hosts: tuple[HostName, ...] = ()
     allowed_origins: tuple[Origin, ...] = ()
