@@ -2,6 +2,7 @@
 
     python benchmarks/mock_streams.py --streams 64 --tokens 500 --repeats 3
     python benchmarks/mock_streams.py --profile loop|server
+    python benchmarks/mock_streams.py --monitors prometheus
 
 The server has its own process, the client another; the client counts events without parsing them.
 An event is one token of one stream. With ``--profile`` one side of the server runs under cProfile.
@@ -26,7 +27,9 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = context.Process(target=_serve, args=(port, options.profile), daemon=True)
+    server = context.Process(
+        target=_serve, args=(port, options.profile, options.monitors), daemon=True
+    )
     server.start()
     rates = []
     try:
@@ -49,10 +52,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", choices=["loop", "server"])
+    parser.add_argument("--monitors", nargs="*", default=[], help="names, as in monitors.use")
     return parser.parse_args()
 
 
-def _serve(port: int, profile: str | None) -> None:
+def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
+    from vlmkit.assembly import load_plugins, monitors as built
+    from vlmkit.config import read_config
     from vlmkit.pipeline import Pipeline
     from vlmkit.running.loop import Loop
     from vlmkit.server.run import serve
@@ -64,11 +70,18 @@ def _serve(port: int, profile: str | None) -> None:
     if profile == "loop":
         Loop._run = _profiled(Loop._run)  # type: ignore[method-assign]
     settings = PipelineSettings(max_output_tokens=100_000)
+    config = read_config(environ={}, arguments={"monitors": {"use": monitors}}).config
+    looking_on = built(config, load_plugins(config, environ={})) if monitors else {}
+    made = {name: monitor.observer("mock") for name, monitor in looking_on.items()}
     pipeline = Pipeline(
-        tokenizer=MockTokenizer(), engine=MockEngine(), settings=settings, name="mock"
+        tokenizer=MockTokenizer(),
+        engine=MockEngine(),
+        settings=settings,
+        name="mock",
+        observers={name: each for name, each in made.items() if each is not None},
     )
     run = _profiled(serve) if profile == "server" else serve
-    run({"mock": pipeline}, ServerSettings(port=port))
+    run({"mock": pipeline}, ServerSettings(port=port), monitors=looking_on)
 
 
 def _profiled(function: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,55 @@
+"""The page on watching a server says what is so."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_dashboard import SERIES
+
+from vlmkit.assembly import load_plugins, monitors
+from vlmkit.config import read_config
+from vlmkit_monitor import genai
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/observe.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_its_config_builds_the_monitors_that_it_says(tmp_path):
+    (toml,) = blocks("toml")
+    (tmp_path / "vlmkit.toml").write_text(toml)
+    config = read_config(tmp_path / "vlmkit.toml", environ={}).config
+    built = monitors(config, load_plugins(config, environ={}))
+    assert list(built) == ["prometheus"]
+    for monitor in built.values():
+        monitor.close()
+
+
+def test_its_queries_name_numbers_that_there_are():
+    queries = re.findall(r"^\| .* \| `(.*)` \|$", PAGE, re.MULTILINE)
+    assert len(queries) >= 6
+    for query in queries:
+        names = set(re.findall(r"vlmkit_\w+", query))
+        assert names
+        assert names <= SERIES
+
+
+@pytest.mark.parametrize("what", ["dashboard", "rules"])
+def test_its_commands_print(what):
+    (command,) = re.findall(rf"^python (-m vlmkit_monitor {what}) > ", PAGE, re.MULTILINE)
+    done = subprocess.run([sys.executable, *command.split()], capture_output=True, check=True)
+    assert len(done.stdout) > 1000
+
+
+def test_it_names_the_numbers_of_the_conventions():
+    for name in (
+        genai.REQUEST_DURATION,
+        genai.TIME_TO_FIRST_TOKEN,
+        genai.TIME_PER_OUTPUT_TOKEN,
+        genai.TOKEN_USAGE,
+    ):
+        assert f"`{name}`" in PAGE
