@@ -103,14 +103,15 @@ def test_a_key_that_is_encrypted_is_told_and_nobody_is_asked_for_its_password(tm
 
 
 def test_the_guides_list_for_strangers_does_what_it_says(tmp_path):
-    """As it stands, but for the address, which is this machine's own."""
+    """As it stands, but for the address, which is this machine's own, and a mock to be served."""
     guide = (Path(__file__).parents[4] / "docs/how-to/serve.md").read_text()
     part = guide.partition("### Before strangers reach it")[2].partition("\n## ")[0]
     [config], [command] = (
         re.findall(rf"```{language}\n(.*?)```", part, re.DOTALL) for language in ("toml", "console")
     )
     assert 'host = "0.0.0.0"' in config
-    (tmp_path / "vlmkit.toml").write_text(config.replace("0.0.0.0", "127.0.0.1"))
+    config = config.replace("0.0.0.0", "127.0.0.1").replace('"vlmkit-onnx"', '"vlmkit-mock"')
+    (tmp_path / "vlmkit.toml").write_text(config)
     trust = write_certificate(tmp_path)
     made_key = subprocess.run(
         [sys.executable, "-m", *command.split()],
@@ -143,7 +144,9 @@ def test_the_guides_list_for_strangers_does_what_it_says(tmp_path):
     assert '"route": "/v1/chat/completions"' in (tmp_path / "access.jsonl").read_text()
     assert '"event": "started"' in (tmp_path / "audit.jsonl").read_text()
     assert (tmp_path / "usage.sqlite").exists()
-    assert all(json.loads(line) for line in (tmp_path / "log").read_text().splitlines())
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    said = [line["message"] for line in told if "of vlmkit-demo" in line["message"]]
+    assert said == ["plugin 'demo' of vlmkit-demo offers nothing: it is left out"]
 
 
 @contextlib.contextmanager
