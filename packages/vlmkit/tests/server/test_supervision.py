@@ -3,6 +3,7 @@
 The server is the real command; what goes wrong in it is a plugin's doing.
 """
 
+import hashlib
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -156,3 +157,21 @@ def test_a_model_that_hangs_for_good_is_not_loaded_a_second_time_beside_itself(t
             list(answer)
         assert server.process.wait(60) == 3
     assert "the engine of model 'fragile' hangs, and the server ended" in server.log.read_text()
+
+
+def test_the_log_says_whose_code_runs_and_what_may_surprise_a_public_server(tmp_path):
+    (tmp_path / "vlmkit.toml").write_text(f'[plugins]\nfiles = ["{PLUGIN}"]\n')
+    public = ["--host", "0.0.0.0", "--set", "server.allow_public_without_key=true"]
+    for only, arguments in (("", public), ("plugins.only=['vlmkit-mock']", [])):
+        folder = tmp_path / (only and "only")
+        folder.mkdir(exist_ok=True)
+        command = ["serve", "mock", "--config", str(tmp_path / "vlmkit.toml"), "--port", "0"]
+        command += [*arguments, *(("--set", only) if only else ())]
+        with process([sys.executable, "-m", "vlmkit", *command], folder) as server:
+            told = server.log.read_text()
+        digest = hashlib.sha256(PLUGIN.read_bytes()).hexdigest()
+        assert f"plugin 'faulty' of {PLUGIN}, sha256 {digest}" in told
+        assert "plugin 'mock' of vlmkit-mock" in told
+        assert ("every installed plugin is loaded" in told) is not bool(only)
+        assert ("whoever reaches this server may use it" in told) is not bool(only)
+        assert ("plugin 'hf' of vlmkit-hf offers nothing: it is left out" in told) is bool(only)
