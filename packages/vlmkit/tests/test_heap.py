@@ -121,3 +121,10 @@ def test_collecting_settles_nothing_that_was_not():
     assert is_garbage() is None
     heap.settle_more()
     assert gc.get_freeze_count() == 0
+
+
+def test_lists_are_emptied_a_little_at_a_time(monkeypatch):
+    lists, seen = [[*range(3000)], [], [*range(5)]], []
+    monkeypatch.setattr(heap.time, "sleep", lambda _: seen.append([len(items) for items in lists]))
+    heap.release(lists)
+    assert seen == [[1976, 0, 5], [952, 0, 5], [0, 0, 5], [0, 0, 0]]

@@ -5,12 +5,14 @@ A stop is told by what the server's own process computed between two turns of it
 """
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from running_server import chat, http_client, scripted
+from running_server import chat, http_client, http_request, scripted
 from watched_server import WatchedProcess, watched
 
 MAX_STOP_S = 0.2
@@ -187,6 +189,21 @@ def test_log_probabilities_of_a_long_prompt_stop_nobody(server):
 def test_thousands_of_vectors_stop_nobody(server):
     answer = sent(server, {"model": "mock", "input": ["a"] * 2048}, "/v1/embeddings")
     assert len(answer.json()["data"]) == 2048
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_who_leaves_a_large_answer_stops_nobody(server, is_written):
+    body = large_answers(16, 500)["/v1/chat/completions"]
+    server.stops()
+    with neighbour(server), socket.create_connection(server.address) as reader:
+        reader.sendall(http_request(body))
+        if is_written:
+            assert b" 200 " in reader.recv(4096)
+        else:
+            time.sleep(0.5)  # whatever there is by then is freed
+    with neighbour(server):
+        assert server.client.chat.completions.create(**chat("hello", max_tokens=1))
+    assert server.longest_stop_s() < MAX_STOP_S
 
 
 @pytest.mark.slow

@@ -98,6 +98,12 @@ class Watched(Server):
 class WatchedProcess(Process):
     """The process, seen from outside."""
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
     def stops(self) -> list[Stop]:
         """Return the stops since this was asked last, and print where they were."""
         told = self.told()

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from vlmkit.ask.completion import Choice, Chunk, Completion, FinishReason, Timings, Usage
 from vlmkit.ask.delta import Delta, reasoning_of, text_of, tool_calls_of
+from vlmkit.ask.sample import Sample
+from vlmkit.kit.heap import NUM_AT_ONCE, release
 from vlmkit.running.channel import Channel
 
 
@@ -131,8 +133,13 @@ class Stream:
     async def aresult(self) -> Completion:
         """Wait for the end and return everything; the asynchronous form of :meth:`result`."""
         whole = _Whole(self.num_choices)
-        async for chunk in self:
-            whole.add(chunk)
+        try:
+            async for chunk in self:
+                whole.add(chunk)
+        except BaseException:
+            if whole.num_samples > NUM_AT_ONCE:
+                asyncio.get_running_loop().run_in_executor(None, release, whole.samples)
+            raise
         return self._completion(whole)
 
     def _completion(self, whole: "_Whole") -> Completion:
@@ -145,6 +152,16 @@ class _Whole:
     def __init__(self, num_choices: int) -> None:
         self._choices = [Choice() for _ in range(num_choices)]
         self._deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
+
+    @property
+    def samples(self) -> list[list[Sample]]:
+        """The tokens of each choice so far."""
+        return [choice.samples for choice in self._choices]
+
+    @property
+    def num_samples(self) -> int:
+        """How many tokens there are so far."""
+        return sum(map(len, self.samples))
 
     def add(self, chunk: Chunk) -> None:
         choice = self._choices[chunk.index]

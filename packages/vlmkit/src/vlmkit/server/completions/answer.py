@@ -135,9 +135,8 @@ class TextAnswers(DataEvents):
                 made.token_ids = choice.token_ids
                 made.prompt_token_ids = self._wishes.prompts[number]
             if self._has_logprobs:
-                told = [*echo.samples, *self._told(choice.samples)]
-                choice.samples.clear()
-                made.logprobs, columns = self._columns[index].holes(told)
+                choice.samples[:] = [*echo.samples, *self._told(choice.samples)]
+                made.logprobs, columns = self._columns[index].holes(choice.samples)
                 fillings += columns
             if self._wishes.scores:
                 made.prompt_logprobs = HOLE

@@ -6,6 +6,7 @@ between.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -26,6 +27,11 @@ class Desk:
             Exception: what the work raised.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def leave(self, work: Callable[[], None]) -> None:
+        """Have a piece of work done that nobody waits for and that raises nothing."""
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            self._thread.submit(work)
 
     async def close(self) -> None:
         """Let the thread end; what is brought later raises RuntimeError."""

@@ -8,6 +8,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from vlmkit.ask.completion import Completion
+from vlmkit.kit.heap import NUM_AT_ONCE, release
 from vlmkit.server.http.errors import ClientGone, Unavailable
 from vlmkit.server.work.desk import Desk
 from vlmkit.server.work.pieces import PIECE_BYTES, gathered, later
@@ -58,8 +59,13 @@ class WholeAnswer:
         timing = server_timing(self._images_s, completion.timings)
         headers = {"server-timing": timing, **self._headers}
         answer = PiecedAnswer(partial(self._encode, completion), self._service, headers)
+        untold = [choice.samples for choice in completion.choices]
         del completion  # so that what was told of it can go
-        await answer(scope, receive, send)
+        try:
+            await answer(scope, receive, send)
+        finally:
+            if sum(map(len, untold)) > NUM_AT_ONCE:
+                self._service.desk.leave(partial(release, untold))
 
 
 class PiecedAnswer:
