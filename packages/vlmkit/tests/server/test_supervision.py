@@ -37,6 +37,8 @@ CONFIG = textwrap.dedent("""
     [[models]]
     model = "mock"
     name = "sound"
+    [models.engine]
+    use = "mock"
 
     [server]
     drain_timeout_s = 3600
