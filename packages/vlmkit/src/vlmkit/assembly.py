@@ -27,6 +27,7 @@ from vlmkit.config.providers import (
     with_broken_plugins,
 )
 from vlmkit.config.structs import SECTIONS
+from vlmkit.config.text_side import renderers
 from vlmkit.errors import (
     CheckpointError,
     PluginError,
@@ -46,7 +47,6 @@ from vlmkit.seams.media_encoder import MediaEncoder
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
-    from vlmkit.running.renderers.pool import RendererPool
     from vlmkit.seams.monitor import Monitor
     from vlmkit.seams.observer import Observer
     from vlmkit.seams.runner import Runner
@@ -58,9 +58,6 @@ T = TypeVar("T")
 MakeObserver = Callable[[], "Observer | None"]
 OnStage = Callable[[str], None]
 """Told the name of each stage of loading when it begins; the last one is ``ready``."""
-
-Part = tuple[str, dict[str, Any]]
-"""A provider's name, and its settings."""
 
 SAMPLED_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
@@ -184,8 +181,9 @@ def assemble(
                 parts[OBSERVER.section][name] = observer
                 built.callback(observer.close)
         _show_pictures(parts, choice, context)
-        parts["renderers"] = _renderers(num_renderers, parts, choice, config, context, entry)
-        built.callback(_close, parts["renderers"])
+        own = choice["tokenizer"]
+        pool = renderers(num_renderers, parts, own, config, context, name_of(entry))
+        parts["renderers"] = built.enter_context(pool) if pool else None
         from vlmkit.kit.pooling import read_pooling  # commands that run none import no arrays
         from vlmkit.pipeline import Pipeline
 
@@ -200,51 +198,6 @@ def assemble(
     heap.trim()
     tell("ready")
     return runner
-
-
-def _renderers(
-    num: int,
-    parts: Mapping[str, Any],
-    choice: Mapping[str, Part],
-    config: Config,
-    context: BuildContext,
-    entry: ModelEntry,
-) -> "RendererPool | None":
-    """Start processes that build the text side once more."""
-    if not num:
-        return None
-    context.on_stage("renderers")
-    import msgspec
-
-    from vlmkit.config.text_side import TextSide
-    from vlmkit.pipeline import modalities_of
-    from vlmkit.running.renderers.pool import RendererPool
-    from vlmkit.running.renderers.wire import Frame
-
-    files = context.files
-    settings = config.group("media_loaders").settings
-    plan = TextSide(
-        config=config,
-        reference=entry.model,
-        name=files.name,
-        path=str(files.path),
-        revision=files.revision,
-        model=name_of(entry),
-        tokenizer=choice["tokenizer"],
-        media_loaders=[(name, settings.get(name, {})) for name in parts["media_loaders"]],
-        modalities=modalities_of(parts.get("media_encoder")),
-        limits=parts["engine"].limits,
-        bounds=config.pipeline,
-        memory_bytes=config.server.renderer_memory_bytes,
-        num_threads=max(1, config.pipeline.num_workers // num),
-    )
-    frame = Frame(msgspec.msgpack.encode(plan))
-    return RendererPool(frame, num, config.pipeline.prepare_timeout_s)
-
-
-def _close(renderers: "RendererPool | None") -> None:
-    if renderers is not None:
-        renderers.close()
 
 
 def _show_pictures(

@@ -1,14 +1,19 @@
 """What a renderer builds: a model's text side and whatever opens its files, and nothing else."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from vlmkit.config.structs import Config
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.settings.pipeline import PipelineSettings
+
+if TYPE_CHECKING:
+    from vlmkit.running.renderers.pool import RendererPool
 
 Part = tuple[str, dict[str, Any]]
 """A provider's name, and its settings."""
@@ -51,3 +56,48 @@ class TextSide(msgspec.Struct, frozen=True, kw_only=True):
     def checkpoint(self) -> Checkpoint:
         """The model's files."""
         return Checkpoint(self.name, Path(self.path), self.revision)
+
+
+def renderers(
+    num: int,
+    parts: Mapping[str, Any],
+    tokenizer: Part,
+    config: Config,
+    context: BuildContext,
+    model: str,
+) -> "RendererPool | None":
+    """Start processes that build a text side once more, if any are asked for.
+
+    Args:
+        num: how many.
+        parts: of the pipeline, as built here.
+        tokenizer: its provider.
+        config: all settings.
+        context: what the parts were built from.
+        model: how the server lists it.
+    """
+    if not num:
+        return None
+    context.on_stage("renderers")
+    from vlmkit.pipeline import modalities_of  # commands that run none import no arrays
+    from vlmkit.running.renderers.pool import RendererPool
+    from vlmkit.running.renderers.wire import Frame
+
+    files, settings = context.files, config.group("media_loaders").settings
+    plan = TextSide(
+        config=config,
+        reference=context.reference,
+        name=files.name,
+        path=str(files.path),
+        revision=files.revision,
+        model=model,
+        tokenizer=tokenizer,
+        media_loaders=[(name, settings.get(name, {})) for name in parts["media_loaders"]],
+        modalities=modalities_of(parts.get("media_encoder")),
+        limits=parts["engine"].limits,
+        bounds=config.pipeline,
+        memory_bytes=config.server.renderer_memory_bytes,
+        num_threads=max(1, config.pipeline.num_workers // num),
+    )
+    frame = Frame(msgspec.msgpack.encode(plan))
+    return RendererPool(frame, num, config.pipeline.prepare_timeout_s)

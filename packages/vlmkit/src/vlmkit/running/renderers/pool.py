@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence as Seq
+from typing import Self
 
 from vlmkit.errors import PromptNotMade, VlmkitError
 from vlmkit.running.inbox import closing
@@ -93,6 +94,12 @@ class RendererPool:
             self._has_free.notify_all()
         for renderer in ended:
             renderer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _taken(self) -> Renderer:
         """Return one that is free; who waits longest gets the first."""
