@@ -97,6 +97,7 @@ class Stores(RuleBasedStateMachine):
             "batch": batch,
             "lines": dict.fromkeys(range(1, NUM_LINES + 1), "waiting"),
             "is_over": False,
+            "postponed": dict.fromkeys(range(1, NUM_LINES + 1), 0),
             "attempts": dict.fromkeys(range(1, NUM_LINES + 1), 0),
         }
 
@@ -106,6 +107,7 @@ class Stores(RuleBasedStateMachine):
             return
         lines = self.do(self.store.take(own["batch"].number, num))
         waiting = [n for n, state in own["lines"].items() if state == "waiting"]
+        waiting.sort(key=lambda n: (own["postponed"][n], n))
         assert [each.number for each in lines] == waiting[:num]
         for each in lines:
             assert each.attempts == own["attempts"][each.number]
@@ -124,6 +126,7 @@ class Stores(RuleBasedStateMachine):
             self.do(self.store.give_back(own["batch"].number, number, counts=counts))
             own["lines"][number] = "waiting"
             own["attempts"][number] -= not counts
+            own["postponed"][number] += 1
 
     @rule(which=pick, numbers=st.lists(st.tuples(st.integers(1, NUM_LINES), st.booleans())))
     def finish(self, which, numbers):

@@ -20,7 +20,7 @@ from running_server import (
     scripted,
 )
 
-from vlmkit.server.batches import writer
+from vlmkit.server.batches import asker, writer
 from vlmkit.server.identity.key import made
 from vlmkit.server.identity.key_file import add_line
 from vlmkit.server.kept.folder import Folder
@@ -447,6 +447,23 @@ def test_a_line_has_all_the_time_of_its_batch(tmp_path):
         assert server.post(slow).status_code == 503
         batch = ended(client, begun(client, [line(str(n), slow) for n in range(3)]))
         assert batch.request_counts.completed == 3
+
+
+def test_lines_that_are_refused_again_and_again_hold_up_no_others(tmp_path, yard, monkeypatch):
+    """A model that cannot be loaded is asked later and later; the rest of the batch goes on."""
+    monkeypatch.setattr(asker, "MAX_PAUSE_S", 0.1)
+    yard.breaks("broken")
+    models = {"mock": mock_pipeline(), "broken": yard.offer("broken")}
+    with running(models, data=kept(tmp_path, max_batch_requests=2)) as server:
+        client = server.client()
+        lines = [line(f"bad {n}", chat(model="broken")) for n in range(4)]
+        lines += [line(str(n)) for n in range(4)]
+        batch = begun(client, lines)
+        assert eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed == 4)
+        client.batches.cancel(batch.id)
+        batch = ended(client, batch)
+        left = {each["custom_id"] for each in entries(client, batch.error_file_id)}
+        assert left == {f"bad {n}" for n in range(4)}
 
 
 def test_a_full_disk_is_told_and_what_was_answered_is_kept_once_it_is_not(

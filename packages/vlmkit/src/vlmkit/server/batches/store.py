@@ -370,7 +370,7 @@ class BatchStore:
         def take(on: sqlite3.Connection) -> list[TakenLine]:
             rows = on.execute(
                 "SELECT number, start, length, attempts FROM lines "  # noqa: S608
-                f"WHERE batch = ? AND is_asked = 0{one} ORDER BY number LIMIT ?",
+                f"WHERE batch = ? AND is_asked = 0{one} ORDER BY postponed, number LIMIT ?",
                 (batch, num),
             ).fetchall()
             on.executemany(
@@ -383,11 +383,17 @@ class BatchStore:
         return await self._run(take)
 
     async def give_back(self, batch: int, line: int, *, counts: bool) -> None:
-        """Note that a line is to be asked again; whether that is the line's own fault counts."""
+        """Note that a line is to be asked again, after those that were asked less often.
+
+        Args:
+            batch: whose.
+            line: which.
+            counts: whether the line may be at fault.
+        """
 
         def change(on: sqlite3.Connection) -> None:
             on.execute(
-                "UPDATE lines SET is_asked = 0, attempts = attempts - ? "
+                "UPDATE lines SET is_asked = 0, attempts = attempts - ?, postponed = postponed + 1 "
                 "WHERE batch = ? AND number = ?",
                 (0 if counts else 1, batch, line),
             )

@@ -66,8 +66,10 @@ CREATE TABLE IF NOT EXISTS lines (
     length INTEGER NOT NULL,
     is_asked INTEGER NOT NULL DEFAULT 0,
     attempts INTEGER NOT NULL DEFAULT 0,
+    postponed INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (batch, number)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS lines_in_order ON lines (batch, is_asked, postponed, number);
 """
 """Lines are those that have no answer yet: an answered one is gone, and stands in a file."""
 

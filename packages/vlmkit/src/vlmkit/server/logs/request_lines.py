@@ -18,7 +18,7 @@ from vlmkit.server.logs.line_file import LineFile
 from vlmkit.server.logs.noted import NOTED, Noted
 
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
-_KEPT = ("/v1/files", "/v1/batches", "/v1/responses/{")
+_KEPT = ("/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/responses/{")
 """What begins with these and is no reading makes, stops or deletes what is kept."""
 
 
