@@ -44,6 +44,17 @@ def test_who_asks_without_end_makes_nobody_else_wait():
     assert room.turn_s("other") == 2
 
 
+def test_who_only_looks_takes_no_turn():
+    room = Played()
+    room.pass_by(20, every_s=2.0)
+    told = [
+        room.turnover.turn_s("one", 1, lacking=1, held=9, num_callers=1, is_noted=False)
+        for _ in range(5)
+    ]
+    assert told == [2] * 5
+    assert room.turn_s() == 2
+
+
 def test_callers_share_what_is_given_back():
     room = Played()
     room.pass_by(20, every_s=2.0)

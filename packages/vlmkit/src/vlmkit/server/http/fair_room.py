@@ -166,8 +166,8 @@ class FairRoom:
         """Return what is said to a caller for whom there is no room, and when to come back."""
         return Overloaded(self._sentence, retry_after_s=self.turn_s(caller, amount))
 
-    def turn_s(self, caller: str, amount: int = 1) -> int:
-        """Give a caller a turn, and return in how many seconds it is; at least one."""
+    def turn_s(self, caller: str, amount: int = 1, *, is_noted: bool = True) -> int:
+        """Return in how many seconds it is a caller's turn, which it gets unless not noted."""
         if self.num_held == 0:
             return 1
         return self._turnover.turn_s(
@@ -176,6 +176,7 @@ class FairRoom:
             lacking=max(1, self.num_held + amount - self.most),
             held=self.num_held,
             num_callers=len(self._by_caller),
+            is_noted=is_noted,
         )
 
     def held_by(self, caller: str) -> int:

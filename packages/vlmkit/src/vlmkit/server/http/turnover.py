@@ -52,8 +52,17 @@ class Turnover:
             )
         return max(1, amount) / max(now_s - first_s, 1e-3)
 
-    def turn_s(self, caller: str, amount: int, *, lacking: int, held: int, num_callers: int) -> int:
-        """Return in how many whole seconds a caller should come back, at least one; that is noted.
+    def turn_s(
+        self,
+        caller: str,
+        amount: int,
+        *,
+        lacking: int,
+        held: int,
+        num_callers: int,
+        is_noted: bool = True,
+    ) -> int:
+        """Return in how many whole seconds a caller should come back; at least one.
 
         Args:
             caller: who was refused.
@@ -61,6 +70,7 @@ class Turnover:
             lacking: what must be given back before.
             held: what is held now: when all of it was given back, there is room for anybody.
             num_callers: how many share what is given back.
+            is_noted: whether it is the caller's turn then, so that the next one is later.
         """
         now_s, rate = self._now_s(), self.rate
         own_turn_s = self._turns.get(caller, 0.0) + amount * num_callers / rate
@@ -68,6 +78,6 @@ class Turnover:
         turn_s = min(turn_s, now_s + LONGEST_S)
         if len(self._turns) >= MOST_CALLERS:
             self._turns = {who: when for who, when in self._turns.items() if when > now_s}
-        if len(self._turns) < MOST_CALLERS:
+        if is_noted and len(self._turns) < MOST_CALLERS:
             self._turns[caller] = turn_s
-        return max(1, math.ceil(turn_s - now_s))
+        return min(max(1, math.ceil(turn_s - now_s)), LONGEST_S)

@@ -105,7 +105,8 @@ class HealthController(Controller):
         if status == "ready":
             return Response(body)
         is_full = status == "full"
-        retry_after_s = service.retry_after_s(caller.account) if is_full else RETRY_AFTER_S
+        turn_s = service.retry_after_s(caller.account, is_noted=False)  # who looks takes no turn
+        retry_after_s = turn_s if is_full else RETRY_AFTER_S
         return Response(body, status_code=503, headers={"retry-after": str(retry_after_s)})
 
     @route("/version", http_method=READ, operation=Operation(Version, access="key"))

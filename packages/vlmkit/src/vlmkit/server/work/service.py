@@ -131,9 +131,9 @@ class Service:
         self._check_open()
         return self.ledger.requests.claim(account)
 
-    def retry_after_s(self, account: str) -> int:
-        """Return in how many seconds a request that waits for no other can be taken in."""
-        return self.ledger.requests.turn_s(account)
+    def retry_after_s(self, account: str, *, is_noted: bool = True) -> int:
+        """Return in how many seconds it is the turn of a request, which is kept if it is noted."""
+        return self.ledger.requests.turn_s(account, is_noted=is_noted)
 
     def _check_open(self) -> None:
         if self.is_draining:
