@@ -162,7 +162,7 @@ def large_answers(num, num_tokens):
         "/v1/responses": {
             "model": "mock",
             "input": said,
-            "max_output_tokens": num * num_tokens,
+            "max_output_tokens": num_tokens,
             "top_logprobs": 20,
             "include": ["message.output_text.logprobs"],
         },
