@@ -5,6 +5,7 @@ OTLP over HTTP. Sending happens in threads of the SDK's, and what cannot be sent
 """
 
 import os
+from importlib.metadata import version
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -15,7 +16,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from vlmkit._version import __version__
 from vlmkit.errors import ConfigError
 from vlmkit.seams.monitor import HttpEnd, HttpRequest, Monitor
 from vlmkit.seams.observer import Observer
@@ -41,7 +41,7 @@ class OtlpMonitor(Monitor):
     def __init__(self, settings: OtlpSettings | None = None) -> None:
         settings = settings or OtlpSettings()
         _check_protocol()
-        resource = _resource()
+        resource, own = _resource(), version("vlmkit-monitor")
         self._tracers = self._meters = None
         if settings.traces:
             self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -49,8 +49,8 @@ class OtlpMonitor(Monitor):
         if settings.metrics:
             reader = PeriodicExportingMetricReader(OTLPMetricExporter())
             self._meters = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
-        self._tracer = self._tracers.get_tracer(NAME, __version__) if self._tracers else None
-        meter = self._meters.get_meter(NAME, __version__) if self._meters else None
+        self._tracer = self._tracers.get_tracer(NAME, own) if self._tracers else None
+        meter = self._meters.get_meter(NAME, own) if self._meters else None
         self._numbers = Numbers(meter) if meter else None
         self._open: dict[HttpRequest, Span] = {}
 
