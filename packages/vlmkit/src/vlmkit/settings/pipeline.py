@@ -24,7 +24,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             with more than are free wait.
         max_prepared_bytes: what images come to that wait for an answer, above which no other is
             decoded.
-        prepare_timeout_s: time that a request waits for this.
+        prepare_timeout_s: time that a request waits for this, and that a renderer has for its
+            prompt.
         num_workers: threads that open files, decode and preprocess images, and tokenize.
         slow_step_s: time of one step, or of encoding one lot of media, after which the log says
             what is being computed; ten times the longest that was seen, if that is more.
