@@ -148,7 +148,9 @@ def test_json_holds_the_answer_its_usage_and_its_timings(
     assert report["finish_reason"] == "length"
     assert report["usage"]["completion_tokens"] == 5
     assert len(report["usage"]["image_tokens"]) == 1
-    assert set(report["timings"]) == {"prompt_s", "queue_s", "first_token_s", "decode_s"}
+    stages = {"prompt_s", "queue_s", "first_token_s", "decode_s"}
+    assert set(report["timings"]) == stages | {"began_s", "images"}
+    assert len(report["timings"]["images"]) == 1
 
 
 THINKING = json.dumps({"mock": {"reasoning": "why\x1b[2J?", "text": "so"}})
