@@ -88,6 +88,7 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow  # now and then it waits for a file that the system gives to another
 def test_without_files_to_spare_the_server_says_so_and_goes_on(tmp_path):
     here = str(Path(__file__).parent)
     with process([sys.executable, "-c", PROGRAM, here], tmp_path) as server:

@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence as Seq
+from typing import Any
 
 from vlmkit.server.http.caller import network_of
 from vlmkit.server.http.connection import Connection
@@ -71,7 +72,7 @@ class Acceptor:
         while True:
             for _ in range(BURST):
                 try:
-                    await self._accept(listener)
+                    self._take(*await asyncio.get_running_loop().sock_accept(listener))
                 except OSError as error:
                     if isinstance(error, ConnectionError):  # it went away first
                         continue
@@ -80,8 +81,8 @@ class Acceptor:
                     await self._find_files(listener)
             await asyncio.sleep(0)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        accepted, address = await asyncio.get_running_loop().sock_accept(listener)
+    def _take(self, accepted: socket.socket, address: Any) -> None:
+        accepted.setblocking(False)
         connection = self._make()
         connection.caller = network_of(address[0]) if isinstance(address, tuple) else ""
         if not self._room.take(connection, 1):
@@ -115,8 +116,8 @@ class Acceptor:
             if not self._room.make_way():
                 break
         self._spare.give()
-        with contextlib.suppress(OSError):
-            await asyncio.wait_for(self._accept(listener), PAUSE_S)
+        with contextlib.suppress(OSError):  # somebody else had the file, or nobody waits
+            self._take(*listener.accept())
         if not self._spare.keep():
             await asyncio.sleep(PAUSE_S)
 
