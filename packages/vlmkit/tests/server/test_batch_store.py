@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from vlmkit.server.batches.entries import Used
 from vlmkit.server.batches.lines import Check
-from vlmkit.server.batches.store import BatchStore, Done
+from vlmkit.server.batches.records import Done
+from vlmkit.server.batches.store import BatchStore
 from vlmkit.server.batches.wire import BatchErrors, BatchRequest
 from vlmkit.server.files.disk import FilesOnDisk
 from vlmkit.server.http.caller import Caller
@@ -86,7 +87,7 @@ class Stores(RuleBasedStateMachine):
             check = Check(self.folder.path(file.id), CHAT, max_lines=100, max_line_bytes=1000)
             is_first = True
             for lot in check.places():
-                assert await self.store.add_lines(batch.number, lot, is_first=is_first)
+                assert await self.store.lines.add_lines(batch.number, lot, is_first=is_first)
                 is_first = False
             await self.store.begin(batch.id, check.num_lines, check.model)
             return batch
@@ -105,7 +106,7 @@ class Stores(RuleBasedStateMachine):
     def take(self, which, num):
         if (own := self.chosen(which)) is None:
             return
-        lines = self.do(self.store.take(own["batch"].number, num))
+        lines = self.do(self.store.lines.take(own["batch"].number, num))
         waiting = [n for n, state in own["lines"].items() if state == "waiting"]
         waiting.sort(key=lambda n: (own["postponed"][n], n))
         assert [each.number for each in lines] == waiting[:num]
@@ -123,7 +124,7 @@ class Stores(RuleBasedStateMachine):
         asked = [n for n, state in (own or {"lines": {}})["lines"].items() if state == "asked"]
         if asked:
             number = asked[line_number % len(asked)]
-            self.do(self.store.give_back(own["batch"].number, number, counts=counts))
+            self.do(self.store.lines.give_back(own["batch"].number, number, counts=counts))
             own["lines"][number] = "waiting"
             own["attempts"][number] -= not counts
             own["postponed"][number] += 1
@@ -139,7 +140,7 @@ class Stores(RuleBasedStateMachine):
             for n, is_error in numbers.items()
         ]
         try:
-            self.do(self.store.finish(done))
+            self.do(self.store.lines.finish(done))
         except Unavailable:
             return
         for n, is_error in numbers.items():
@@ -164,12 +165,12 @@ class Stores(RuleBasedStateMachine):
             return
         batch = own["batch"]
         self.do(self.store.finalize(batch, "expired"))
-        left = self.do(self.store.left(batch.number, 100))
+        left = self.do(self.store.lines.left(batch.number, 100))
         assert {each.number for each in left} == {
             n for n, state in own["lines"].items() if state in ("waiting", "asked")
         }
         entries = [Done(batch.number, each.number, b"%d:1\n" % each.number, True) for each in left]
-        self.do(self.store.finish(entries))
+        self.do(self.store.lines.finish(entries))
         self.do(self.store.end(batch, "expired"))
         for each in left:
             own["lines"][each.number] = "failed"

@@ -21,7 +21,8 @@ from vlmkit.ask.request import BACKGROUND
 from vlmkit.server.batches.entries import answered, new_id, unanswered, used
 from vlmkit.server.batches.inside import Answer, Inside
 from vlmkit.server.batches.lines import Line, line_of
-from vlmkit.server.batches.store import BatchStore, Done, OpenBatch, TakenLine
+from vlmkit.server.batches.records import Done, OpenBatch, TakenLine
+from vlmkit.server.batches.store import BatchStore
 from vlmkit.server.batches.wire import Status
 from vlmkit.server.batches.writer import Writer
 from vlmkit.server.http.errors import CLIENT_GONE, RETRY_AFTER_S, Unavailable
@@ -84,7 +85,7 @@ class Asker:
         self._resting: dict[bytes, float] = {}  # owners, until when
         self._suspects: list[tuple[int, int]] = []
         self._bell = asyncio.Event()
-        self._writer = Writer(store)
+        self._writer = Writer(store.lines)
         self._tasks: set[asyncio.Task[None]] = set()
         self.num_asked = 0
 
@@ -182,7 +183,7 @@ class Asker:
 
     async def _ask_lines(self, going: Going, num: int) -> None:
         going.is_dry = True  # unless there are more, or one is given back meanwhile
-        lines = await self._store.take(going.batch.number, num)
+        lines = await self._store.lines.take(going.batch.number, num)
         if len(lines) == num:
             going.is_dry = False
         for line in lines:
@@ -196,7 +197,7 @@ class Asker:
         going = self._going.get(batch)
         if going is None or going.ending:
             return False
-        lines = await self._store.take(batch, 1, number=number)
+        lines = await self._store.lines.take(batch, 1, number=number)
         for line in lines:
             self._ask(going, line)
         return bool(lines)
@@ -258,7 +259,7 @@ class Asker:
             return False
         pause_s = float(answer.headers.get("retry-after", RETRY_AFTER_S))
         self._rest(going.batch.owner, min(pause_s, MAX_PAUSE_S))
-        await self._store.give_back(going.batch.number, taken.number, counts=is_fault)
+        await self._store.lines.give_back(going.batch.number, taken.number, counts=is_fault)
         going.is_dry = False
         return True
 
@@ -300,7 +301,7 @@ class Asker:
     async def _is_over(self, going: Going) -> bool:
         """End a batch, but not one that has lines which nobody knows to be answered."""
         batch, ending = going.batch, going.ending or "completed"
-        if ending == "completed" and await self._store.ask_again(batch.number):
+        if ending == "completed" and await self._store.lines.ask_again(batch.number):
             going.gone = asyncio.Event()
             going.ending, going.is_dry, going.is_ending = None, False, False
             return False
@@ -312,8 +313,8 @@ class Asker:
         return True
 
     async def _end_lines(self, batch: OpenBatch, code: str, why: str) -> None:
-        while lines := await self._store.left(batch.number, LEFT_AT_ONCE):
-            await self._store.finish(
+        while lines := await self._store.lines.left(batch.number, LEFT_AT_ONCE):
+            await self._store.lines.finish(
                 await asyncio.to_thread(self._unanswered, batch, lines, code, why)
             )
 

@@ -12,7 +12,8 @@ from vlmkit.errors import RequestError
 from vlmkit.server.batches.asker import Asker
 from vlmkit.server.batches.inside import Inside
 from vlmkit.server.batches.lines import Check, Place
-from vlmkit.server.batches.store import BatchStore, Kind, OpenBatch
+from vlmkit.server.batches.records import Kind, OpenBatch
+from vlmkit.server.batches.store import BatchStore
 from vlmkit.server.batches.wire import MESSAGES, BatchBody, BatchErrors, BatchRequest
 from vlmkit.server.files.disk import FilesOnDisk
 from vlmkit.server.http.caller import Caller
@@ -63,7 +64,7 @@ class Batches:
 
     async def _restore(self) -> None:
         ongoing = await self.store.restore()
-        suspects = await self.store.suspects()
+        suspects = await self.store.lines.suspects()
         for batch in ongoing:
             if batch.status == "validating":
                 self._unchecked.put_nowait(batch)
@@ -80,7 +81,7 @@ class Batches:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(Unavailable):
-            await self.store.give_all_back()
+            await self.store.lines.give_all_back()
         self.files.folder.close()
 
     async def create(self, asked: BatchRequest, caller: Caller) -> BatchBody:
@@ -190,7 +191,7 @@ class Batches:
         is_first = is_wanted = True
         try:
             while is_wanted and (lot := await asyncio.to_thread(_next, lots)) is not None:
-                is_wanted = await self.store.add_lines(batch.number, lot, is_first=is_first)
+                is_wanted = await self.store.lines.add_lines(batch.number, lot, is_first=is_first)
                 is_first = False
         except OSError:
             log.exception("the file of batch %s cannot be read", batch.id)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 
-from vlmkit.server.batches.store import BatchStore, Done
+from vlmkit.server.batches.line_store import LineStore
+from vlmkit.server.batches.records import Done
 from vlmkit.server.http.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -17,11 +18,11 @@ class Writer:
     Where the disk is full they are held, as many as are asked at once, until it is not.
 
     Args:
-        store: keeps them.
+        lines: keeps them.
     """
 
-    def __init__(self, store: BatchStore) -> None:
-        self._store = store
+    def __init__(self, lines: LineStore) -> None:
+        self._lines = lines
         self._waiting: list[tuple[Done, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -54,7 +55,7 @@ class Writer:
         is_told = False
         while True:
             try:
-                await self._store.finish(done)
+                await self._lines.finish(done)
             except Unavailable as error:
                 if not is_told:
                     log.error("answers of batches wait: %s", error)  # noqa: TRY400
