@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from test_dashboard import SERIES
 
-from vlmkit.assembly import load_plugins, monitors
+from vlmkit.assembly import load_plugins
 from vlmkit.config import read_config
+from vlmkit.server_parts import monitors
 from vlmkit_monitor import genai
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/observe.md").read_text()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vlmkit.ask.sampling import SamplingParams, sampling_params
 from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_config
@@ -39,7 +39,7 @@ from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_folder import model_file, model_folder
 from vlmkit.plugins import loader
-from vlmkit.plugins.kinds import MODEL, MONITOR, OBSERVER, TOOL_SOURCE, Kind
+from vlmkit.plugins.kinds import MODEL, OBSERVER
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobody
 from vlmkit.seams.constraint import Vocabulary
@@ -47,14 +47,11 @@ from vlmkit.seams.media_encoder import MediaEncoder
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
-    from vlmkit.seams.monitor import Monitor
     from vlmkit.seams.observer import Observer
     from vlmkit.seams.runner import Runner
-    from vlmkit.seams.tool_source import ToolSource
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 MakeObserver = Callable[[], "Observer | None"]
 OnStage = Callable[[str], None]
 """Told the name of each stage of loading when it begins; the last one is ``ready``."""
@@ -217,23 +214,6 @@ def _show_pictures(
         built_with=[choice[name] for name in ("engine", "media_encoder", "tokenizer")],
         on_stage=context.on_stage,
     )
-
-
-def tool_sources(config: Config, plugins: Plugins) -> "dict[str, ToolSource]":
-    """Build the sources of tools that a config uses, by their names; errors as for :func:`load`."""
-    return _of_server(TOOL_SOURCE, config, plugins)
-
-
-def monitors(config: Config, plugins: Plugins) -> "dict[str, Monitor]":
-    """Build the monitors that a config uses, by their names; errors as for :func:`load`."""
-    return _of_server(MONITOR, config, plugins)
-
-
-def _of_server(kind: Kind[T], config: Config, plugins: Plugins) -> dict[str, T]:
-    registry, group = plugins.of(kind), config.group(kind.section)
-    context, given = BuildContext(registries=plugins.by_kind), group.settings
-    found = names_of(group, registry, None)
-    return {name: registry.build(name, given.get(name, {}), context) for name in found}
 
 
 def _late(

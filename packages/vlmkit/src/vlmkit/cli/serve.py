@@ -49,10 +49,11 @@ def serve(
     assignments: Sequence[str],
 ) -> None:
     """Serve MODELs, or those of the config, over HTTP."""
-    from vlmkit.assembly import find, monitors, name_of, tool_sources
+    from vlmkit.assembly import find, name_of
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.cli.offers import offer
     from vlmkit.config.providers import check_components
+    from vlmkit.server_parts import monitors, tool_sources
 
     stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
     address = options.stated(**stated)
