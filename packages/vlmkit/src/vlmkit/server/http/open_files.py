@@ -19,20 +19,19 @@ def room_for_connections(wanted: int) -> int:
     At most half of what a small limit allows are connections, so that strangers cannot keep a model
     from being loaded.
     """
-    if sys.platform == "win32":
-        return wanted
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted
-    if hard != resource.RLIM_INFINITY:
-        most = min(wanted, max(LEAST_CONNECTIONS, hard - OTHER_FILES, hard // 2))
-    if most < wanted:
-        log.warning("max_connections is %d: the system allows no more open files", most)
-    needed = most + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY:
+            most = min(wanted, max(LEAST_CONNECTIONS, hard - OTHER_FILES, hard // 2))
+        if most < wanted:
+            log.warning("max_connections is %d: the system allows no more open files", most)
+        needed = most + OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return most
 
 

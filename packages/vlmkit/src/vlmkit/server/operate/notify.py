@@ -38,16 +38,15 @@ class Notifier:
 
     def tell(self, *lines: str) -> None:
         """Send some lines together."""
-        if not self._address or sys.platform == "win32":
-            return
-        is_abstract = self._address.startswith("@")
-        address = f"\0{self._address[1:]}" if is_abstract else self._address
-        with (
-            contextlib.suppress(OSError),  # nobody listens, or there is no file to be had
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender,
-        ):
-            sender.setblocking(False)
-            sender.sendto("\n".join(lines).encode(), address)
+        if sys.platform != "win32" and self._address:
+            is_abstract = self._address.startswith("@")
+            address = f"\0{self._address[1:]}" if is_abstract else self._address
+            with (
+                contextlib.suppress(OSError),  # nobody listens, or there is no file to be had
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+            ):
+                sender.setblocking(False)
+                sender.sendto("\n".join(lines).encode(), address)
 
 
 def in_usec(seconds: float) -> int:
