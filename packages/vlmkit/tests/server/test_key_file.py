@@ -12,6 +12,7 @@ from vlmkit.cli import run
 from vlmkit.errors import ConfigError
 from vlmkit.server.identity.key import Key, digest_of, made
 from vlmkit.server.identity.key_file import Revoked, add_line, read_lines, valid_keys
+from vlmkit.settings.scope import SCOPES
 
 
 @pytest.fixture
@@ -23,6 +24,13 @@ def command(capsys, *arguments):
     code = run(["keys", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_key_can_be_given_any_scope_that_a_route_asks_for(path, capsys, scope):
+    code, _, err = command(capsys, "add", "one", "--scope", scope, "--file", str(path))
+    assert not code, err
+    assert [key.scopes for key in read_lines(path)] == [(scope,)]
 
 
 def test_a_secret_is_shown_once_and_kept_nowhere(path, capsys):

@@ -16,9 +16,9 @@ from vlmkit.server.identity.key import made
 from vlmkit.server.identity.key_file import Revoked, add_line
 from vlmkit.server.work.service import Service
 from vlmkit.settings.fleet import FleetSettings
+from vlmkit.settings.scope import SCOPES
 from vlmkit.settings.server import ServerSettings
 
-SCOPES = ("chat", "embed", "tokens", "admin")
 LIVENESS = {"/healthz", "/health", "/ping"}
 SPECIAL = {
     "/v1/embeddings": "embed",

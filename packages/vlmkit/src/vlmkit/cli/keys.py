@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
+from vlmkit.settings.scope import SCOPES
 
 if TYPE_CHECKING:
     from vlmkit.server.identity.key import Key
 
-SCOPES = ("chat", "embed", "tokens", "admin")
 DAY_S = 86_400
 
 
@@ -41,8 +41,8 @@ def _in_file(command: Callable[..., Any]) -> Callable[..., Any]:
     multiple=True,
     default=("chat", "embed"),
     show_default="chat and embed",
-    help="What it may do: ask for answers, for embeddings, send prompts that are tokens, load and "
-    "unload models; may be repeated.",
+    help="What it may do: ask for answers, for embeddings, send prompts that are tokens, read "
+    "metrics, load and unload models; may be repeated.",
 )
 @click.option("--tenant", metavar="NAME", help="Whose it is: keys of one tenant share caches.")
 @click.option(

@@ -5,8 +5,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from vlmkit.server.http.errors import ErrorBody
+from vlmkit.settings.scope import Scope
 
-Access = Literal["open", "key", "chat", "embed", "tokens", "metrics", "admin"]
+Access = Literal["open", "key"] | Scope
 """Who may ask: anybody, anybody with a key, or those whose key may do this."""
 
 

@@ -7,17 +7,14 @@ one, as passwords need, would only let strangers keep the server busy.
 import hashlib
 import secrets
 import time
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from vlmkit.server.http.operation import Access
 from vlmkit.settings.limits import LimitTexts, limits_of
-
-Scope = Literal["chat", "embed", "tokens", "metrics", "admin"]
-"""What a key may do: ask for answers, for embeddings, send prompts that are tokens as they are,
-read what monitors show, and load and unload models."""
+from vlmkit.settings.scope import Scope
 
 Name = Annotated[str, Meta(pattern=r"^[\w.@:+-]{1,64}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
