@@ -75,9 +75,11 @@ def test_a_slow_step_is_told_once_by_its_request_and_counted(caplog):
         engine.gate.clear()
         request = model.request("private words")
         stream = model.submit(request)
-        wait_until(lambda: model.stats().counters["num_slow_steps"] == 1)
-        wait_until(lambda: "a step goes on" in caplog.text)
-        engine.gate.set()
+        try:
+            wait_until(lambda: model.stats().counters["num_slow_steps"] == 1)
+            wait_until(lambda: "a step goes on" in caplog.text)
+        finally:
+            engine.gate.set()
         stream.result()
         assert model.stats().counters["num_slow_steps"] == 1
     (told,) = (record.getMessage() for record in caplog.records)

@@ -24,6 +24,7 @@ from running_server import (
     scripted,
 )
 
+from vlmkit.cli import run
 from vlmkit.errors import ConfigError, RequestError
 from vlmkit.kit.traces import trace_of
 from vlmkit.server.identity.key import made
@@ -466,3 +467,14 @@ def test_nonsense_by_the_hundred_is_two_lines(tmp_path):
         told = server.log.read_text()
     assert told.count("Invalid HTTP request") == 2
     assert "199 more within 10 s" in told
+
+
+def test_a_server_that_ended_leaves_the_log_of_its_process_as_it_was():
+    def handlers():
+        return [(each, each.formatter, *each.filters) for each in logging.getLogger().handlers]
+
+    before = handlers()
+    assert before
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert run(["serve", "mock", "--port", str(taken.getsockname()[1])])
+    assert handlers() == before

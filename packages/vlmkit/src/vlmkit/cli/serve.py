@@ -1,7 +1,8 @@
 """``vlmkit serve``: OpenAI's API in front of one or more models."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from vlmkit.plugins.loader import Plugins
     from vlmkit.seams.monitor import Monitor
     from vlmkit.seams.tool_source import ToolSource
-    from vlmkit.server.logs.flood import Floods
     from vlmkit.server.offer import Offer
     from vlmkit.settings.server import ServerSettings
 
@@ -68,13 +68,9 @@ def serve(
     if len(offers) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
-    floods = _show_log(config.server.log_format, debug=context.obj.debug)
-    try:
+    with _shown_log(config.server.log_format, debug=context.obj.debug):
         _tell_plugins(plugins, config)
         _run(offers, config.server, sources, looking_on)
-    finally:
-        for flood in floods:
-            flood.tell()
 
 
 def _run(
@@ -129,16 +125,21 @@ def _url(settings: "ServerSettings") -> str:
     return f"{scheme}://{host}:{settings.port}/v1"
 
 
-def _show_log(log_format: str, *, debug: bool) -> "list[Floods]":
-    """Write the server's log to standard error; returns what keeps floods from it."""
+@contextmanager
+def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
+    """Write the server's log to standard error, and keep floods from it, while it serves."""
     from vlmkit.server.logs.flood import Floods
     from vlmkit.server.logs.format import JsonFormat, TextFormat
 
-    kept = []
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter((JsonFormat if log_format == "json" else TextFormat)(tells_all=debug))
-        kept.append(Floods(handler))
-        handler.addFilter(kept[-1])
+    form = (JsonFormat if log_format == "json" else TextFormat)(tells_all=debug)
     logging.getLogger("vlmkit").setLevel(logging.DEBUG if debug else logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    return kept
+    with ExitStack() as after:
+        for handler in logging.getLogger().handlers:
+            floods = Floods(handler)
+            after.callback(handler.setFormatter, handler.formatter)
+            after.callback(floods.tell)
+            after.callback(handler.removeFilter, floods)
+            handler.setFormatter(form)
+            handler.addFilter(floods)
+        yield

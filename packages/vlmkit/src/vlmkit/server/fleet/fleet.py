@@ -289,8 +289,13 @@ class Fleet:
             return False
         log.error("model %r failed, and is loaded again in %g s", model.name, wait_s)
         model.restart(now + wait_s)
-        asyncio.get_running_loop().call_later(wait_s, self._queue.settle)
+        asyncio.get_running_loop().call_later(wait_s, self._end_wait, model)
         return True
+
+    def _end_wait(self, model: ServedModel) -> None:
+        """Let a model be loaded again: timers may come a little before the clock says so."""
+        model.not_before_s = 0.0
+        self._queue.settle()
 
     def _note_stuck(self, model: ServedModel, error: BaseException) -> None:
         """End the server if a model that hangs was to make room for itself."""
