@@ -95,10 +95,13 @@ class HealthListener:
                 await asyncio.sleep(PAUSE_S)
                 continue
             if len(self._answers) >= MOST:
-                next(iter(self._answers)).cancel()
+                oldest = next(iter(self._answers))
+                del self._answers[oldest]
+                oldest.cancel()
             task = asyncio.ensure_future(self._answer(accepted))
             self._answers[task] = None
             task.add_done_callback(self._forget)
+            await asyncio.sleep(0)  # it begins, so that it closes what it was given
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._answers.pop(task, None)
