@@ -215,3 +215,18 @@ class Batches:
 
 def _next(lots: Iterator[list[Place]]) -> list[Place] | None:
     return next(lots, None)
+
+
+def keeping(batches: Batches | None) -> Batches:
+    """Return what keeps the batches of a server.
+
+    Raises:
+        RequestError: nothing does.
+    """
+    if batches is None:
+        raise RequestError(
+            "this server keeps no batches",
+            code="batches_not_kept",
+            hint="its operator can name a folder for them in server.data.folder",
+        )
+    return batches

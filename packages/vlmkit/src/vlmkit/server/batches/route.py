@@ -11,7 +11,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
-from vlmkit.server.batches.batches import Batches
+from vlmkit.server.batches.batches import Batches, keeping
 from vlmkit.server.batches.wire import (
     BatchBody,
     BatchesPage,
@@ -99,16 +99,11 @@ class _CreateCall(Call[BatchRequest]):
 
     async def start(self, body: BatchRequest) -> ASGIApp:
         """Keep a batch, which is checked and asked when its turn comes."""
-        if self._batches is None:
-            raise RequestError(
-                "this server keeps no batches",
-                code="batches_not_kept",
-                hint="its operator can name a folder for them in server.data.folder",
-            )
+        batches = keeping(self._batches)
         access = _ACCESS.get(body.endpoint, "chat")
         if self._key is not None and not self._key.may(access):
             raise MayNot(f"this API key may not do this: it needs the scope {access!r}")
-        made = await self._batches.create(body, self.caller)
+        made = await batches.create(body, self.caller)
         return ASGIResponse(body=msgspec.json.encode(made), headers=self.headers)
 
 

@@ -13,7 +13,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
-from vlmkit.server.batches.batches import Batches
+from vlmkit.server.batches.batches import Batches, keeping
 from vlmkit.server.batches.messages import check, lines, results, told
 from vlmkit.server.batches.wire import BatchBody
 from vlmkit.server.batches.wire_messages import (
@@ -147,15 +147,10 @@ class _CreateCall(Call[MessageBatchRequest]):
 
     async def start(self, body: MessageBatchRequest) -> ASGIApp:
         """Keep the requests as a file of lines, which is checked as any other."""
-        if self._batches is None:
-            raise RequestError(
-                "this server keeps no batches",
-                code="batches_not_kept",
-                hint="its operator can name a folder for them in server.data.folder",
-            )
+        batches = keeping(self._batches)
         most = self.service.settings.data.max_batch_lines
         await asyncio.to_thread(check, body.requests, most)
-        made = await self._batches.create_of_lines(lines(body.requests), self.caller)
+        made = await batches.create_of_lines(lines(body.requests), self.caller)
         told_now = told(made, 0)
         told_now.request_counts.processing = len(body.requests)
         return ASGIResponse(body=msgspec.json.encode(told_now), headers=self.headers)
