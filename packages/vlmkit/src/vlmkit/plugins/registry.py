@@ -7,183 +7,23 @@ of pluggy and never imports a plugin.
 import difflib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin, VlmkitError
-from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import hint_of, together
-from vlmkit.plugins.kinds import Kind
+from vlmkit.plugins.build_context import BuildContext, tell_nobody
 from vlmkit.plugins.members import is_protocol, lacking, misfitting
-from vlmkit.seams.constraint import Vocabulary
+from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve
+
+__all__ = ["BuildContext", "Provider", "Registry", "tell_nobody"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 log = logging.getLogger(__name__)
-
-
-def tell_nobody(_: str) -> None:
-    """Take the name of a stage, and do it in silence."""
-
-
-@dataclass(frozen=True)
-class BuildContext:
-    """What a provider's ``build`` gets.
-
-    Attributes:
-        reference: what the user called the model: a packaged name, a folder or a hub id.
-        checkpoint: the model's files; None for components that need none, and for model sources.
-        settings: the config section of this component, as the provider's own struct (or a plain
-            mapping where it declared none).
-        shared: one dictionary for each pipeline, through which the providers of one distribution
-            share what is costly to load; use :meth:`share`.
-        revision: for model sources: the revision that the user asked for; None is the newest.
-        on_stage: told what a long ``build`` is doing, a few words at a time.
-        registries: all that plugins offer, by the plural of its kind; use :meth:`providers`.
-        vocabulary: of the model, for compilers of constraints.
-    """
-
-    reference: str = ""
-    checkpoint: Checkpoint | None = None
-    settings: Any = None
-    shared: dict[Any, Any] = field(default_factory=dict)
-    revision: str | None = None
-    on_stage: Callable[[str], None] = tell_nobody
-    registries: Mapping[str, "Registry[Any]"] = field(default_factory=dict)
-    vocabulary: Vocabulary | None = None
-
-    @property
-    def files(self) -> Checkpoint:
-        """The checkpoint, which must be there."""
-        if self.checkpoint is None:
-            raise ConfigError("this component needs a model, and none was given")
-        return self.checkpoint
-
-    @property
-    def words(self) -> Vocabulary:
-        """The vocabulary, which must be there."""
-        if self.vocabulary is None:
-            raise ConfigError("this component needs a vocabulary, and none was given")
-        return self.vocabulary
-
-    def share(self, key: object, make: Callable[[], T]) -> T:
-        """Return what another component of this pipeline made under ``key``, or make it now."""
-        if key not in self.shared:
-            self.shared[key] = make()
-        return cast("T", self.shared[key])
-
-    def providers(self, kind: Kind[T]) -> "Registry[T]":
-        """Return what all plugins offer of a kind; meant for the plugin that owns it.
-
-        Raises:
-            PluginError: the kind is not one of ``VLMKIT_KINDS`` of a plugin that was loaded.
-        """
-        if kind.plural not in self.registries:
-            raise PluginError(
-                f"no plugin that was loaded owns the kind {kind.name!r}",
-                hint="name it in VLMKIT_KINDS of the plugin's module",
-            )
-        return self.registries[kind.plural]
-
-
-def _always() -> str | None:
-    return None
-
-
-def _any(_: object) -> str | None:
-    return None
-
-
-def _is_priority(value: object) -> bool:
-    return isinstance(value, int) or callable(value)
-
-
-def _is_function_or_none(value: object) -> bool:
-    return value is None or callable(value)
-
-
-def _is_struct_or_none(value: object) -> bool:
-    return value is None or (isinstance(value, type) and issubclass(value, msgspec.Struct))
-
-
-_EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("build", callable, "a function"),
-    ("why_not", callable, "a function"),
-    ("cannot_serve", callable, "a function"),
-    ("examine", _is_function_or_none, "a function"),
-    ("keep", _is_function_or_none, "a function"),
-    ("list_models", _is_function_or_none, "a function"),
-    ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
-    ("priority", _is_priority, "a whole number or a function"),
-    ("description", lambda value: isinstance(value, str), "a text"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Provider(Generic[T]):
-    """One named way to get a component.
-
-    Attributes:
-        name: what a config selects it by.
-        build: makes the component; may import heavy libraries and take long.
-        why_not: says in one sentence why it cannot run on this machine; None when it can.
-            Must not import what it asks about.
-        cannot_serve: the same for one model: gets the Checkpoint (for model sources: the
-            reference) and looks at small files only. Either may return a
-            :class:`vlmkit.kit.objection.Objection`, which has a hint.
-        settings: struct of the provider's own settings; None accepts no settings.
-        priority: ``auto`` prefers higher numbers; those of vlmkit itself have 10, so that a plugin
-            takes over only if it says more. A function is asked for each model: it gets what
-            ``cannot_serve`` gets.
-        description: one line for ``vlmkit plugins --json``.
-        examine: says in a few words how it would run a model, or raises what ``build`` would; for
-            ``vlmkit doctor``. May import heavy libraries; loads no weights.
-        keep: writes what ``build`` finds out of a model where later builds find it: into a folder
-            that is being made, or for None into the user's cache folder. Says why it cannot.
-        list_models: for sources of many models: the references of those that are on this disk.
-        plugin: the distribution or file that offers it; filled in by the loader.
-    """
-
-    name: str
-    build: Callable[[BuildContext], T]
-    why_not: Callable[[], str | None] = _always
-    cannot_serve: Callable[[Any], str | None] = _any
-    settings: type[msgspec.Struct] | None = None
-    priority: int | Callable[[Any], int] = 0
-    description: str = ""
-    examine: Callable[[BuildContext], str] | None = None
-    keep: Callable[[BuildContext, Path | None], str | None] | None = None
-    list_models: Callable[[], Iterable[str]] | None = None
-    plugin: str = "vlmkit"
-
-    def objection(self, *subject: object) -> str | None:
-        """Say why it cannot run here, or cannot serve the subject if one is given.
-
-        A check that raises is an objection too: a broken plugin must not stand in the way of
-        the others.
-        """
-        try:
-            return self.why_not() or (self.cannot_serve(*subject) if subject else None) or None
-        except Exception as error:
-            log.warning("%s: the check of %r failed", self.plugin, self.name, exc_info=error)
-            return f"its own check failed with {type(error).__name__}"
-
-    def priority_for(self, subject: object) -> int:
-        """Return how much ``auto`` prefers it for the subject; 0 where its function fails."""
-        if isinstance(self.priority, int):
-            return self.priority
-        try:
-            priority: object = self.priority(subject)
-            if isinstance(priority, int):
-                return priority
-        except Exception as error:
-            log.warning("%s: the priority of %r failed", self.plugin, self.name, exc_info=error)
-        else:
-            log.warning("%s: the priority of %r is no whole number", self.plugin, self.name)
-        return 0
 
 
 class Registry(Generic[T]):
@@ -219,8 +59,8 @@ class Registry(Generic[T]):
         name: str,
         build: Callable[[BuildContext], T],
         *,
-        why_not: Callable[[], str | None] = _always,
-        cannot_serve: Callable[[Any], str | None] = _any,
+        why_not: Callable[[], str | None] = can_run,
+        cannot_serve: Callable[[Any], str | None] = can_serve,
         settings: type[msgspec.Struct] | None = None,
         priority: int | Callable[[Any], int] = 0,
         description: str = "",
@@ -418,7 +258,7 @@ class Registry(Generic[T]):
             )
 
     def _refuse_malformed(self, new: Provider[T]) -> None:
-        for name, is_right, expected in _EXPECTED:
+        for name, is_right, expected in EXPECTED:
             value = getattr(new, name)
             if not is_right(value):
                 raise PluginError(

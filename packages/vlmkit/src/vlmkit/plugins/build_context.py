@@ -1,0 +1,82 @@
+"""What a provider's ``build`` gets: a model, settings, and what its pipeline has already.
+
+Holds values and builds nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from vlmkit.errors import ConfigError, PluginError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.kinds import Kind
+from vlmkit.seams.constraint import Vocabulary
+
+if TYPE_CHECKING:
+    from vlmkit.plugins.registry import Registry
+
+T = TypeVar("T")
+
+
+def tell_nobody(_: str) -> None:
+    """Take the name of a stage, and do it in silence."""
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a provider's ``build`` gets.
+
+    Attributes:
+        reference: what the user called the model: a packaged name, a folder or a hub id.
+        checkpoint: the model's files; None for components that need none, and for model sources.
+        settings: the config section of this component, as the provider's own struct (or a plain
+            mapping where it declared none).
+        shared: one dictionary for each pipeline, through which the providers of one distribution
+            share what is costly to load; use :meth:`share`.
+        revision: for model sources: the revision that the user asked for; None is the newest.
+        on_stage: told what a long ``build`` is doing, a few words at a time.
+        registries: all that plugins offer, by the plural of its kind; use :meth:`providers`.
+        vocabulary: of the model, for compilers of constraints.
+    """
+
+    reference: str = ""
+    checkpoint: Checkpoint | None = None
+    settings: Any = None
+    shared: dict[Any, Any] = field(default_factory=dict)
+    revision: str | None = None
+    on_stage: Callable[[str], None] = tell_nobody
+    registries: Mapping[str, "Registry[Any]"] = field(default_factory=dict)
+    vocabulary: Vocabulary | None = None
+
+    @property
+    def files(self) -> Checkpoint:
+        """The checkpoint, which must be there."""
+        if self.checkpoint is None:
+            raise ConfigError("this component needs a model, and none was given")
+        return self.checkpoint
+
+    @property
+    def words(self) -> Vocabulary:
+        """The vocabulary, which must be there."""
+        if self.vocabulary is None:
+            raise ConfigError("this component needs a vocabulary, and none was given")
+        return self.vocabulary
+
+    def share(self, key: object, make: Callable[[], T]) -> T:
+        """Return what another component of this pipeline made under ``key``, or make it now."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        return cast("T", self.shared[key])
+
+    def providers(self, kind: Kind[T]) -> "Registry[T]":
+        """Return what all plugins offer of a kind; meant for the plugin that owns it.
+
+        Raises:
+            PluginError: the kind is not one of ``VLMKIT_KINDS`` of a plugin that was loaded.
+        """
+        if kind.plural not in self.registries:
+            raise PluginError(
+                f"no plugin that was loaded owns the kind {kind.name!r}",
+                hint="name it in VLMKIT_KINDS of the plugin's module",
+            )
+        return self.registries[kind.plural]

@@ -1,0 +1,116 @@
+"""One named way to get a component: how it is built, and when it can be used.
+
+Which of several is taken is the registry's business.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from vlmkit.plugins.build_context import BuildContext
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+def can_run() -> str | None:
+    """Object to no machine."""
+    return None
+
+
+def can_serve(_: object) -> str | None:
+    """Object to nothing that is to be served."""
+    return None
+
+
+def _is_priority(value: object) -> bool:
+    return isinstance(value, int) or callable(value)
+
+
+def _is_function_or_none(value: object) -> bool:
+    return value is None or callable(value)
+
+
+def _is_struct_or_none(value: object) -> bool:
+    return value is None or (isinstance(value, type) and issubclass(value, msgspec.Struct))
+
+
+EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("build", callable, "a function"),
+    ("why_not", callable, "a function"),
+    ("cannot_serve", callable, "a function"),
+    ("examine", _is_function_or_none, "a function"),
+    ("keep", _is_function_or_none, "a function"),
+    ("list_models", _is_function_or_none, "a function"),
+    ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
+    ("priority", _is_priority, "a whole number or a function"),
+    ("description", lambda value: isinstance(value, str), "a text"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider(Generic[T]):
+    """One named way to get a component.
+
+    Attributes:
+        name: what a config selects it by.
+        build: makes the component; may import heavy libraries and take long.
+        why_not: says in one sentence why it cannot run on this machine; None when it can.
+            Must not import what it asks about.
+        cannot_serve: the same for one model: gets the Checkpoint (for model sources: the
+            reference) and looks at small files only. Either may return a
+            :class:`vlmkit.kit.objection.Objection`, which has a hint.
+        settings: struct of the provider's own settings; None accepts no settings.
+        priority: ``auto`` prefers higher numbers; those of vlmkit itself have 10, so that a plugin
+            takes over only if it says more. A function is asked for each model: it gets what
+            ``cannot_serve`` gets.
+        description: one line for ``vlmkit plugins --json``.
+        examine: says in a few words how it would run a model, or raises what ``build`` would; for
+            ``vlmkit doctor``. May import heavy libraries; loads no weights.
+        keep: writes what ``build`` finds out of a model where later builds find it: into a folder
+            that is being made, or for None into the user's cache folder. Says why it cannot.
+        list_models: for sources of many models: the references of those that are on this disk.
+        plugin: the distribution or file that offers it; filled in by the loader.
+    """
+
+    name: str
+    build: Callable[[BuildContext], T]
+    why_not: Callable[[], str | None] = can_run
+    cannot_serve: Callable[[Any], str | None] = can_serve
+    settings: type[msgspec.Struct] | None = None
+    priority: int | Callable[[Any], int] = 0
+    description: str = ""
+    examine: Callable[[BuildContext], str] | None = None
+    keep: Callable[[BuildContext, Path | None], str | None] | None = None
+    list_models: Callable[[], Iterable[str]] | None = None
+    plugin: str = "vlmkit"
+
+    def objection(self, *subject: object) -> str | None:
+        """Say why it cannot run here, or cannot serve the subject if one is given.
+
+        A check that raises is an objection too: a broken plugin must not stand in the way of
+        the others.
+        """
+        try:
+            return self.why_not() or (self.cannot_serve(*subject) if subject else None) or None
+        except Exception as error:
+            log.warning("%s: the check of %r failed", self.plugin, self.name, exc_info=error)
+            return f"its own check failed with {type(error).__name__}"
+
+    def priority_for(self, subject: object) -> int:
+        """Return how much ``auto`` prefers it for the subject; 0 where its function fails."""
+        if isinstance(self.priority, int):
+            return self.priority
+        try:
+            priority: object = self.priority(subject)
+            if isinstance(priority, int):
+                return priority
+        except Exception as error:
+            log.warning("%s: the priority of %r failed", self.plugin, self.name, exc_info=error)
+        else:
+            log.warning("%s: the priority of %r is no whole number", self.plugin, self.name)
+        return 0
