@@ -20,11 +20,15 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError, QueueFull, RequestError, VlmkitError
 from vlmkit.seams.runner import CONSTRAINT, AnswerStream, Runner
 
-TIMEOUT_S = 300.0
-
 
 class RunnerContract:
-    """Inherit, override :meth:`make` and :meth:`fail`, and run pytest."""
+    """Inherit, override :meth:`make` and :meth:`fail`, and run pytest.
+
+    Attributes:
+        timeout_s: how long is waited for what a runner must do without saying when.
+    """
+
+    timeout_s = 300.0
 
     def make(self) -> Runner:
         """Return a fresh runner, which is idle and ready."""
@@ -181,7 +185,7 @@ class RunnerContract:
                 runner.submit(self.request()).result()
             assert len(running.result().choices[0].token_ids) == 6
             held.abort()
-            assert runner.drain(TIMEOUT_S)
+            assert runner.drain(self.timeout_s)
 
     def test_closing_ends_everything(self) -> None:
         """Harmless when done twice."""
@@ -232,7 +236,7 @@ class RunnerContract:
         return stats.num_running + stats.num_waiting
 
     def _eventually(self, is_true: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + self.timeout_s
         while not is_true():
             if time.monotonic() > deadline:
                 return False

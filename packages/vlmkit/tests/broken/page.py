@@ -1,0 +1,31 @@
+"""The tables of ``docs/reference/contracts.md``, made of the lists of broken components."""
+
+import re
+from pathlib import Path
+
+from broken.broken import Table
+
+PAGE = Path(__file__).parents[4] / "docs/reference/contracts.md"
+HEAD = "| broken component | the promise that it breaks | killed by |\n|---|---|---|\n"
+FOUND = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
+
+
+def rows(table: Table) -> str:
+    """Return a table in Markdown."""
+    return HEAD + "".join(
+        f"| {each.name} | {each.promise} | `test_{each.killed_by}` |\n" for each in table.broken
+    )
+
+
+def renewed(page: str, tables: tuple[Table, ...]) -> str:
+    """Return a page whose tables are those of the lists; what is said around them stays.
+
+    Each stands at the end of the section that has its contract's name.
+    """
+    for table in tables:
+        above, heading, below = page.partition(f"\n## {table.contract.__name__}\n")
+        section, next_heading, rest = below.partition("\n## ")
+        words = FOUND.sub("", section).strip("\n")
+        said = f"\n{words}\n\n" if words else "\n"
+        page = f"{above}{heading}{said}{rows(table)}{next_heading}{rest}"
+    return page
