@@ -145,15 +145,17 @@ def test_every_command_of_ours_is_among_the_reserved_names() -> None:
     assert sorted(group.commands) == sorted(COMMAND.reserved)
 
 
-def test_of_two_plugins_with_one_command_the_first_keeps_it(
+def test_of_two_plugins_with_one_command_the_one_that_is_named_runs(
     install: Install, capsys: Shown
 ) -> None:
     install(GREET)
-    second = install(GREET)
-    error = loader.load(files=[second.with_name("plugin_0.py"), second]).broken[str(second)]
-    assert "is already provided by" in str(error)
+    install(GREET.replace("hello", "welcome"))
     assert run(["--help"]) == 0
-    assert capsys.readouterr().out.count("Greet somebody.") <= 1
+    assert capsys.readouterr().out.count("Greet somebody.") == 2
+    assert run(["greet", "you"]) == 2
+    assert "hint: say which: " in capsys.readouterr().err
+    assert run(["plugin_1:greet", "you"]) == 0
+    assert capsys.readouterr().out == "welcome you\n"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.errors import ConfigError, PluginError
+from vlmkit.errors import ConfigError, PluginError, UnknownPlugin
 from vlmkit.plugins import api_version, hookspecs, loader
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.plugins.registry import BuildContext
@@ -455,49 +455,61 @@ def test_a_plugin_for_an_older_minor_version_is_taken(
 # Plugins that want the same name.
 
 
-def test_the_second_plugin_that_offers_a_name_is_refused(site: Site) -> None:
-    site.install("first", sampler("x"))
-    site.install("second", sampler("x"))
+def test_of_two_plugins_that_offer_a_name_the_distribution_chooses(site: Site) -> None:
+    site.install("vlmkit-one", sampler("x"))
+    site.install("vlmkit-two", sampler("x"))
     found = site.load()
-    assert found.samplers.get("x").plugin == "first"
-    assert refusal(found, "second") == (
-        "sampler 'x' from 'second' is already provided by 'first'",
-        "uninstall one of them, or block it with VLMKIT_BLOCK",
-    )
+    assert found.broken == {}
+    for word in ("vlmkit-two:x", "Vlmkit_Two:x"):
+        assert found.samplers.get(word).plugin == "vlmkit-two"
+        assert found.samplers.build(word, {}, BuildContext()).name == "x"
+    with pytest.raises(ConfigError) as error:
+        found.samplers.get("x")
+    assert str(error.value) == "sampler 'x' is offered by 'vlmkit-one' and 'vlmkit-two'"
+    assert error.value.hint == "say which: 'vlmkit-one:x' or 'vlmkit-two:x'"
+    assert [found.samplers.key(p) for p in found.samplers] == [
+        "array",
+        "vlmkit-one:x",
+        "vlmkit-two:x",
+    ]
+    assert set(found.samplers.objections(None)) == {"array", "vlmkit-one:x", "vlmkit-two:x"}
+
+
+def test_the_distribution_may_be_named_where_nobody_else_has_the_name(site: Site) -> None:
+    site.install("vlmkit-one", sampler("x"))
+    found = site.load()
+    assert found.samplers.get("vlmkit-one:x") is found.samplers.get("x")
+    with pytest.raises(UnknownPlugin) as error:
+        found.samplers.get("vlmkit-two:x")
+    assert error.value.hint == "installed: array, x"
+
+
+def test_two_files_that_offer_a_name_are_told_apart_by_their_own(
+    site: Site, tmp_path: Path
+) -> None:
+    files = [write(tmp_path / f"{name}.py", sampler("x")) for name in ("one", "two")]
+    found = site.load(files=files)
+    assert found.samplers.get("two:x").plugin == str(files[1])
+    assert found.samplers.get(f"{files[0]}:x").plugin == str(files[0])
 
 
 def test_no_plugin_replaces_a_built_in_component(site: Site) -> None:
     site.install("usurper", sampler("array"))
     found = site.load()
+    assert found.broken == {}
     assert found.samplers.get("array").plugin == "vlmkit"
-    assert (
-        refusal(found, "usurper")[0]
-        == "sampler 'array' from 'usurper' is already provided by 'vlmkit'"
-    )
+    assert found.samplers.choose("auto", None).plugin == "vlmkit"
+    assert found.samplers.get("usurper:array").plugin == "usurper"
 
 
-def test_a_plugin_that_clashes_in_one_kind_offers_nothing_of_another(site: Site) -> None:
-    more = (
-        "\n    @hookimpl\n    def vlmkit_register_engines(registry):\n"
-        "        registry.add('fine', print)\n"
-    )
-    site.install("usurper", sampler("array") + more)
-    assert list(site.load().engines) == []
-
-
-def test_two_distributions_with_one_entry_point_name_are_both_refused(site: Site) -> None:
+def test_two_distributions_may_have_one_entry_point_name(site: Site) -> None:
     site.install("vlmkit-one", sampler("x"), entry="torch")
     site.install("vlmkit-two", sampler("y"), entry="torch")
     found = site.load()
-    assert names(found) == []
-    for source in ("vlmkit-one", "vlmkit-two"):
-        assert refusal(found, source) == (
-            "plugin name 'torch' is used by vlmkit-one and vlmkit-two",
-            "uninstall one of them, or block it with VLMKIT_BLOCK=<distribution>",
-        )
+    assert (names(found), found.broken) == (["x", "y"], {})
 
 
-def test_blocking_one_of_two_namesakes_lets_the_other_in(site: Site) -> None:
+def test_blocking_one_of_two_namesakes_leaves_the_other_in(site: Site) -> None:
     site.install("vlmkit-one", sampler("x"), entry="torch")
     site.install("vlmkit-two", sampler("y"), entry="torch")
     found = site.load(block=["vlmkit-one"])

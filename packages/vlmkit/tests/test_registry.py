@@ -1,8 +1,11 @@
 """A registry says what it has, picks what can serve, and explains what cannot."""
 
+import asyncio
+import functools
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import msgspec
 import pytest
@@ -12,6 +15,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import KINDS
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.seams.engine import EngineLimits
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,8 +43,10 @@ def context(tmp_path: Path) -> BuildContext:
 # Names.
 
 
-@pytest.mark.parametrize("name", ["", "-", "a b", "a/b", "a.b", "auto", "none"])
-def test_a_name_is_a_plain_word(registry: Registry[Any], name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["", "-", "a b", "a/b", "a.b", "a:b", "a\x1b[31m", "auto", "none", 7, b"a", None]
+)
+def test_a_name_is_a_plain_word(registry: Registry[Any], name: Any) -> None:
     with pytest.raises(PluginError) as error:
         registry.add(name, built)
     assert str(error.value) == f"engine name {name!r} must be letters, digits, '-' or '_'"
@@ -155,9 +161,31 @@ def protocol(plural: str) -> Any:
     return next(kind.makes for kind in KINDS if kind.plural == plural)
 
 
+async def nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def fitting(protocol: Any, name: str) -> Any:
+    """Return what may stand for a member of a protocol."""
+    member = getattr(protocol, name)
+    if not isinstance(member, property):
+        is_async = inspect.iscoroutinefunction(member)
+        return nothing if is_async else lambda *args, **kwargs: None
+    stated = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
+    kind = get_origin(stated) or stated
+    if kind is EngineLimits:
+        return EngineLimits(
+            vocab_size=1,
+            max_sequence_tokens=1,
+            max_sequences=1,
+            capacity_tokens=1,
+            max_chunk_tokens=1,
+        )
+    return kind()
+
+
 def part(kind: str, **changes: Any) -> Any:
     """A component of a kind, whose methods and properties are attributes."""
-    whole = dict.fromkeys(members(protocol(kind)), lambda *args, **kwargs: None)
+    whole = {name: fitting(protocol(kind), name) for name in members(protocol(kind))}
     return SimpleNamespace(**{n: v for n, v in (whole | changes).items() if v != "absent"})
 
 
@@ -239,21 +267,198 @@ def test_a_property_that_is_a_method_is_refused() -> None:
         registry.build("odd", {}, BuildContext())
 
 
-def test_a_component_may_hand_its_members_on_and_compute_its_properties_when_asked() -> None:
+def test_a_component_may_hand_its_members_on() -> None:
     class Wrapper:
         def __init__(self, inner: Any) -> None:
             self._inner = inner
-
-        @property
-        def identity(self) -> str:
-            raise RuntimeError("not yet known")
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._inner, name)
 
     registry = Registries("my-plugin").media_encoders
-    registry.add("wrapper", lambda _: Wrapper(part("media_encoders", identity="absent")))
+    registry.add("wrapper", lambda _: Wrapper(part("media_encoders")))
     assert isinstance(registry.build("wrapper", {}, BuildContext()), Wrapper)
+
+
+class Encoder:
+    """A whole media encoder, whose parts are broken below."""
+
+    identity = "me"
+    media_kinds = frozenset({"image"})
+
+    def encode(self, slots: Any) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class Unready(Encoder):
+    @property
+    def identity(self) -> str:  # type: ignore[override]
+        raise RuntimeError("not yet\nknown")
+
+
+class Listing(Encoder):
+    media_kinds: Any = ["image"]  # noqa: RUF012
+
+
+class Empty(Encoder):
+    identity = None  # type: ignore[assignment]
+
+
+class Awaited(Encoder):
+    async def encode(self, slots: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (Unready, "'identity' raises RuntimeError: not yet known"),
+        (Listing, "'media_kinds' is of type 'list', not 'frozenset'"),
+        (Empty, "'identity' is of type 'NoneType', not 'str'"),
+        (Awaited, "'encode' is an async function, but nobody waits for it"),
+    ],
+)
+def test_a_member_that_is_not_what_the_protocol_says_is_refused(
+    make: type[Encoder], problem: str
+) -> None:
+    registry = Registries("my-plugin").media_encoders
+    registry.add("whole", lambda _: Encoder())
+    registry.add("odd", lambda _: make())
+    assert registry.build("whole", {}, BuildContext())
+    with pytest.raises(PluginError) as error:
+        registry.build("odd", {}, BuildContext())
+    assert str(error.value) == (
+        f"media encoder 'odd' from 'my-plugin' was built as {make.__name__!r}, which does not fit "
+        f"the protocol MediaEncoder: {problem}"
+    )
+
+
+async def describe(name: str) -> Any: ...
+
+
+@functools.wraps(describe)
+def counted(name: str) -> Any:
+    return describe(name)
+
+
+def promised(name: str) -> "asyncio.Future[Any]":
+    return asyncio.ensure_future(describe(name))
+
+
+@pytest.mark.parametrize("own", [describe, counted, promised, functools.partial(describe)])
+def test_what_is_waited_for_may_be_promised_in_other_ways(own: Any) -> None:
+    registry = Registries("my-plugin").tool_sources
+    registry.add("tools", lambda _: part("tool_sources", describe=own))
+    assert registry.build("tools", {}, BuildContext())
+
+
+def test_what_is_waited_for_and_promises_nothing_is_refused() -> None:
+    registry = Registries("my-plugin").tool_sources
+    registry.add("tools", lambda _: part("tool_sources", describe=lambda name: {}))
+    with pytest.raises(PluginError, match="'describe' is no async function, but is waited for"):
+        registry.build("tools", {}, BuildContext())
+
+
+async def built_later(context: BuildContext) -> Any: ...
+
+
+def built_in_steps(context: BuildContext) -> Any:
+    yield Encoder()
+
+
+@pytest.mark.parametrize("build", [built_later, built_in_steps])
+def test_a_build_that_is_not_plain_is_refused_when_it_is_registered(
+    registry: Registry[Any], build: Any
+) -> None:
+    with pytest.raises(PluginError, match="the build of engine 'x' is an async function or one"):
+        registry.add("x", build)
+
+
+@pytest.mark.parametrize(
+    ("build", "problem"),
+    [
+        (lambda _: asyncio.sleep(0), "a 'coroutine', which nobody waits for"),
+        (lambda _: (Encoder() for _ in "one"), "a 'generator', which nobody waits for"),
+        (lambda _: Encoder, "the class 'Encoder', not as an instance of one"),
+    ],
+)
+def test_what_is_not_the_component_itself_is_refused(build: Any, problem: str) -> None:
+    registry = Registries("my-plugin").media_encoders
+    registry.add("odd", build)
+    with pytest.raises(PluginError) as error:
+        registry.build("odd", {}, BuildContext())
+    assert str(error.value) == f"media encoder 'odd' from 'my-plugin' was built as {problem}"
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), GeneratorExit(), BaseException("panic")])
+def test_a_build_that_ends_the_process_does_not(
+    registry: Registry[Any], end: BaseException
+) -> None:
+    def build(_: BuildContext) -> Any:
+        raise end
+
+    registry.add("bad", build)
+    with pytest.raises(PluginError, match="engine 'bad' from 'my-plugin' could not be built: "):
+        registry.build("bad", {}, BuildContext())
+
+
+# Settings that cannot work.
+
+
+class Needy(msgspec.Struct):
+    width: int
+
+
+class Chooser(msgspec.Struct):
+    use: str = "x"
+
+
+class Row(msgspec.Struct, array_like=True):
+    width: int = 1
+
+
+class Endless(msgspec.Struct):
+    inner: "Endless | None" = None
+
+
+class Foreign(msgspec.Struct):
+    place: Path | None = None
+
+
+class Impossible(msgspec.Struct):
+    width: Annotated[int, msgspec.Meta(ge=1)] = 0
+
+
+class Raising(msgspec.Struct):
+    width: int = msgspec.field(default_factory=lambda: 1 // 0)
+
+
+class Lost(msgspec.Struct):
+    width: "NoSuchType" = 1  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("struct", "problem"),
+    [
+        (Needy, "has no default for 'width'"),
+        (Chooser, "has a field 'use', which says in each section who the provider is"),
+        (Row, "is read from an array, and a section is a table"),
+        (Endless, "holds itself, and a section is a tree"),
+        (Foreign, "cannot be read from a config: TypeError: "),
+        (Impossible, "has a default that it does not allow itself: ValidationError: Expected"),
+        (Raising, "cannot be read from a config: ZeroDivisionError: "),
+        (Lost, "cannot be read from a config: NameError: name 'NoSuchType' is not defined"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_when_they_are_registered(
+    registry: Registry[Any], struct: type[msgspec.Struct], problem: str
+) -> None:
+    with pytest.raises(PluginError) as error:
+        registry.add("x", built, settings=struct)
+    assert str(error.value).startswith(
+        f"the settings {struct.__name__!r} of engine 'x' cannot work: the struct {problem}"
+    )
+    assert "x" not in [provider.name for provider in registry]
 
 
 def test_a_model_that_is_no_checkpoint_is_refused() -> None:
@@ -296,10 +501,10 @@ def test_an_unknown_name_where_nothing_is_installed_says_so() -> None:
 
 
 def test_merging_takes_all_or_nothing(registry: Registry[Any]) -> None:
-    other: Registry[Any] = Registry("engine", "other")
+    other: Registry[Any] = Registry("engine", "my-plugin")
     other.add("fresh", built)
     other.add("torch", built)
-    with pytest.raises(PluginError, match="engine 'torch' from 'other' is already provided by"):
+    with pytest.raises(PluginError, match="engine 'torch' is registered twice by 'my-plugin'"):
         registry.merge(other)
     assert [p.name for p in registry] == ["onnx", "torch"]
 

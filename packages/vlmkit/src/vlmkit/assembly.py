@@ -243,9 +243,9 @@ def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Ch
     found = find(reference, plugins)
     if isinstance(found, Path):
         return model_folder(found)
-    return plugins.of(MODEL).build(
-        found.name, {}, BuildContext(reference, revision=revision, registries=plugins.by_kind)
-    )
+    models = plugins.of(MODEL)
+    context = BuildContext(reference, revision=revision, registries=plugins.by_kind)
+    return models.build(models.key(found), {}, context)
 
 
 def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
@@ -255,7 +255,7 @@ def resolve_local(reference: str, plugins: Plugins, revision: str | None = None)
         CheckpointError: nothing of that name is known, or it would have to be fetched.
     """
     found = find(reference, plugins)
-    is_hub = isinstance(found, Provider) and found.name != reference
+    is_hub = isinstance(found, Provider) and not plugins.of(MODEL).offers(reference)
     here = (p.list_models() for p in plugins.models if p.list_models)
     if is_hub and not any(reference in models for models in here):
         raise CheckpointError(
@@ -270,9 +270,8 @@ def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
     Raises:
         CheckpointError: nobody has it; the hint says what there is.
     """
-    packaged = {provider.name: provider for provider in plugins.models}
-    if reference in packaged:
-        return packaged[reference]
+    if plugins.of(MODEL).offers(reference):
+        return plugins.of(MODEL).get(reference)
     folder = expanded(reference)
     if folder.is_dir():
         return folder
@@ -312,8 +311,9 @@ def choose(
             provider = chosen(section, config, plugins, checkpoint, entry)
         except PluginError as error:
             raise _reason(error, checkpoint, plugins) from error
-        registry_of(plugins, section).check_settings(provider, component.settings)
-        choice[section] = (provider.name, component.settings)
+        registry = registry_of(plugins, section)
+        registry.check_settings(provider, component.settings)
+        choice[section] = (registry.key(provider), component.settings)
     return choice
 
 
@@ -363,9 +363,9 @@ def encoder_of_engine(
         engine = chosen("engine", config, plugins, checkpoint, entry)
     except PluginError:
         return None
-    own = next((p for p in plugins.media_encoders if p.name == engine.name), None)
-    is_own = own is not None and own.plugin == engine.plugin and not own.objection(checkpoint)
-    return own if is_own else None
+    names = (engine.name, engine.plugin)
+    own = next((p for p in plugins.media_encoders if (p.name, p.plugin) == names), None)
+    return own if own is not None and not own.objection(checkpoint) else None
 
 
 def default_params(checkpoint: Checkpoint) -> SamplingParams:
@@ -435,4 +435,5 @@ def _what_there_is(reference: str, plugins: Plugins) -> str:
 
 def packaged_models(plugins: Plugins) -> list[str]:
     """Return the names of the models that installed distributions carry."""
-    return [provider.name for provider in plugins.models if provider.list_models is None]
+    models = plugins.of(MODEL)
+    return [models.key(provider) for provider in models if provider.list_models is None]

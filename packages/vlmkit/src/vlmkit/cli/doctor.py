@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vlmkit.config import Config
     from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.plugins.loader import Plugins
-    from vlmkit.plugins.registry import BuildContext, Registry
+    from vlmkit.plugins.registry import BuildContext, Provider, Registry
 
 
 @click.command()
@@ -88,17 +88,17 @@ def verdicts(
         follows = is_auto_vision and encoder_of_engine(config, plugins, checkpoint) is not None
         passed_over = "the engine's own is taken" if follows else "not preferred"
         try:
-            taken = chosen(section, config, plugins, checkpoint).name
+            taken = registry.key(chosen(section, config, plugins, checkpoint))
         except VlmkitError:
             taken = None
-        for provider in sorted(registry, key=lambda provider: provider.name != taken):
+        for name, provider in _by_key(registry, taken):
             objection = told(provider.objection(checkpoint))
             how, reason = "", objection or f"able, but {passed_over}"
-            if provider.name == taken:
+            if name == taken:
                 how, reason = _examined(registry, taken, component.settings, context)
             yield {
                 "component": section,
-                "provider": provider.name,
+                "provider": name,
                 "is_chosen": not reason,
                 "how": how,
                 "reason": reason or None,
@@ -114,6 +114,12 @@ def verdicts(
                 "reason": None if is_without else "no installed provider can serve this model",
                 "priority": None,
             }
+
+
+def _by_key(registry: "Registry[Any]", first: str | None) -> "list[tuple[str, Provider[Any]]]":
+    """Return providers by what chooses them, one of them first."""
+    keys = [(registry.key(provider), provider) for provider in registry]
+    return sorted(keys, key=lambda own: own[0] != first)
 
 
 def _examined(

@@ -36,7 +36,8 @@ class CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands; those of plugins are not built for it."""
         super().format_commands(ctx, formatter)
-        rows = [(offered.name, offered.description) for offered in _offer().commands]
+        commands = _offer().commands
+        rows = [(commands.key(offered), offered.description) for offered in commands]
         if rows:
             with formatter.section("Commands of plugins"):
                 formatter.write_dl(rows)
@@ -49,10 +50,11 @@ class CommandGroup(click.Group):
         if name in self.commands or name.startswith("-"):
             return super().resolve_command(ctx, args)
         offer = _offer()
-        names = [offered.name for offered in offer.commands]
-        if name not in names and ctx.resilient_parsing:  # a shell asks how the line may go on
+        is_offered = offer.commands.offers(name)
+        if not is_offered and ctx.resilient_parsing:  # a shell asks how the line may go on
             return None, None, args[1:]
-        if name not in names:
+        if not is_offered:
+            names = map(offer.commands.key, offer.commands)
             raise _unknown(name, [*self.commands, *names], offer.problems, ctx)
         return name, _built(name, offer.plugins), args[1:]
 

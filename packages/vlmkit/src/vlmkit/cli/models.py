@@ -104,7 +104,7 @@ def _listed(plugins: "Plugins") -> list[tuple[str, str, str]]:
     rows = []
     for provider in plugins.models:
         if provider.list_models is None:
-            rows.append((provider.name, provider.plugin, provider.description))
+            rows.append((plugins.models.key(provider), provider.plugin, provider.description))
         else:
             rows += [(name, provider.plugin, "fetched") for name in sorted(provider.list_models())]
     return rows

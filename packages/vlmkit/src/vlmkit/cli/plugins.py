@@ -36,7 +36,7 @@ def plugins(
         output.json({"plugins": list(_plugins(found)), "providers": list(providers(found))})
         return
     rows = [
-        (p["kind"], p["name"], p["plugin"], p["version"], p["reason"] or "usable")
+        (p["kind"], p["use"], p["plugin"], p["version"], p["reason"] or "usable")
         for p in providers(found)
     ]
     output.columns(("KIND", "PROVIDER", "PLUGIN", "VERSION", "STATUS"), rows)
@@ -104,10 +104,12 @@ def providers(found: "Plugins") -> Iterator[dict[str, Any]]:
     versions = {plugin.source: plugin.version for plugin in found.found}
     versions["vlmkit"] = __version__
     for kind in found.kinds:
-        for provider in found.of(kind):
+        registry = found.of(kind)
+        for provider in registry:
             yield {
                 "kind": kind.name,
                 "name": provider.name,
+                "use": registry.key(provider),
                 "plugin": provider.plugin,
                 "version": versions[provider.plugin],
                 "reason": told(provider.objection()),

@@ -8,6 +8,7 @@ import msgspec
 
 from vlmkit.config.structs import COMPONENTS, GROUPS, SECTIONS, Component, Config, Group
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable
+from vlmkit.kit.one_line import named, text_of
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import Registry
 
@@ -67,7 +68,7 @@ def check_groups(config: Config, plugins: Plugins) -> None:
 
 def names_of(group: Group, registry: Registry[Any], subject: object) -> list[str]:
     """Return the providers that a section of several uses for a model, each once."""
-    able = [provider.name for provider in registry.able(subject)] if "auto" in group.use else []
+    able = [registry.key(p) for p in registry.able(subject)] if "auto" in group.use else []
     names = (own for name in group.use for own in (able if name == "auto" else [name]))
     return list(dict.fromkeys(names))
 
@@ -82,8 +83,7 @@ def with_broken_plugins(error: PluginError, plugins: Plugins) -> PluginError:
 
 def described(error: BaseException) -> str:
     """Return an error's kind and text in one line, for the owner of this machine."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"
+    return text_of(error) if isinstance(error, PluginError) else named(error)
 
 
 def _check_named(

@@ -17,7 +17,7 @@ from vlmkit.config.structs import (
 )
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
-from vlmkit.plugins.registry import Provider
+from vlmkit.plugins.registry import Registry
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -29,13 +29,13 @@ def json_schema(plugins: Plugins) -> dict[str, Any]:
         meaning = schema["properties"][section].get("description", "")
         forms = [
             *_unnamed_forms(SECTIONS[section]),
-            *map(_provider_form, registry_of(plugins, section)),
+            *_provider_forms(registry_of(plugins, section)),
         ]
         schema["properties"][section] = {"description": meaning, "anyOf": forms}
     for section in GROUPS:
         meaning = schema["properties"][section].get("description", "")
         default = () if SECTIONS[section].is_optional else ("auto",)
-        form = _group_form(list(registry_of(plugins, section)), default)
+        form = _group_form(registry_of(plugins, section), default)
         schema["properties"][section] = {"description": meaning, **form}
     files = {"type": ["object", "array"], "items": {"type": "string"}}  # a list means files
     schema["properties"]["plugins"] |= files
@@ -43,20 +43,22 @@ def json_schema(plugins: Plugins) -> dict[str, Any]:
     return {"$schema": DIALECT, **schema, "title": "vlmkit"}
 
 
-def _provider_form(provider: Provider[Any]) -> dict[str, Any]:
-    form: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-    if provider.settings is not None:
-        form = _struct_schema(provider.settings)
-    form["properties"] = {"use": {"const": provider.name}, **form["properties"]}
-    form["required"] = ["use", *form.get("required", ())]
-    return {**form, "title": provider.name, "description": provider.description}
+def _provider_forms(registry: Registry[Any]) -> Iterator[dict[str, Any]]:
+    for provider in registry:
+        key = registry.key(provider)
+        form: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+        if provider.settings is not None:
+            form = _struct_schema(provider.settings)
+        form["properties"] = {"use": {"const": key}, **form["properties"]}
+        form["required"] = ["use", *form.get("required", ())]
+        yield {**form, "title": key, "description": provider.description}
 
 
-def _group_form(providers: Sequence[Provider[Any]], default: Sequence[str]) -> dict[str, Any]:
+def _group_form(registry: Registry[Any], default: Sequence[str]) -> dict[str, Any]:
     """Return the form of a section that names several providers, with a table for each."""
-    known = ["auto", *(p.name for p in providers)]
-    names = {"type": "array", "items": {"enum": known}, "default": list(default)}
-    tables = {p.name: _struct_schema(p.settings) for p in providers if p.settings is not None}
+    keys = {registry.key(p): p.settings for p in registry}
+    names = {"type": "array", "items": {"enum": ["auto", *keys]}, "default": list(default)}
+    tables = {key: _struct_schema(own) for key, own in keys.items() if own is not None}
     return {
         "type": "object",
         "properties": {"use": names, **tables},

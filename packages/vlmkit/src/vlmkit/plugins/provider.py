@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from vlmkit.kit.one_line import one_line
 from vlmkit.plugins.build_context import BuildContext
 
 T = TypeVar("T")
@@ -96,10 +97,17 @@ class Provider(Generic[T]):
         the others.
         """
         try:
-            return self.why_not() or (self.cannot_serve(*subject) if subject else None) or None
-        except Exception as error:
+            said: object = self.why_not() or (self.cannot_serve(*subject) if subject else None)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it may end the process, or panic in another language
             log.warning("%s: the check of %r failed", self.plugin, self.name, exc_info=error)
-            return f"its own check failed with {type(error).__name__}"
+            return f"its own check failed with {one_line(type(error).__name__)}"
+        if said is None or said is False:
+            return None
+        if isinstance(said, str):
+            return said or None
+        return f"its own check returned a value of type {type(said).__name__!r}, not a sentence"
 
     def priority_for(self, subject: object) -> int:
         """Return how much ``auto`` prefers it for the subject; 0 where its function fails."""
@@ -109,7 +117,7 @@ class Provider(Generic[T]):
             priority: object = self.priority(subject)
             if isinstance(priority, int):
                 return priority
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.warning("%s: the priority of %r failed", self.plugin, self.name, exc_info=error)
         else:
             log.warning("%s: the priority of %r is no whole number", self.plugin, self.name)

@@ -37,13 +37,17 @@ class Registries:
         """Return the registry of a kind."""
         return self.by_kind[kind.plural]
 
-    def own(self, kinds: Iterable[object]) -> None:
+    def own(self, kinds: object) -> None:
         """Take the kinds that a plugin owns; all or none.
 
         Raises:
             PluginError: one is no kind, or has the name of another.
         """
         new = Registries(kinds=())
+        if not isinstance(kinds, tuple | list):
+            raise PluginError(
+                f"VLMKIT_KINDS is of type {type(kinds).__name__!r}", hint="make it a tuple of kinds"
+            )
         for kind in kinds:
             if not isinstance(kind, Kind) or not kind.name.isidentifier():
                 raise PluginError(

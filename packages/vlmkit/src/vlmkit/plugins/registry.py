@@ -5,6 +5,7 @@ of pluggy and never imports a plugin.
 """
 
 import difflib
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -15,8 +16,11 @@ import msgspec
 
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin, VlmkitError
 from vlmkit.kit.objection import hint_of, together
+from vlmkit.kit.one_line import named
 from vlmkit.plugins.build_context import BuildContext, tell_nobody
-from vlmkit.plugins.members import is_protocol, lacking, misfitting
+from vlmkit.plugins.fitting import refuse_other
+from vlmkit.plugins.names import OWN, is_called, is_plain
+from vlmkit.plugins.own_settings import flaw
 from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve
 
 __all__ = ["BuildContext", "Provider", "Registry", "tell_nobody"]
@@ -48,11 +52,11 @@ class Registry(Generic[T]):
         self.plugin = plugin
         self._makes = makes
         self._reserved = frozenset(reserved)
-        self._providers: dict[str, Provider[T]] = {}
+        self._providers: dict[tuple[str, str], Provider[T]] = {}
 
     def __iter__(self) -> Iterator[Provider[T]]:
-        """Yield the providers by name."""
-        return iter(sorted(self._providers.values(), key=lambda provider: provider.name))
+        """Yield the providers by name, and those of one name by who offers them."""
+        return iter([self._providers[place] for place in sorted(self._providers)])
 
     def add(  # noqa: PLR0913 - one each of what a provider consists of
         self,
@@ -71,29 +75,29 @@ class Registry(Generic[T]):
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
 
         Raises:
-            PluginError: the name is taken or is not a plain word, or an argument is of a kind that
-                would break the choice among all providers later on.
+            PluginError: the name is not a plain word or was given before, or an argument is of a
+                kind that would break the choice among all providers later on.
         """
-        if not name.replace("-", "").replace("_", "").isalnum() or name in ("auto", "none"):
+        if not is_plain(name) or name in ("auto", "none"):
             raise PluginError(
                 f"{self.kind} name {name!r} must be letters, digits, '-' or '_'",
                 hint="auto and none mean something of their own",
             )
-        self._take(
-            Provider(
-                name=name,
-                build=build,
-                why_not=why_not,
-                cannot_serve=cannot_serve,
-                settings=settings,
-                priority=priority,
-                description=description,
-                examine=examine,
-                keep=keep,
-                list_models=list_models,
-                plugin=self.plugin,
-            )
+        new = Provider(
+            name=name,
+            build=build,
+            why_not=why_not,
+            cannot_serve=cannot_serve,
+            settings=settings,
+            priority=priority,
+            description=description,
+            examine=examine,
+            keep=keep,
+            list_models=list_models,
+            plugin=self.plugin,
         )
+        self._refuse_malformed(new)
+        self._take(new)
 
     def merge(self, other: "Registry[T]") -> None:
         """Take everything that ``other`` offers, or nothing."""
@@ -102,22 +106,54 @@ class Registry(Generic[T]):
         for provider in other:
             self._take(provider)
 
+    def offers(self, name: str) -> bool:
+        """Tell whether there is a provider that may be meant by a name."""
+        return bool(self._meant_by(name))
+
     def get(self, name: str) -> Provider[T]:
-        """Return the provider of this name.
+        """Return the provider of this name, or of ``distribution:name``.
 
         Raises:
             UnknownPlugin: there is none; the hint names the nearest.
+            ConfigError: several distributions offer one of this name; the hint says how to choose.
         """
-        if (provider := self._providers.get(name)) is not None:
-            return provider
-        near = difflib.get_close_matches(name, self._providers, n=1)
-        installed = ", ".join(sorted(self._providers)) or "none"
-        hint = f"did you mean {near[0]!r}?" if near else f"installed: {installed}"
+        meant = self._meant_by(name)
+        if len(meant) == 1:
+            return meant[0]
+        if meant:
+            raise ConfigError(
+                f"{self.kind} {name!r} is offered by {' and '.join(repr(p.plugin) for p in meant)}",
+                hint=f"say which: {' or '.join(repr(self.key(p)) for p in meant)}",
+            )
+        known = [self.key(provider) for provider in self]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(known) or 'none'}"
         raise UnknownPlugin(f"no installed plugin provides {self.kind} {name!r}", hint=hint)
 
+    def key(self, provider: Provider[T]) -> str:
+        """Return what chooses a provider: its name, with its distribution if that is not enough."""
+        is_clear = self._meant_by(provider.name) == [provider]
+        return provider.name if is_clear else f"{provider.plugin}:{provider.name}"
+
+    def who(self, provider: Provider[T]) -> str:
+        """Return how messages call a provider and who offers it."""
+        return f"{self.kind} {provider.name!r} from {provider.plugin!r}"
+
+    def _meant_by(self, name: str) -> list[Provider[T]]:
+        """Return the providers that a config may mean; a name of vlmkit's own means vlmkit's."""
+        source, _, bare = name.rpartition(":")
+        own = self._providers.get((bare, OWN))
+        if own is not None and not source:
+            return [own]
+        meant = (p for p in self if p.name == bare)
+        return [p for p in meant if not source or is_called(p.plugin, source)]
+
     def objections(self, subject: object) -> dict[str, str | None]:
-        """Say of every provider why it cannot serve ``subject`` here; None where it can."""
-        return {p.name: p.objection(subject) for p in self}
+        """Say of every provider why it cannot serve ``subject`` here; None where it can.
+
+        Providers go by what chooses them.
+        """
+        return {self.key(p): p.objection(subject) for p in self}
 
     def able(self, subject: object) -> list[Provider[T]]:
         """Return the providers that can serve ``subject`` here, the preferred one first."""
@@ -136,11 +172,11 @@ class Registry(Generic[T]):
             provider = self.get(name)
             if reason := provider.objection(subject):
                 raise PluginUnavailable(
-                    f"{self._who(provider)} cannot be used: {reason}", hint=hint_of(reason)
+                    f"{self.who(provider)} cannot be used: {reason}", hint=hint_of(reason)
                 )
             return provider
         reasons = self.objections(subject)
-        able = [p for p in self if reasons[p.name] is None]
+        able = [p for p in self if reasons[self.key(p)] is None]
         if not able:
             every = together(reasons)
             raise PluginUnavailable(
@@ -159,12 +195,7 @@ class Registry(Generic[T]):
         """
         provider = self._chosen(name, context)
         built = self._call(provider, provider.build, settings, context)
-        if built is None:
-            raise PluginError(
-                f"{self._who(provider)} was built as None",
-                hint="its build function must return the component",
-            )
-        self._refuse_other(built, self._who(provider))
+        refuse_other(built, self._makes, self.who(provider))
         return built
 
     def examine(self, name: str, settings: Mapping[str, Any], context: BuildContext) -> str:
@@ -218,44 +249,17 @@ class Registry(Generic[T]):
     ) -> R:
         """Give a provider's function its checked settings; wrap what it does not explain."""
         checked = self.check_settings(provider, settings)
+        who = self.who(provider)
         try:
             return function(replace(context, settings=checked))
-        except VlmkitError:
+        except (VlmkitError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            who = self._who(provider)
+        except BaseException as error:  # it may end the process, or panic in another language
             log.warning("%s could not be built", who, exc_info=error)
-            text = " ".join(str(error).split())  # for the owner of this machine, like the log
             raise PluginError(
-                f"{who} could not be built: {type(error).__name__}: {text}",
+                f"{who} could not be built: {named(error)}",  # for the owner of this machine
                 hint="the log shows where, as does `vlmkit --debug ...`",
             ) from error
-
-    def _who(self, provider: Provider[T]) -> str:
-        return f"{self.kind} {provider.name!r} from {provider.plugin!r}"
-
-    def _refuse_other(self, built: T, who: str) -> None:
-        """Refuse what the pipeline could not use, before a request finds it out."""
-        if self._makes is None:
-            return
-        if not is_protocol(self._makes):
-            if not isinstance(built, self._makes):
-                raise PluginError(
-                    f"{who} was built as {type(built).__name__!r}, not as a {self._makes.__name__}"
-                )
-            return
-        problem = ""
-        if missing := lacking(built, self._makes):
-            problem = f"which lacks {', '.join(map(repr, missing))} of the protocol "
-            problem += self._makes.__name__
-        elif misfits := list(misfitting(built, self._makes)):
-            problem = f"which does not fit the protocol {self._makes.__name__}: "
-            problem += "; ".join(misfits)
-        if problem:
-            raise PluginError(
-                f"{who} was built as {type(built).__name__!r}, {problem}",
-                hint="vlmkit.seams says what each of its members does",
-            )
 
     def _refuse_malformed(self, new: Provider[T]) -> None:
         for name, is_right, expected in EXPECTED:
@@ -265,6 +269,17 @@ class Registry(Generic[T]):
                     f"{self.kind} {new.name!r} must be given {expected} as {name}, not a value of "
                     f"type {type(value).__name__!r}"
                 )
+        if inspect.iscoroutinefunction(new.build) or inspect.isgeneratorfunction(new.build):
+            raise PluginError(
+                f"the build of {self.kind} {new.name!r} is an async function or one that yields",
+                hint="build is a plain function that returns the component",
+            )
+        if new.settings is not None and (problem := flaw(new.settings)):
+            raise PluginError(
+                f"the settings {new.settings.__name__!r} of {self.kind} {new.name!r} cannot work: "
+                f"the struct {problem}",
+                hint="every field has a default, and a type that a config file can hold",
+            )
 
     def _refuse_taken(self, new: Provider[T]) -> None:
         if new.name in self._reserved:
@@ -272,19 +287,12 @@ class Registry(Generic[T]):
                 f"{self.kind} {new.name!r} from {new.plugin!r} has the name of one of vlmkit's own",
                 hint="give it another name",
             )
-        if (taken := self._providers.get(new.name)) is not None:
-            if taken.plugin == new.plugin:
-                raise PluginError(
-                    f"{self.kind} {new.name!r} is registered twice by {new.plugin!r}",
-                    hint="give one of them another name",
-                )
+        if (new.name, new.plugin) in self._providers:
             raise PluginError(
-                f"{self.kind} {new.name!r} from {new.plugin!r} is already provided by "
-                f"{taken.plugin!r}",
-                hint="uninstall one of them, or block it with VLMKIT_BLOCK",
+                f"{self.kind} {new.name!r} is registered twice by {new.plugin!r}",
+                hint="give one of them another name",
             )
 
     def _take(self, new: Provider[T]) -> None:
-        self._refuse_malformed(new)
         self._refuse_taken(new)
-        self._providers[new.name] = new
+        self._providers[new.name, new.plugin] = new

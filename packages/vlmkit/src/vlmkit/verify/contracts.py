@@ -81,9 +81,10 @@ def check(
             f"contracts are run by pytest: {' and '.join(missing)} is not installed",
             hint='pip install "vlmkit[testing]"',
         )
-    kinds = [kind for kind in plugins.kinds if name in [p.name for p in plugins.of(kind)]]
+    kinds = [kind for kind in plugins.kinds if plugins.of(kind).offers(name)]
     if not kinds:
-        names = sorted({p.name for kind in plugins.kinds for p in plugins.of(kind)})
+        every = map(plugins.of, plugins.kinds)
+        names = sorted({registry.key(p) for registry in every for p in registry})
         raise UnknownPlugin(
             f"no installed plugin provides {name!r}", hint=f"installed: {', '.join(names)}"
         )

@@ -1,0 +1,147 @@
+"""Plugins before they are loaded: what is installed, and what of it cannot even be read."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from vlmkit.errors import PluginError
+from vlmkit.kit.one_line import named, one_line
+from vlmkit.plugins import hookspecs
+from vlmkit.plugins.local import load_local, local_digest
+from vlmkit.plugins.names import canonical
+
+MOST_CHARS = 100
+"""Of names and versions: metadata may say anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plugin before it is loaded.
+
+    Attributes:
+        name: the entry point's, or the file's stem.
+        source: the distribution, or the path of a local file or folder.
+        version: of the distribution; empty where nobody knows.
+        entry: what is to be loaded, or why that is not known.
+        remarks: what is odd about how it was installed.
+    """
+
+    name: str
+    source: str
+    version: str
+    entry: importlib.metadata.EntryPoint | Path | ModuleType | PluginError
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> set[str]:
+        """Everything that VLMKIT_BLOCK may call it."""
+        return {canonical(self.name), canonical(self.source)}
+
+    def load(self) -> Any:
+        """Import it, and return the object that has its hooks."""
+        if isinstance(self.entry, PluginError):
+            raise self.entry
+        if isinstance(self.entry, ModuleType):
+            return self.entry
+        if isinstance(self.entry, Path):
+            return load_local(self.entry)
+        if not self.entry.pattern.match(self.entry.value):
+            raise PluginError(
+                f"the entry point says {one_line(self.entry.value)!r}, which names no module",
+                hint="an entry point of the group vlmkit says module, or module:object",
+            )
+        return self.entry.load()
+
+    def digest(self) -> str:
+        """Return the hash of what was installed; empty where it cannot be found out."""
+        try:
+            if isinstance(self.entry, Path):
+                return local_digest(self.entry)
+            if isinstance(self.entry, ModuleType):
+                return _record_digest(importlib.metadata.distribution(self.source))
+            dist = getattr(self.entry, "dist", None)
+            return "" if dist is None else _record_digest(dist)
+        except (OSError, ValueError, importlib.metadata.PackageNotFoundError):
+            return ""
+
+
+def installed(entries: Iterable[importlib.metadata.EntryPoint] | None = None) -> list[Candidate]:
+    """Return a candidate for each entry point, by default of everything that is installed."""
+    found = list(_installed()) if entries is None else list(map(_from_entry, entries))
+    return sorted(found, key=lambda candidate: (candidate.source, candidate.name))
+
+
+def _installed() -> Iterator[Candidate]:
+    try:
+        yield from map(_from_entry, importlib.metadata.entry_points(group=hookspecs.PROJECT))
+    except Exception:  # noqa: BLE001 - one distribution's broken files stop that for all
+        yield from _one_by_one()
+
+
+def _one_by_one() -> Iterator[Candidate]:
+    """Look at each distribution by itself, the first one of each name, as Python does."""
+    seen = set()
+    for dist in importlib.metadata.distributions():
+        name = _name_of(dist)
+        if canonical(name) in seen:
+            continue
+        seen.add(canonical(name))
+        try:
+            own = list(dist.entry_points.select(group=hookspecs.PROJECT))
+        except Exception as error:  # noqa: BLE001 - as above
+            if _is_meant(dist):
+                broken = PluginError(f"its entry points cannot be read: {named(error)}")
+                yield Candidate(name, name, "", broken)
+            continue
+        yield from map(_from_entry, own)
+
+
+def _from_entry(entry: importlib.metadata.EntryPoint) -> Candidate:
+    name = one_line(entry.name, MOST_CHARS)
+    if entry.dist is None:
+        return Candidate(name, name, "", entry)
+    remarks, stated = [], {"Name": "", "Version": ""}
+    try:
+        metadata: Any = entry.dist.metadata
+        # A broken installation states neither, and its distribution's own properties will raise.
+        stated = {key: one_line(metadata.get(key) or "", MOST_CHARS) for key in stated}
+    except Exception as error:  # noqa: BLE001 - whatever the file holds
+        remarks.append(f"has metadata that cannot be read: {named(error)}")
+    else:
+        remarks += [f"does not say its {key.lower()}" for key in stated if not stated[key]]
+    source = stated["Name"] or _folder_name(entry.dist) or name
+    return Candidate(name, source, stated["Version"], entry, tuple(remarks))
+
+
+def _name_of(dist: importlib.metadata.Distribution) -> str:
+    with contextlib.suppress(Exception):
+        if name := dist.metadata.get("Name"):  # type: ignore[attr-defined]
+            return one_line(str(name), MOST_CHARS)
+    return _folder_name(dist) or "unknown"
+
+
+def _folder_name(dist: importlib.metadata.Distribution) -> str:
+    """Return what the folder of a distribution's metadata calls it."""
+    folder = Path(str(getattr(dist, "_path", "")))
+    is_one = folder.suffix in (".dist-info", ".egg-info")
+    return one_line(folder.name.partition("-")[0], MOST_CHARS) if is_one else ""
+
+
+def _is_meant(dist: importlib.metadata.Distribution) -> bool:
+    """Tell whether entry points that cannot be read have some of ours among them."""
+    folder = getattr(dist, "_path", None)
+    try:
+        content: bytes = folder.joinpath("entry_points.txt").read_bytes()  # type: ignore[union-attr]
+    except (AttributeError, OSError):
+        return False
+    return f"[{hookspecs.PROJECT}]".encode() in content
+
+
+def _record_digest(distribution: importlib.metadata.Distribution) -> str:
+    record = distribution.read_text("RECORD")
+    return "" if record is None else hashlib.sha256(record.encode()).hexdigest()

@@ -1,0 +1,118 @@
+"""What a plugin's hooks offer, and every trap of pluggy sprung before anything is taken.
+
+pluggy is used here and nowhere else.
+"""
+
+import difflib
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pluggy
+
+from vlmkit.errors import PluginError
+from vlmkit.plugins import hookspecs
+from vlmkit.plugins.kinds import Kind
+from vlmkit.plugins.registries import Registries
+
+
+def collect(source: str, plugins: Registries, plugin: Any) -> None:
+    """Take everything that a plugin offers, or nothing.
+
+    Args:
+        source: who offers it.
+        plugins: gets it.
+        plugin: the object with the hooks.
+
+    Raises:
+        PluginError: a hook would not be called, or registered what cannot be used.
+    """
+    manager = pluggy.PluginManager(hookspecs.PROJECT)  # one each: no half-registered state
+    manager.register(plugin, name=source)
+    callers = manager.get_hookcallers(plugin) or []
+    known = [kind.hook for kind in plugins.kinds]
+    _refuse_unmarked(plugin, callers, known)
+    for caller in callers:
+        _refuse_unknown(caller, known)
+        _refuse_other_kinds(caller)
+        _refuse_defaults(caller)
+        _refuse_arguments(caller)
+    # Last: pluggy's own words for these traps are hard to read.
+    manager.add_hookspecs(_specifications(plugins.kinds))
+    offered = Registries(source, plugins.kinds)
+    for kind in plugins.kinds:
+        if getattr(manager.hook, kind.hook)(registry=offered.of(kind)):
+            raise PluginError(
+                f"hook {kind.hook!r} returned a value, which nobody reads", hint="call registry.add"
+            )
+    plugins.merge(offered)
+
+
+def _specifications(kinds: Iterable[Kind[Any]]) -> type:
+    """Return a hook for each kind, as pluggy wants to have it."""
+
+    def specification() -> Any:
+        @hookspecs.hookspec
+        def register(registry: object) -> None: ...
+
+        return register
+
+    return type("Hooks", (), {kind.hook: specification() for kind in kinds})
+
+
+def _refuse_unmarked(
+    plugin: Any, callers: Sequence[pluggy.HookCaller], known: Sequence[str]
+) -> None:
+    """Refuse a hook without its marker, which pluggy would not see, and a plugin without hooks."""
+    marked = [i.function for caller in callers for i in caller.get_hookimpls()]
+    for name in dir(plugin):
+        if name.startswith("vlmkit_register_") and getattr(plugin, name) not in marked:
+            raise PluginError(f"hook {name!r} is not marked", hint="put @hookimpl above it")
+    if not callers and not getattr(plugin, "VLMKIT_KINDS", ()):
+        raise PluginError("the plugin implements no hook", hint=f"known: {', '.join(known)}")
+
+
+def _refuse_unknown(caller: pluggy.HookCaller, known: Sequence[str]) -> None:
+    """Refuse a hook that nobody calls, which pluggy would register in silence.
+
+    One that is marked as optional is for a kind whose owner need not be installed.
+    """
+    is_optional = all(i.optionalhook for i in caller.get_hookimpls())
+    if caller.name not in known and not is_optional:
+        near = difflib.get_close_matches(caller.name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise PluginError(f"there is no hook {caller.name!r}", hint=hint)
+
+
+def _refuse_other_kinds(caller: pluggy.HookCaller) -> None:
+    """Refuse a hook that does its work later, or around others', of which there are none."""
+    for implementation in caller.get_hookimpls():
+        function = inspect.unwrap(implementation.function)
+        is_later = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        if is_later or inspect.isgeneratorfunction(function):
+            raise PluginError(
+                f"hook {caller.name!r} is an async function or one that yields, which nobody waits "
+                "for",
+                hint="make it a plain function that calls registry.add",
+            )
+
+
+def _refuse_defaults(caller: pluggy.HookCaller) -> None:
+    for implementation in caller.get_hookimpls():
+        if implementation.kwargnames:
+            raise PluginError(
+                f"hook {caller.name!r} gives {', '.join(implementation.kwargnames)} a "
+                "default; pluggy would never pass the value",
+                hint="remove the default",
+            )
+
+
+def _refuse_arguments(caller: pluggy.HookCaller) -> None:
+    """Refuse any arguments but the one that is passed; without it, nothing can be registered."""
+    for implementation in caller.get_hookimpls():
+        if tuple(implementation.argnames) != ("registry",):
+            stated = ", ".join(implementation.argnames)
+            raise PluginError(
+                f"hook {caller.name!r} takes ({stated}), but is given (registry)",
+                hint="name its only argument registry",
+            )

@@ -1,0 +1,56 @@
+"""Whether a provider's struct of settings can work, told when it is registered.
+
+What cannot would be found by whoever writes the first config, or asks for its schema.
+"""
+
+from typing import Any
+
+import msgspec
+
+from vlmkit.kit.one_line import named
+
+RESERVED = "use"
+"""What says in a section which provider is meant."""
+
+
+def flaw(struct: type[msgspec.Struct]) -> str:
+    """Say why no section of a config could be read into a struct; empty where one can."""
+    try:
+        return _shape(struct) or _values(struct)
+    except Exception as error:  # noqa: BLE001 - types and defaults of others may raise anything
+        return f"cannot be read from a config: {named(error)}"
+
+
+def _shape(struct: type[msgspec.Struct]) -> str:
+    """Say what is wrong with a struct's fields."""
+    fields = msgspec.structs.fields(struct)
+    if needed := [field.encode_name for field in fields if field.required]:
+        return f"has no default for {', '.join(map(repr, needed))}"
+    if RESERVED in (field.encode_name for field in fields):
+        return f"has a field {RESERVED!r}, which says in each section who the provider is"
+    if struct.__struct_config__.array_like:
+        return "is read from an array, and a section is a table"
+    if _is_endless(struct):
+        return "holds itself, and a section is a tree"
+    return ""
+
+
+def _values(struct: type[msgspec.Struct]) -> str:
+    """Say whether what a section leaves out would do if it stood there."""
+    msgspec.json.schema_components([struct])
+    default = msgspec.to_builtins(msgspec.convert({}, struct))
+    try:
+        msgspec.convert(default, struct, strict=False)
+    except msgspec.ValidationError as error:
+        return f"has a default that it does not allow itself: {named(error)}"
+    return ""
+
+
+def _is_endless(kind: Any, around: tuple[Any, ...] = ()) -> bool:
+    """Tell whether a type holds a struct that holds itself."""
+    if kind in around:
+        return True
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        around = (*around, kind)
+        return any(_is_endless(field.type, around) for field in msgspec.structs.fields(kind))
+    return any(_is_endless(part, around) for part in getattr(kind, "__args__", ()))
