@@ -259,6 +259,15 @@ def types(session: nox.Session) -> None:
         options = ("--platform", system, "--cache-dir", f".mypy_cache/{system}")
         session.run("mypy", *options, *(f"{path}/src" for path in PATHS))
     session.run("mypy", "examples/vlmkit-typical")
+    projects = Path(session.create_tmp()).resolve() / "projects"
+    shutil.rmtree(projects, ignore_errors=True)
+    session.run("python", "tests/projects.py", str(projects))
+    sources = sorted([*projects.glob("*/src"), *projects.glob("*/tests/*.py")])
+    found = os.pathsep.join(str(path) for path in sources if path.is_dir())
+    session.run(
+        *("mypy", "--strict", "--config-file", os.devnull, *map(str, sources)),
+        env={"MYPYPATH": found},
+    )
 
 
 @nox.session

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
+from vlmkit.cli.new_plugin import new
 
 if TYPE_CHECKING:
     from vlmkit.plugins.loader import Plugins
@@ -94,6 +95,9 @@ def check(
         click.echo(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     if counts["failed"]:
         raise click.exceptions.Exit(1)
+
+
+plugins.add_command(new)
 
 
 def providers(found: "Plugins") -> Iterator[dict[str, Any]]:

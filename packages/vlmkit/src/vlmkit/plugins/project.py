@@ -1,0 +1,181 @@
+"""Writes the project of a new plugin: a working example of its kind under the author's name.
+
+The examples are files of this package, in ``templates``; each is complete but for the words that
+begin with ``your``. Nothing is installed, and no file that exists is touched.
+"""
+
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmkit.errors import ConfigError, PluginError
+from vlmkit.plugins.kinds import Kind
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+COMMON = "common"
+PREFIX = "vlmkit-"
+MAX_NAME_CHARS = 40
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+TAKEN = frozenset(
+    {"demo", "guidance", "hf", "mcp", "mock", "monitor", "onnx", "pdf", "torch", "typical"}
+)
+"""Names of distributions that belong to vlmkit."""
+MEANINGFUL = frozenset({"auto", "builtin", "none", "vlmkit"})
+"""Names that mean something of their own in a config or among plugins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What differs in the project of one kind.
+
+    Attributes:
+        summary: what the example does, as the project's description.
+        needs: distributions that it imports, besides vlmkit.
+        tests: distributions that its tests need besides.
+        model: what ``vlmkit plugins check`` needs to be told besides the name.
+    """
+
+    summary: str
+    needs: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    model: str = ""
+
+
+MSGSPEC, NUMPY, CLICK = "msgspec>=0.22", "numpy>=2.1", "click>=8.2"
+EXAMPLES = {
+    "tokenizer": Template("Characters as tokens, for vlmkit", model="tests/model"),
+    "media_encoder": Template(
+        "Features of pictures from another process, for vlmkit",
+        (MSGSPEC, NUMPY),
+        ("vlmkit-mock",),
+        model="mock",
+    ),
+    "engine": Template(
+        "An engine that knows which byte follows which two, for vlmkit",
+        (MSGSPEC, NUMPY),
+        model="yourname",
+    ),
+    "scheduler": Template("Shortest prompt first, for vlmkit", (MSGSPEC,)),
+    "sampler": Template(
+        "Top-n-sigma sampling for vlmkit", ("array-api-compat>=1.11", MSGSPEC), (NUMPY,)
+    ),
+    "proposer": Template("Guesses from what was said before, for vlmkit", (MSGSPEC,)),
+    "constraint": Template("Answers from a list of texts, for vlmkit", (NUMPY,)),
+    "observer": Template("A line of CSV for each request to vlmkit", (MSGSPEC,)),
+    "media_loader": Template("Pages of TIFF files as pictures, for vlmkit", ("pillow>=13",)),
+    "tool_source": Template("A tool that calculates, for vlmkit", (MSGSPEC,)),
+    "monitor": Template("Requests by route and status as JSON, for vlmkit", (MSGSPEC,)),
+    "model": Template("Models in one folder, by short names, for vlmkit"),
+    "command": Template(
+        "Asks a model of vlmkit about every picture in a folder", (CLICK,), ("vlmkit-mock",)
+    ),
+}
+"""By the name of the kind; there is one for each kind of vlmkit's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A project that was written.
+
+    Attributes:
+        folder: where it is.
+        distribution: what it is called, ``vlmkit-`` and its name.
+        files: what it consists of, below the folder.
+        check: the arguments of ``vlmkit plugins check`` with which it is tried.
+    """
+
+    folder: Path
+    distribution: str
+    files: tuple[Path, ...]
+    check: tuple[str, ...]
+
+
+def name_of(folder: Path) -> str:
+    """Return what a plugin is called whose project lies in a folder: the folder's own name."""
+    return folder.resolve().name.lower().replace("_", "-").removeprefix(PREFIX)
+
+
+def write(kind: Kind[object], folder: Path, name: str) -> Project:
+    """Write a project of a kind into a folder that is empty, or is not there yet.
+
+    Args:
+        kind: one of vlmkit's own.
+        folder: where to.
+        name: of the provider; the distribution is called ``vlmkit-`` and the same.
+
+    Raises:
+        ConfigError: the name cannot be one, or is another's; the folder holds something, or cannot
+            be written.
+        PluginError: there is no example of the kind.
+    """
+    if kind.name not in EXAMPLES:
+        raise PluginError(
+            f"there is no template of kind {kind.name!r}", hint=f"there are: {', '.join(EXAMPLES)}"
+        )
+    _refuse_name(name, kind)
+    template = EXAMPLES[kind.name]
+    contents = dict(_contents(kind, template, name))
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(
+                f"folder {str(folder)!r} is not empty", hint="name one that is not there yet"
+            )
+        for path, content in contents.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(content, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ConfigError(f"folder {str(folder)!r} cannot be written: {error.strerror}") from error
+    arguments = (name, template.model.replace("yourname", name))
+    return Project(folder, PREFIX + name, tuple(sorted(contents)), tuple(filter(None, arguments)))
+
+
+def _refuse_name(name: str, kind: Kind[object]) -> None:
+    if NAME.fullmatch(name) is None or len(name) > MAX_NAME_CHARS:
+        raise ConfigError(
+            f"plugin name {name!r} must be small letters and digits with '-' between words, of up "
+            f"to {MAX_NAME_CHARS} characters, and begin with a letter",
+            hint="give one by --name, or name the folder so",
+        )
+    if name in TAKEN | MEANINGFUL | kind.reserved:
+        raise ConfigError(
+            f"plugin name {name!r} is one of vlmkit's own", hint="give another by --name"
+        )
+    try:
+        importlib.metadata.distribution(PREFIX + name)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise ConfigError(
+        f"a distribution {PREFIX + name!r} is installed already",
+        hint="uninstall it, or give another name by --name",
+    )
+
+
+def _contents(kind: Kind[object], template: Template, name: str) -> Iterator[tuple[Path, str]]:
+    """Yield each file of a project and its text."""
+    words = {
+        ', "yourneeds"': "".join(f', "{need}"' for need in template.needs),
+        ', "yourtests"': "".join(f', "{need}"' for need in template.tests),
+        "check yourname\n": f"check yourname {template.model}".rstrip() + "\n",
+        "yoursummary": template.summary,
+        "vlmkit-yourkind": f"vlmkit-{kind.name.replace('_', '-')}",
+        "yourkind": kind.words,
+        "vlmkit_yourname": f"vlmkit_{name.replace('-', '_')}",
+        "test_yourname": f"test_{name.replace('-', '_')}",
+        "yourname": name,
+    }
+
+    def filled(text: str) -> str:
+        for word, own in words.items():
+            text = text.replace(word, own)
+        return text
+
+    end = (TEMPLATES / COMMON / "develop.md").read_text(encoding="utf-8")
+    for root in (TEMPLATES / COMMON, TEMPLATES / kind.name):
+        for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            place = path.relative_to(root).as_posix().replace("gitignore", ".gitignore")
+            if place == "develop.md" or "__pycache__" in place:
+                continue
+            text = path.read_text(encoding="utf-8") + (end if place == "README.md" else "")
+            yield Path(filled(place)), filled(text)

@@ -1,0 +1,15 @@
+"""What a config can set for the engine. Read before anything is built."""
+
+from typing import Annotated
+
+import msgspec
+
+
+class BytePairSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section ``[engine]`` beside ``use = "yourname"``.
+
+    Attributes:
+        capacity_tokens: tokens that the cache holds.
+    """
+
+    capacity_tokens: Annotated[int, msgspec.Meta(ge=64, le=2**24)] = 4096

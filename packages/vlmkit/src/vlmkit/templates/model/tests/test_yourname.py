@@ -1,0 +1,36 @@
+"""The store's models are found by their names, and nothing outside of it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import vlmkit
+from vlmkit_yourname.plugin import cannot_serve
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path / "store" / "tiny", tmp_path / "secret"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": "tiny"}))
+    monkeypatch.setenv("MODEL_STORE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_model_is_found_by_its_name() -> None:
+    checkpoint = vlmkit.fetch("yourname/tiny")
+    assert checkpoint.name == "yourname/tiny"
+    assert checkpoint.model_type == "tiny"
+
+
+@pytest.mark.parametrize("name", ["nothing", "..", "", "Tiny\n"])
+def test_what_is_not_there_is_told_with_what_is(name: str) -> None:
+    with pytest.raises(vlmkit.VlmkitError) as error:
+        vlmkit.fetch(f"yourname/{name}")
+    assert "yourname/tiny" in error.value.hint
+
+
+def test_other_references_are_left_to_others() -> None:
+    assert cannot_serve("others/tiny")
+    assert cannot_serve("tiny")

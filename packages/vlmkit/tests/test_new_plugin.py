@@ -1,0 +1,225 @@
+"""``vlmkit plugins new`` writes, for each kind, a project that works as it is."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from vlmkit.errors import ConfigError
+from vlmkit.plugins import project
+from vlmkit.plugins.kinds import COMMAND, KINDS, PROPOSER, SAMPLER
+
+NAMES = {kind.name: f"my-{kind.name.replace('_', '-')}" for kind in KINDS}
+WORDS = ("yourname", "yoursummary", "yourkind", "yourneeds", "yourtests")
+
+
+@pytest.fixture(scope="module")
+def written(made_once):
+    """Give a folder with a project of each kind, and a site that has all of them installed."""
+
+    def write(root):
+        for kind in KINDS:
+            made = project.write(kind, root / "projects" / kind.name, NAMES[kind.name])
+            described = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
+            info = root / "site" / f"{made.distribution.replace('-', '_')}-0.1.0.dist-info"
+            info.mkdir(parents=True)
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {made.distribution}\nVersion: 0.1.0\n"
+            )
+            [(name, module)] = described["entry-points"]["vlmkit"].items()
+            (info / "entry_points.txt").write_text(f"[vlmkit]\n{name} = {module}\n")
+
+    return made_once("new-plugins", write)
+
+
+def environment(root):
+    sources = [str(root / "site"), *map(str, sorted(root.glob("projects/*/src")))]
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.environ | {"PYTHONPATH": os.pathsep.join([*inherited, *sources])}
+
+
+@functools.cache
+def outcomes(root):
+    """Run the tests of all projects in one process; return what became of each kind's."""
+    (root / "pytest.ini").write_text("[pytest]\n")
+    options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", "pytest.ini"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--junit-xml=report.xml", "projects"],
+        env=environment(root),
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=1000,
+        check=False,
+    )
+    found = {kind.name: {"passed": 0, "skipped": 0, "failed": []} for kind in KINDS}
+    for case in ET.parse(root / "report.xml").iter("testcase"):
+        kind = case.get("classname").split(".")[1]
+        kept = {child.tag for child in case} & {"failure", "error", "skipped"}
+        if kept <= {"skipped"}:
+            found[kind]["skipped" if kept else "passed"] += 1
+        else:
+            found[kind]["failed"].append(f"{case.get('name')}\n{done.stdout[-8000:]}")
+    return found
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+def test_the_tests_of_a_new_project_pass(kind, written):
+    outcome = outcomes(written)[kind]
+    assert outcome["failed"] == []
+    assert outcome["passed"] >= 3
+
+
+def test_all_of_them_can_be_installed_side_by_side(written):
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "plugins", "--json"],
+        env=environment(written),
+        cwd=written,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    kinds = {(p["kind"], p["name"]) for p in found["providers"] if p["reason"] is None}
+    assert set(NAMES.items()) <= kinds
+    assert not [p["source"] for p in found["plugins"] if p["error"] and "-my-" in p["source"]]
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+def test_a_project_says_who_it_is_and_leaves_its_license_to_its_author(kind, written):
+    folder = written / "projects" / kind
+    described = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    name = NAMES[kind]
+    assert described["name"] == f"vlmkit-{name}"
+    assert {"vlmkit-plugin", f"vlmkit-{kind.replace('_', '-')}"} <= set(described["keywords"])
+    assert "license" not in described
+    assert described["dependencies"][0] == "vlmkit>=0.1,<0.2"
+    assert not {"LICENSE", "COPYING"} & {path.name for path in folder.iterdir()}
+    assert (folder / f"src/vlmkit_{name.replace('-', '_')}/py.typed").is_file()
+    texts = {p: p.read_text() for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    assert not [(p, word) for p, text in texts.items() for word in WORDS if word in text]
+    assert f"vlmkit plugins check {name}" in texts[folder / "README.md"]
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+def test_a_project_names_what_it_imports(kind, written):
+    folder = written / "projects" / kind
+    described = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    named = {re.match(r"[\w-]+", need)[0] for need in described["dependencies"]}
+    tested = named | {
+        re.match(r"[\w-]+", need)[0] for need in described["optional-dependencies"]["test"]
+    }
+    homes = {"PIL": "pillow", "array_api_compat": "array-api-compat", "pytest": "vlmkit"}
+    own = described["name"].replace("-", "_")
+    for place, known in (("src", named), ("tests", tested)):
+        sources = [path.read_text() for path in (folder / place).rglob("*.py")]
+        found = {
+            name
+            for source in sources
+            for name in re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE)
+        }
+        others = {homes.get(name, name) for name in found - sys.stdlib_module_names - {own}}
+        assert others <= known, place
+
+
+def test_what_is_written_names_the_commands_that_try_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "plugins", "new", "media encoder", "Vlmkit_Far"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, *commands = done.stdout.splitlines()
+    assert first == "vlmkit-far, a media encoder: 9 files in Vlmkit_Far"
+    assert commands[0] == "  cd Vlmkit_Far"
+    assert commands[-1] == "  vlmkit plugins check far mock"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "Cool", "1st", "a b", "a--b", "-a", "a-", "a_b", "é", "x" * 41, "../a", "a.b", "a\n"],
+)
+def test_a_name_that_no_distribution_can_have_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match="must be small letters and digits"):
+        project.write(SAMPLER, tmp_path / "new", name)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["auto", "none", "vlmkit", "builtin", "mock", "hf", "torch"])
+def test_names_of_vlmkits_own_are_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match="one of vlmkit's own"):
+        project.write(SAMPLER, tmp_path / "new", name)
+
+
+def test_names_of_commands_are_refused_to_commands_alone(tmp_path):
+    with pytest.raises(ConfigError, match="one of vlmkit's own"):
+        project.write(COMMAND, tmp_path / "new", "serve")
+    assert project.write(SAMPLER, tmp_path / "new", "serve").distribution == "vlmkit-serve"
+
+
+def test_what_is_there_is_never_touched(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for place in ("full", "file"):
+        with pytest.raises(ConfigError, match="is not empty"):
+            project.write(SAMPLER, tmp_path / place, "cool")
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["notes.txt"]
+    (tmp_path / "empty").mkdir()
+    assert project.write(SAMPLER, tmp_path / "empty", "cool").files
+
+
+def test_a_name_that_is_installed_is_refused(tmp_path, monkeypatch):
+    info = tmp_path / "vlmkit_cool-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: vlmkit-cool\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="is installed already"):
+        project.write(SAMPLER, tmp_path / "new", "cool")
+
+
+def test_a_kind_that_is_none_is_told_with_those_that_are(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "plugins", "new", "samplr", "cool"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "'samplr' is no kind of plugin. There are: tokenizer, media-encoder" in done.stderr
+
+
+def test_there_is_a_template_of_every_kind_and_of_nothing_else():
+    kinds = {kind.name for kind in KINDS}
+    assert set(project.EXAMPLES) == kinds
+    assert {path.name for path in project.TEMPLATES.iterdir()} == kinds | {project.COMMON}
+
+
+@pytest.mark.slow
+def test_a_new_project_is_installed_as_its_readme_says(tmp_path):
+    """By pip, in editable mode; what it needs is that of the tests, since there is no index."""
+    folder = tmp_path / "vlmkit-cool"
+    project.write(PROPOSER, folder, "cool")
+    site = tmp_path / "site"
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--target", str(site)]
+    pip = [sys.executable, "-m", "pip", "install", *options, "-e", str(folder)]
+    subprocess.run(pip, check=True, capture_output=True)
+    program = f"import site; site.addsitedir({str(site)!r}); import runpy, sys; del sys.argv[0]; "
+    program += "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    for words in (["pytest", "-q"], ["vlmkit", "plugins", "check", "cool"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
