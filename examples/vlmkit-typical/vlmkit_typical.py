@@ -1,7 +1,7 @@
 """Locally typical sampling (Meister et al., 2023, arXiv:2202.00666) as a complete plugin."""
 
 from collections.abc import Sequence as Seq
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import array_api_compat
 import msgspec
@@ -15,6 +15,8 @@ VLMKIT_API = (1, 0)
 
 class TypicalSampler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Draws from the tokens whose surprise is nearest to the mean, until they have this mass."""
+
+    is_exact: ClassVar[bool] = False
 
     mass: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.95
 

@@ -16,8 +16,6 @@ LOGITS = np.log(np.array([[0.6, 0.1, 0.1, 0.1, 0.1]], dtype=np.float32))
 
 
 class TestTypicalSampler(SamplerContract):
-    is_exact = False
-
     def make(self) -> Sampler:
         return TypicalSampler()
 

@@ -40,11 +40,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         min_tokens: tokens before which no end-of-sequence token, stop token or stop string may end
             the answer.
         temperature: divides the logits; 0, and less than 1e-5, takes the likeliest token.
-        top_p: keep the likeliest tokens whose probabilities reach this sum, and those that are
-            exactly as likely as the last of them.
+        top_p: keep the likeliest tokens whose probabilities, at the temperature, reach this sum,
+            and those that are exactly as likely as the last of them.
         top_k: keep this many likeliest tokens, and those as likely as the last; 1 takes the
             likeliest; 0 keeps all.
-        min_p: drop tokens less likely than this fraction of the likeliest token's probability.
+        min_p: drop tokens less likely, at the temperature, than this fraction of the likeliest
+            token's probability.
         repetition_penalty: divides positive and multiplies negative logits of every token that the
             prompt or the answer holds (Keskar et al., 2019, arXiv:1909.05858).
         presence_penalty: subtracted once from logits of tokens that the answer holds.

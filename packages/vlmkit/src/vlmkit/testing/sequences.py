@@ -1,5 +1,6 @@
 """Sequences as the pipeline would make them, for tests that have no pipeline."""
 
+import dataclasses
 import secrets
 from collections.abc import Iterable, Sequence as Seq
 from typing import Any
@@ -31,3 +32,13 @@ def new_sequence(
         output_ids=list(output_ids),
         **({"seed": 0, "max_tokens": 16} | fields),
     )
+
+
+class WatchedSequence(Sequence):
+    """One that weak references can be made to: they tell who keeps what ended."""
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> "WatchedSequence":
+        """Return an equal sequence."""
+        fields = [field.name for field in dataclasses.fields(sequence) if field.init]
+        return cls(**{name: getattr(sequence, name) for name in fields})

@@ -1,0 +1,229 @@
+"""Samplers with ways of their own: they keep every promise, and say what they do not follow."""
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import array_api_compat
+import numpy as np
+from msgspec import structs
+
+import vlmkit
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.sampler import Pick, Row
+from vlmkit.seams.sequence import Sequence
+
+Numbers = np.ndarray[Any, Any]
+
+
+class Plain:
+    """Chooses row by row, by the words of the parameters; draws by a generator for each place."""
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        def pick(logits: Any) -> Any:
+            chosen = [self.chosen(row, own) for row, own in zip(rows, logits, strict=True)]
+            return np.array(chosen, np.int64)
+
+        return pick
+
+    def chosen(self, row: Row, own: Numbers) -> int:
+        with np.errstate(all="ignore"):
+            logits = self.adjusted(row, own.astype(np.float64))
+        temperature = row.sequence.params.temperature
+        if not (logits > -np.inf).any():
+            return 0
+        if temperature < 1e-5:
+            return int(logits.argmax())
+        return self.drawn(row, logits, logits / temperature)
+
+    def drawn(self, row: Row, logits: Numbers, scaled: Numbers) -> int:
+        kept = np.where(self.kept(row.sequence.params, scaled), scaled, -np.inf)
+        return int((kept + self.noise(row, len(logits))).argmax())
+
+    def noise(self, row: Row, vocab_size: int) -> Numbers:
+        seed = row.sequence.seed % 2**64
+        return np.random.default_rng([seed, row.num_output]).gumbel(size=vocab_size)
+
+    def adjusted(self, row: Row, logits: Numbers) -> Numbers:
+        sequence, params = row.sequence, row.sequence.params
+        answer = [*sequence.output_ids, *row.ahead]
+        for token_id in self.repeated(row):
+            self.weaken(logits, token_id, params.repetition_penalty)
+        for token_id, num in Counter(t for t in answer if t < len(logits)).items():
+            logits[token_id] -= params.presence_penalty + num * params.frequency_penalty
+        for token_id, bias in params.logit_bias.items():
+            logits[token_id] += bias
+        waiting = sequence.eos_ids if row.num_output < params.min_tokens else ()
+        logits[[*sequence.banned_ids, *waiting]] = -np.inf
+        return logits
+
+    def repeated(self, row: Row) -> set[int]:
+        sequence = row.sequence
+        held = {*sequence.prompt.token_ids, *sequence.output_ids, *row.ahead}
+        return held if sequence.params.repetition_penalty != 1.0 else set()
+
+    def weaken(self, logits: Numbers, token_id: int, penalty: float) -> None:
+        if token_id < len(logits):
+            logits[token_id] *= 1 / penalty if logits[token_id] > 0 else penalty
+
+    def kept(self, params: SamplingParams, scaled: Numbers) -> Numbers:
+        """Return which tokens the filters keep."""
+        ordered = np.sort(scaled)[::-1]
+        least = ordered[0] + np.log(params.min_p) if params.min_p else -np.inf
+        if params.top_k:
+            least = max(least, ordered[min(params.top_k, len(ordered)) - 1])
+        if params.top_p < 1.0:
+            least = max(least, ordered[self.num_of_mass(params.top_p, ordered)])
+        return scaled >= least
+
+    def num_of_mass(self, mass: float, ordered: Numbers) -> int:
+        """Return the place of the token with which the likeliest reach a mass."""
+        sums = np.cumsum(np.exp(ordered - ordered[0]))
+        return min(int(np.searchsorted(sums, mass * sums[-1])), len(sums) - 1)
+
+
+class Greedy:
+    """Takes the likeliest token that is not banned, whatever a request asks for."""
+
+    ignores = frozenset(
+        {
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "logit_bias",
+            "min_tokens",
+        }
+    )
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        banned = [(i, t) for i, row in enumerate(rows) for t in row.sequence.banned_ids]
+
+        def pick(logits: Any) -> Any:
+            allowed = np.array(logits)
+            for place in banned:
+                allowed[place] = -np.inf
+            return allowed.argmax(axis=-1)
+
+        return pick
+
+
+class Dry:
+    """Lowers what would repeat a run of tokens, the more the longer the run (DRY).
+
+    A function of the tokens: nothing is kept.
+    """
+
+    is_exact = False
+    multiplier, base, allowed_length = 0.8, 1.75, 2
+
+    def __init__(self) -> None:
+        self._plain = vlmkit.ArraySampler()
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = self._plain.prepare(rows)
+        penalties = [self._penalties(row) for row in rows]
+
+        def pick_without_repeating(logits: Any) -> Any:
+            if not any(penalties):
+                return pick(logits)
+            xp: Any = array_api_compat.array_namespace(logits)
+            lowered = np.zeros(logits.shape, np.float32)
+            for row, own in enumerate(penalties):
+                for token_id, penalty in own.items():
+                    if token_id < logits.shape[-1]:
+                        lowered[row, token_id] = penalty
+            return pick(logits - xp.asarray(lowered, device=array_api_compat.device(logits)))
+
+        return pick_without_repeating
+
+    def _penalties(self, row: Row) -> dict[int, float]:
+        sequence = row.sequence
+        tokens = [*sequence.prompt.token_ids, *sequence.output_ids, *row.ahead]
+        longest: dict[int, int] = {}
+        for place in range(1, len(tokens)):
+            num_alike = 0
+            while num_alike < place and tokens[place - 1 - num_alike] == tokens[-1 - num_alike]:
+                num_alike += 1
+            if num_alike >= self.allowed_length:
+                longest[tokens[place]] = max(num_alike, longest.get(tokens[place], 0))
+        return {
+            token_id: self.multiplier * self.base ** (num_alike - self.allowed_length)
+            for token_id, num_alike in longest.items()
+        }
+
+
+@dataclass
+class Surprise:
+    """How surprising tokens may be, after those that were seen; and what was counted of them."""
+
+    plain: Sequence
+    limit: float
+    counts: Counter[int] = field(default_factory=Counter)
+    num_seen: int = 0
+
+
+class Mirostat:
+    """Mirostat 2 (Basu et al., 2021, arXiv:2007.14966): cuts off what is too surprising.
+
+    The limit follows how surprising the answer was. That is measured by its tokens, whose odds are
+    those of their counts so far, and not by logits that are gone: so the limit is a function of the
+    tokens, and what is kept of it in the sequence is a help and no need.
+    """
+
+    ignores = frozenset({"top_p", "top_k", "min_p"})
+    is_exact = False
+    target_bits, rate = 5.0, 0.1
+
+    def __init__(self) -> None:
+        self._plain = vlmkit.ArraySampler()
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        states = [self._state(row.sequence) for row in rows]
+        pairs = list(zip(rows, states, strict=True))
+        pick = self._plain.prepare([Row(state.plain, row.ahead) for row, state in pairs])
+        limits = np.array([[self._after(state, row.ahead)] for row, state in pairs])
+        temperatures = [[row.sequence.params.temperature] for row in rows]
+
+        def pick_expected(logits: Any) -> Any:
+            xp: Any = array_api_compat.array_namespace(logits)
+            device = array_api_compat.device(logits)
+            finite = xp.clip(logits, min=-1e4)
+            shifted = finite - xp.max(finite, axis=-1, keepdims=True)
+            sums = xp.sum(xp.exp(shifted), axis=-1, keepdims=True)
+            bits = (xp.log(sums) - shifted) / np.log(2)
+            is_cut = (bits > xp.asarray(limits, device=device)) & (shifted < 0)
+            loss = 1e4 * xp.asarray(temperatures, dtype=xp.float32, device=device)
+            return pick(logits - xp.where(is_cut, loss, 0.0 * loss))
+
+        return pick_expected
+
+    def _state(self, sequence: Sequence) -> Surprise:
+        """Return a sequence's state, brought up to its newest token."""
+        state: Surprise | None = sequence.sampler_state
+        if state is None:
+            params = structs.replace(sequence.params, top_p=1.0, top_k=0, min_p=0.0)
+            plain = replace(sequence, params=params)  # which has the same list of tokens
+            state = sequence.sampler_state = Surprise(plain, 2 * self.target_bits)
+        for token_id in sequence.output_ids[state.num_seen :]:
+            state.limit = self._limit(state.limit, state.counts, token_id)
+            state.counts[token_id] += 1
+            state.num_seen += 1
+        return state
+
+    def _after(self, state: Surprise, ahead: Seq[int]) -> float:
+        """Return the limit after tokens that are ahead, which leave no trace."""
+        limit, counts = state.limit, state.counts.copy() if ahead else state.counts
+        for token_id in ahead:
+            limit = self._limit(limit, counts, token_id)
+            counts[token_id] += 1
+        return limit
+
+    def _limit(self, limit: float, counts: Counter[int], token_id: int) -> float:
+        num_seen = counts.total()
+        odds = (counts[token_id] + 1) / (num_seen + len(counts) + 1)
+        return limit - self.rate * (-float(np.log2(odds)) - self.target_bits)
