@@ -670,9 +670,28 @@ def test_a_broken_plugin_is_listed_with_what_to_do_about_it(
     monkeypatch.syspath_prepend(tmp_path)
     assert run(["plugins"]) == 0
     assert (
-        "could not be loaded: misspelt: there is no hook 'vlmkit_register_sampler'\n"
+        "plugin 'misspelt' of misspelt 1.0 could not be loaded: there is no hook "
+        "'vlmkit_register_sampler'\n"
         "  hint: did you mean 'vlmkit_register_samplers'?\n"
     ) in capsys.readouterr().out
+
+
+def test_a_broken_plugin_file_stops_who_serves_and_nobody_who_looks_for_the_cause(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("1 // 0")
+    sets = ["--set", f"plugins=['{file}']"]
+    told = "could not be loaded: ZeroDivisionError: integer division or modulo by zero"
+    for command in (["plugins"], ["doctor"], ["doctor", "mock"]):
+        assert run([*command, *sets]) == 0
+        assert told in capsys.readouterr().out
+    for command in (["config", "show"], ["config", "schema"]):
+        assert run([*command, *sets]) == 0
+        assert capsys.readouterr().out
+    for command in (["config", "check"], ["ask", "mock", "hi"], ["serve", "mock"]):
+        assert run([*command, *sets]) == 1
+        assert f"error: plugin file {str(file)!r} {told}" in capsys.readouterr().err
 
 
 def test_blocked_plugins_are_listed_as_such(

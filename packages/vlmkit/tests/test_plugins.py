@@ -3,12 +3,15 @@
 Plugins here are real distributions: a module and its metadata in a temporary folder.
 """
 
+import builtins
 import hashlib
 import importlib.metadata
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator, Sequence
 from importlib.metadata import _adapters
 from pathlib import Path
@@ -39,6 +42,10 @@ SAMPLER = """
 
 def sampler(name: str) -> str:
     return SAMPLER.format(name=name)
+
+
+def sampler_text(name: str) -> str:
+    return textwrap.dedent(sampler(name))
 
 
 class Site:
@@ -653,6 +660,144 @@ def test_a_file_may_have_the_name_of_an_installed_plugin(site: Site, tmp_path: P
     site.install("torch", sampler("installed"))
     file = write(tmp_path / "torch.py", sampler("mine"))
     assert names(site.load(files=[file])) == ["installed", "mine"]
+
+
+LATER = """
+    from vlmkit.plugins.hookspecs import hookimpl
+
+    VLMKIT_API = (1, 0)
+
+    def build(context):
+        import helper_of_mine.inner as inner
+        from helper_of_mine import inner as same
+        assert same is inner
+
+        class Sampler:
+            name = inner.NAME
+
+            def prepare(self, rows):
+                return lambda logits: logits.argmax(-1)
+
+        return Sampler()
+
+    @hookimpl
+    def vlmkit_register_samplers(registry):
+        registry.add("mine", build)
+"""
+
+
+def test_a_file_may_import_what_lies_beside_it_at_once_or_later(site: Site, tmp_path: Path) -> None:
+    for name in ("one", "two"):  # each has neighbours of the same names
+        folder = tmp_path / name
+        (folder / "helper_of_mine").mkdir(parents=True)
+        write(folder / "name_of_mine.py", f"NAME = {name!r}")
+        write(folder / "helper_of_mine" / "__init__.py", "")
+        write(folder / "helper_of_mine" / "inner.py", "from name_of_mine import NAME")
+        write(folder / "plain.py", "from .name_of_mine import NAME\n" + textwrap.dedent(LATER))
+    before = list(sys.path)
+    found = site.load(files=[tmp_path / name / "plain.py" for name in ("one", "two")])
+    assert found.broken == {}
+    made = [p.build(BuildContext()).name for p in found.samplers if p.plugin != "vlmkit"]
+    assert made == ["one", "two"]
+    assert sys.path == before
+    assert not {"name_of_mine", "helper_of_mine"} & sys.modules.keys()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("name_of_mine")
+
+
+def test_what_is_installed_comes_before_a_neighbour_of_its_name(site: Site, tmp_path: Path) -> None:
+    write(tmp_path / "json.py", "raise RuntimeError('not this one')")
+    file = write(tmp_path / "plain.py", "import json\nassert json.dumps\n" + sampler_text("mine"))
+    assert names(site.load(files=[file])) == ["mine"]
+
+
+def test_a_neighbour_that_lacks_something_itself_is_told_by_what_it_lacks(
+    site: Site, tmp_path: Path
+) -> None:
+    write(tmp_path / "helper_of_mine.py", "import no_such_library")
+    file = write(tmp_path / "plain.py", "import helper_of_mine\n" + sampler_text("mine"))
+    assert "'no_such_library'" in str(site.load(files=[file]).broken[str(file)])
+    write(tmp_path / "helper_of_mine.py", "")
+    assert names(site.load(files=[file])) == ["mine"]
+
+
+def test_a_folder_is_a_plugin(site: Site, tmp_path: Path) -> None:
+    folder = tmp_path / "my_plugin"
+    folder.mkdir()
+    write(folder / "name.py", "NAME = 'inner'")
+    source = "from .name import NAME\nfrom my_plugin import name\n" + sampler_text("mine")
+    write(folder / "__init__.py", source + "assert name.NAME == NAME == 'inner'\n")
+    found = site.load(files=[folder])
+    assert found.broken == {}
+    assert found.samplers.get("my_plugin:mine").plugin == str(folder)
+    digest = found.found[-1].digest()
+    assert digest == site.load(files=[folder]).found[-1].digest() != ""
+    write(folder / "name.py", "NAME = 'other'")
+    changed = site.load(files=[folder])
+    assert changed.found[-1].digest() != digest
+    assert isinstance(changed.broken[str(folder)], AssertionError)
+
+
+def test_a_folder_that_is_no_package_is_reported(site: Site, tmp_path: Path) -> None:
+    assert refusal(site.load(files=[tmp_path]), str(tmp_path)) == (
+        f"plugin folder {str(tmp_path)!r} has no __init__.py",
+        f"put the hooks into {tmp_path.name}/__init__.py, or name the files themselves",
+    )
+
+
+# What it does to the process.
+
+
+@pytest.mark.posix
+def test_ctrl_c_while_a_plugin_is_imported_is_no_fault_of_the_plugin(site: Site) -> None:
+    site.install("slow", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n1 // 0")
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            site.load()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_others_print_while_plugins_are_loaded(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.install(
+        "waits",
+        "import builtins, threading\nprint('theirs')\n"
+        "builtins.go_on.set()\nbuiltins.has_gone.wait()\n" + sampler_text("x"),
+    )
+    go_on, has_gone = threading.Event(), threading.Event()
+    builtins.go_on, builtins.has_gone = go_on, has_gone  # type: ignore[attr-defined]
+
+    def own() -> None:
+        go_on.wait()
+        print("ours")
+        has_gone.set()
+
+    thread = threading.Thread(target=own)
+    thread.start()
+    (_, plugin) = site.load().found
+    thread.join()
+    del builtins.go_on, builtins.has_gone  # type: ignore[attr-defined]
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("ours\n", "theirs\n")
+    assert plugin.error is None
+    assert plugin.remarks == ("printed to standard output; it went to standard error",)
+
+
+def test_a_name_to_leave_out_that_nothing_has_is_told_with_the_nearest(site: Site) -> None:
+    site.install("vlmkit-good", sampler("good"))
+    assert site.load(block=["vlmkit-good", ""]).notes == []
+    assert site.load(block=["vlmkit_god", "zzz"]).notes == [
+        (
+            "VLMKIT_BLOCK leaves out 'vlmkit_god', and no plugin or distribution here is called "
+            "so; did you mean 'vlmkit-good'?"
+        ),
+        "VLMKIT_BLOCK leaves out 'zzz', and no plugin or distribution here is called so",
+    ]
 
 
 def test_a_file_that_is_listed_twice_is_loaded_once(site: Site, tmp_path: Path) -> None:

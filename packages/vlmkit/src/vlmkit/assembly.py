@@ -107,10 +107,17 @@ def fetch(model: str | os.PathLike[str], *, revision: str | None = None) -> Chec
     return resolve(os.fspath(model), load_plugins(config), revision or config.revision)
 
 
-def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) -> Plugins:
+def load_plugins(
+    config: Config, *, environ: Mapping[str, str] | None = None, diagnoses: bool = False
+) -> Plugins:
     """Load all plugins, those of the config included, but for those that VLMKIT_BLOCK names.
 
     Where ``plugins.only`` names some, of those that are installed only these are imported.
+
+    Args:
+        config: names the files, and who may be loaded.
+        environ: has VLMKIT_BLOCK; that of the process when None.
+        diagnoses: take note of a plugin file that cannot be loaded, as of any other plugin.
 
     Raises:
         ConfigError: ``plugins.only`` names one that is not installed.
@@ -119,13 +126,24 @@ def load_plugins(config: Config, *, environ: Mapping[str, str] | None = None) ->
     block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
     files = [expanded(file) for file in config.plugins.files]
     plugins = loader.load(files=files, block=block, only=config.plugins.only)
-    for file in map(str, files):
+    if not diagnoses:
+        refuse_broken_files(config, plugins)
+    return plugins
+
+
+def refuse_broken_files(config: Config, plugins: Plugins) -> None:
+    """Raise if a plugin file that the config names was not loaded.
+
+    Raises:
+        PluginError: one was not; says why.
+    """
+    for file in (str(expanded(file)) for file in config.plugins.files):
         if error := plugins.broken.get(file):
+            hint = error.hint if isinstance(error, VlmkitError) else ""
             raise PluginError(
                 f"plugin file {file!r} could not be loaded: {described(error)}",
-                hint=getattr(error, "hint", "") or "mend it, or take it out of plugins",
+                hint=hint or "mend it, or take it out of plugins",
             ) from error
-    return plugins
 
 
 def assemble(

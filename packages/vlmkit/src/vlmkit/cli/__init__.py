@@ -33,9 +33,15 @@ First steps:
 
 @dataclass
 class State:
-    """What holds for the whole command line."""
+    """What holds for the whole command line.
+
+    Attributes:
+        debug: whether tracebacks and the log are shown.
+        ends_process: whether the process is over when the command is.
+    """
 
     debug: bool = False
+    ends_process: bool = False
 
 
 @click.group(
@@ -45,7 +51,12 @@ class State:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="vlmkit")
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log.")
+@click.option(
+    "--debug",
+    is_flag=True,
+    envvar="VLMKIT_DEBUG",
+    help="Show tracebacks and the log; so does VLMKIT_DEBUG=1.",
+)
 @click.pass_context
 def vlmkit(context: click.Context, *, debug: bool) -> None:
     """Answers about images, from any vision-language model."""
@@ -73,7 +84,7 @@ for _command in (
 def main() -> NoReturn:
     """Run the command line and end the process."""
     output.speak_utf8()
-    code = run(sys.argv[1:])
+    code = run(sys.argv[1:], ends_process=True)
     if code == EXIT_ENGINE:  # what hangs in it must not keep the process
         last = threading.Timer(LAST_S, os._exit, (code,))
         last.daemon = True
@@ -81,12 +92,12 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     """Run the command line and return its exit code.
 
     It is 0, 1 failed, 2 misused, 3 an engine failed for good, or 130 interrupted.
     """
-    state = State()
+    state = State(ends_process=ends_process)
     try:
         code = vlmkit.main(list(arguments), "vlmkit", standalone_mode=False, obj=state)
     except click.ClickException as error:

@@ -31,7 +31,7 @@ def show(*, as_json: bool, config_file: Path | None, assignments: Sequence[str])
     """Print every value and where it comes from."""
     from vlmkit.cli.loading import read_with_plugins
 
-    layered, plugins = read_with_plugins(config_file, assignments)
+    layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     settings = sorted(_all_settings(layered, plugins), key=lambda s: ("." in s.path, s.path))
     if as_json:
         fields = ("path", "shown", "origin", "description")
@@ -51,11 +51,13 @@ def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
 
     The settings of providers that are chosen by name are checked too.
     """
+    from vlmkit.assembly import refuse_broken_files
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.config.providers import check_components
 
-    layered, plugins = read_with_plugins(config_file, assignments)
+    layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     check_components(layered.config, plugins)
+    refuse_broken_files(layered.config, plugins)
     click.echo(f"valid: {len(layered.origins)} settings, the rest by default")
 
 
@@ -69,7 +71,8 @@ def schema(*, config_file: Path | None, assignments: Sequence[str]) -> None:
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.config.schema import json_schema
 
-    _, plugins = read_with_plugins(config_file, assignments)
+    output.write_alone(click.get_current_context())
+    _, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     output.json(json_schema(plugins))
 
 

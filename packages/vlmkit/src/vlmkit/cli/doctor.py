@@ -35,7 +35,7 @@ def doctor(
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.plugins.machine import facts
 
-    layered, plugins = read_with_plugins(config_file, assignments)
+    layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     report: dict[str, Any] = {"machine": facts(plugins)}
     if model is not None:
         checkpoint = resolve_local(model, plugins, layered.config.revision)

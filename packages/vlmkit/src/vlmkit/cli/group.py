@@ -60,19 +60,20 @@ class CommandGroup(click.Group):
 
 
 def _offer() -> _Offer:
-    """Load the plugins, or those that are installed where the config names unusable files."""
+    """Load the plugins, or none but the built-in ones where the config cannot be read."""
     from vlmkit.assembly import load_plugins
-    from vlmkit.cli.loading import read_with_plugins
-    from vlmkit.config import Config
+    from vlmkit.cli.streams import apart
+    from vlmkit.config import Config, read_config
     from vlmkit.config.providers import described
     from vlmkit.settings.plugins import PluginSettings
 
     problems = []
-    try:
-        _, plugins = read_with_plugins(None, ())
-    except VlmkitError as error:
-        plugins = load_plugins(Config(plugins=PluginSettings(only=_listed())))
-        problems.append(described(error))
+    with apart():
+        try:
+            plugins = load_plugins(read_config().config, diagnoses=True)
+        except VlmkitError as error:
+            plugins = load_plugins(Config(plugins=PluginSettings(only=_listed())))
+            problems.append(described(error))
     problems += [f"{source}: {described(error)}" for source, error in plugins.broken.items()]
     return _Offer(plugins, tuple(problems))
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmkit.cli.output import told
+from vlmkit.cli.streams import apart
 from vlmkit.config import Config, LayeredConfig, ModelEntry, read_config
 from vlmkit.plugins.loader import Plugins
 
@@ -118,12 +120,21 @@ def read_with_plugins(
     config_file: Path | None,
     assignments: Sequence[str],
     options: Mapping[str, str] | None = None,
+    *,
+    diagnoses: bool = False,
 ) -> tuple[LayeredConfig, Plugins]:
-    """Return the config and the plugins, for commands that build nothing."""
+    """Return the config and the plugins, for commands that build nothing.
+
+    One that diagnoses is not stopped by a plugin file that cannot be loaded. What plugins print is
+    kept from standard output.
+    """
     from vlmkit.assembly import load_plugins
 
     layered = read_config(config_file, assignments=assignments, options=options)
-    return layered, load_plugins(layered.config)
+    with apart():
+        plugins = load_plugins(layered.config, diagnoses=diagnoses)
+    told(plugins)
+    return layered, plugins
 
 
 def _status(text: str) -> Any:

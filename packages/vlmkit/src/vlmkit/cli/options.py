@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from vlmkit.cli import output
+
 Command = Callable[..., Any]
 
 
@@ -47,8 +49,16 @@ def sampled(command: Command) -> Command:
 
 
 def as_json(command: Command) -> Command:
-    """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(command)
+    """Add ``--json``; where it is given, nothing else is written to standard output."""
+    return click.option(
+        "--json", "as_json", is_flag=True, is_eager=True, callback=_alone, help="Write JSON."
+    )(command)
+
+
+def _alone(context: click.Context, _: click.Parameter, value: bool) -> bool:
+    if value:
+        output.write_alone(context)
+    return value
 
 
 def stated(**values: Any) -> dict[str, Any]:

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from vlmkit.cli import streams
 from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.kit.one_line import one_line
 
 if TYPE_CHECKING:
     from vlmkit.ask.completion import Chunk
+    from vlmkit.plugins.loader import Plugins
 
 # A model can be made to write what a terminal takes for commands.
+ALONE = "vlmkit.output"
+"""Where a click context keeps what writes JSON."""
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -46,7 +51,7 @@ def bug(problem: Exception) -> None:
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write rows in aligned columns, the last of which is never cut or padded."""
-    lines = [header, *rows]
+    lines = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header) - 1)]
     for number, line in enumerate(lines):
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
@@ -55,7 +60,22 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def json(value: Any) -> None:
     """Write a value as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    context = click.get_current_context(silent=True)
+    stream = None if context is None else context.meta.get(ALONE)
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode(), file=stream)
+
+
+def write_alone(context: click.Context) -> None:
+    """Keep standard output for JSON until a command is over, or for good where that ends us."""
+    if ALONE not in context.meta:
+        ends = context.find_root().obj.ends_process
+        context.meta[ALONE] = context.with_resource(streams.apart(for_good=ends))
+
+
+def told(plugins: "Plugins") -> None:
+    """Write to standard error what is odd about how plugins were chosen."""
+    for note in plugins.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 class Answer:

@@ -15,8 +15,10 @@ from vlmkit.errors import ConfigError
 
 PREFIX = "VLMKIT_"
 RESERVED_VARIABLES = {
-    "VLMKIT_BLOCK": "plugins to leave out: names of plugins or distributions, with commas",
+    "VLMKIT_BLOCK": "plugins to leave out: names of plugins or distributions, with commas; "
+    "one that nothing has is told",
     "VLMKIT_CONFIG": "the config file, where --config names none",
+    "VLMKIT_DEBUG": "1 shows tracebacks and the log, as `vlmkit --debug` does",
 }
 MAX_FILE_BYTES = 2**20
 ADDRESS = re.compile(r"(tcp|udp|sctp)://")

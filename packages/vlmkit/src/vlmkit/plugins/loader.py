@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.kit.one_line import named, one_line
 from vlmkit.plugins import api_version, builtin
+from vlmkit.plugins.aside import Aside
 from vlmkit.plugins.candidates import Candidate, installed
 from vlmkit.plugins.hooks import collect
 from vlmkit.plugins.names import OWN, canonical
@@ -88,12 +89,14 @@ class Plugins(Registries):
     Attributes:
         found: all of them.
         notes: what is odd about how plugins were chosen, as sentences.
+        aside: stood in for standard output; threads of plugins may know it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Plugin] = []
         self.notes: list[str] = []
+        self.aside = Aside()
 
     @property
     def broken(self) -> dict[str, Exception]:
@@ -112,8 +115,11 @@ class Plugins(Registries):
 class _Attempt:
     """One candidate on its way in: opened first, and asked for what it offers when all are."""
 
-    def __init__(self, candidate: Candidate, *, is_blocked: bool, is_unlisted: bool) -> None:
+    def __init__(
+        self, candidate: Candidate, aside: Aside, *, is_blocked: bool, is_unlisted: bool
+    ) -> None:
         self._candidate = candidate
+        self._aside = aside
         self._is_blocked = is_blocked
         self._is_unlisted = is_unlisted
         self._remarks: list[str] = []
@@ -157,7 +163,7 @@ class _Attempt:
 
     def _tried(self, do: Callable[[], T]) -> T | None:
         """Return what a plugin's code returns; it may raise anything, and is held to nothing."""
-        around = Surroundings()
+        around = Surroundings(self._aside)
         try:
             with around:
                 return do()
@@ -204,20 +210,22 @@ def load(
     candidates = [Candidate("builtin", OWN, "", builtin), *there, *local]
     named = [name for name in block if name.strip()]
     blocked = set(map(canonical, named))
+    plugins = Plugins()
     attempts = [
         _Attempt(
             candidate,
+            plugins.aside,
             is_blocked=bool(candidate.names & blocked),
             is_unlisted=_is_unlisted(candidate, there, listed),
         )
         for candidate in candidates
     ]
-    plugins = Plugins()
     plugins.notes += _unknown(named, candidates)
-    for attempt in attempts:  # all kinds are known before the first hook is called
-        attempt.open(plugins)
-    for attempt in attempts:
-        attempt.collect(plugins)
+    with plugins.aside.in_place():
+        for attempt in attempts:  # all kinds are known before the first hook is called
+            attempt.open(plugins)
+        for attempt in attempts:
+            attempt.collect(plugins)
     plugins.found += [attempt.told() for attempt in attempts]
     return plugins
 

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from vlmkit._version import __version__
+from vlmkit.errors import PluginError
 from vlmkit.kit.cores import num_cores
+from vlmkit.kit.one_line import named, text_of
 from vlmkit.plugins.loader import Plugins
 
 LIBRARIES = (
@@ -50,8 +52,12 @@ def facts(plugins: Plugins) -> dict[str, str]:
         "support": _support(),
         **{name: version or "not installed" for name, version in libraries.items()},
         **{p.source: p.version for p in plugins.found if p.version and not p.error},
-        **dict.fromkeys(plugins.broken, "could not be loaded"),
+        **{name: f"could not be loaded: {_why(error)}" for name, error in plugins.broken.items()},
     }
+
+
+def _why(error: Exception) -> str:
+    return text_of(error) if isinstance(error, PluginError) else named(error)
 
 
 def _version(distribution: str) -> str | None:

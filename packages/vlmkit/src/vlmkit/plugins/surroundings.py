@@ -18,12 +18,21 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from vlmkit.kit.one_line import one_line
+from vlmkit.plugins.aside import Aside
 
 Handlers = dict[int, Any]
+SIGNALS = (
+    *("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGCHLD", "SIGPIPE"),
+    *("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGTSTP", "SIGCONT", "SIGWINCH"),
+)
+"""Those that programs take; others are not looked at."""
 
 
 class Surroundings:
     """Looks at the process before, and again afterwards.
+
+    Args:
+        aside: what stands in for standard output.
 
     Attributes:
         remarks: what was changed, as the ends of sentences about the plugin.
@@ -31,7 +40,8 @@ class Surroundings:
             KeyboardInterrupt is the plugin.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, aside: Aside) -> None:
+        self._aside = aside
         self.remarks: list[str] = []
         self.was_interrupted = False
 
@@ -43,9 +53,7 @@ class Surroundings:
         self._log = (list(logging.root.handlers), logging.root.level)
         self._handlers = self._interruptible(_handlers())
         self._streams = (sys.stdout, sys.stderr)
-        self._aside = _Aside(self._streams[0], {thread.ident for thread in self._threads})
-        if sys.stdout is not None:
-            sys.stdout = self._aside
+        self._aside.begin(self._threads)
         return self
 
     def __exit__(
@@ -76,11 +84,9 @@ class Surroundings:
 
     def _look_at_streams(self) -> None:
         output, errors = self._streams
-        expected = output if output is None else self._aside
-        if sys.stdout is not expected or sys.stderr is not errors:
+        if sys.stdout is not output or sys.stderr is not errors:
             self.remarks.append("put others in place of the standard streams, which are back")
         sys.stdout, sys.stderr = output, errors
-        self._aside.is_over = True
         if self._aside.was_used:
             self.remarks.append("printed to standard output; it went to standard error")
 
@@ -124,35 +130,6 @@ class Surroundings:
             self.remarks.append(f"started threads: {_listed(started)}")
 
 
-class _Aside:
-    """Standard output, while nothing may be printed by a plugin.
-
-    Args:
-        output: where it went.
-        others: threads that may go on to use it: they are none of the plugin's.
-    """
-
-    def __init__(self, output: Any, others: set[int | None]) -> None:
-        self._output = output
-        self._others = others - {threading.get_ident()}
-        self.was_used = False
-        self.is_over = False
-
-    def write(self, text: str) -> int:
-        """Write to standard error, and note that it was done."""
-        return int(self._stream.write(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    @property
-    def _stream(self) -> Any:
-        if self.is_over or threading.get_ident() in self._others:
-            return self._output
-        self.was_used = True
-        return sys.stderr
-
-
 def _folder() -> Path | None:
     try:
         return Path.cwd()
@@ -164,7 +141,8 @@ def _handlers() -> Handlers:
     """Return the handlers of signals, which only the main thread has and may change."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+    known = (getattr(signal, name, None) for name in SIGNALS)
+    return {number: signal.getsignal(number) for number in known if number is not None}
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -14,8 +14,8 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         only: distributions whose plugins are loaded, such as ``vlmkit-hf``; no other one is
             imported. All that are installed when null.
-        files: Python files that are plugins too, relative to the config file. ``plugins = [...]``
-            means the same.
+        files: Python files, and folders with an ``__init__.py``, that are plugins too, relative to
+            the config file. ``plugins = [...]`` means the same.
     """
 
     only: tuple[Distribution, ...] | None = None
