@@ -286,7 +286,7 @@ def test_who_goes_away_takes_all_of_its_texts_along():
             assert eventually(server.is_idle)
 
 
-def test_one_text_that_fails_ends_them_all_with_its_error():
+def test_one_text_that_fails_ends_them_all_at_once_with_its_error():
     fails = scripted(text="abc", fail_at_token=1)
     with running() as server:
         with pytest.raises(openai.InternalServerError):
@@ -295,6 +295,7 @@ def test_one_text_that_fails_ends_them_all_with_its_error():
         with pytest.raises(openai.APIError):
             list(complete(server, [ENDLESS, fails], max_tokens=4000, stream=True))
         assert eventually(server.is_idle)
+        assert server.runner().stats().counters["num_aborted"] == 2  # nobody waited for their ends
 
 
 def test_texts_that_find_no_room_end_those_that_did():

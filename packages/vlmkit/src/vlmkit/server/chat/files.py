@@ -17,7 +17,7 @@ from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.chat import wire
 from vlmkit.server.chat.image_options import options_of
 from vlmkit.server.files.kept import KeptFiles, whole
-from vlmkit.server.together import together
+from vlmkit.server.together import in_order
 
 
 class NamedFile(NamedTuple):
@@ -90,7 +90,7 @@ class Files:
                 raise
             return FilePart(content, pages, options_of(said, shown), said.max_file_tokens)
 
-        return await together(file, found, max(1, facts.bounds.num_workers - 1))
+        return await in_order(file, found, max(1, facts.bounds.num_workers - 1))
 
     async def _content(self, named: NamedFile, owner: bytes, max_bytes: int) -> bytes:
         place, said = named

@@ -12,7 +12,7 @@ from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
 from vlmkit.seams.runner import RunnerFacts
-from vlmkit.server.together import together
+from vlmkit.server.together import in_order
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.server import ServerSettings
 
@@ -86,7 +86,7 @@ class Images:
             return OpenedImage(image, Stage.since(began_s))
 
         num_at_once = max(1, facts.bounds.num_workers - 1)
-        return await together(image, found, num_at_once)
+        return await in_order(image, found, num_at_once)
 
     async def _image(self, source: str | bytes, limits: ImageLimits) -> Image:
         """Check an image in a thread; no text but URLs is taken, so no path of this disk."""

@@ -32,7 +32,7 @@ from vlmkit.server.fields.plain import (
 from vlmkit.server.fields.sampling import sampling_values
 from vlmkit.server.http.caller import Caller
 from vlmkit.server.http.operation import Operation
-from vlmkit.server.together import together
+from vlmkit.server.together import in_order
 from vlmkit.server.work.obfuscated import Obfuscated
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
@@ -145,7 +145,7 @@ class _Prompts:
                 text = await asyncio.to_thread(self._runner.detokenize, ids)
             return Echo(text, ids, tuple(samples))
 
-        return await together(echo, self._named, self._runner.facts.limits.max_sequences)
+        return await in_order(echo, self._named, self._runner.facts.limits.max_sequences)
 
     async def scores(self) -> list[list[Sample]]:
         """Return how likely the tokens of each prompt are, if that is asked for."""
@@ -153,7 +153,7 @@ class _Prompts:
             return []
         scorer = PromptScorer(self._runner, num_top, "prompt_logprobs")
         most = self._runner.facts.limits.max_sequences
-        return await together(lambda named: self._samples(named, scorer), self._named, most)
+        return await in_order(lambda named: self._samples(named, scorer), self._named, most)
 
     async def _samples(self, named: tuple[str, Plain], scorer: PromptScorer | None) -> list[Sample]:
         """Return the tokens of a prompt, with their log-probabilities if somebody scores them."""

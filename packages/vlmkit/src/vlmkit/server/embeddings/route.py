@@ -34,7 +34,7 @@ from vlmkit.server.fields.plain import (
 )
 from vlmkit.server.http.errors import Unavailable
 from vlmkit.server.http.operation import Operation
-from vlmkit.server.together import together
+from vlmkit.server.together import in_order
 from vlmkit.server.work.pieces import HOLE, filled, listed
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.whole import PiecedAnswer
@@ -77,7 +77,7 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
                 raise
 
         pairs = zip(names, requests, strict=True)
-        done = await together(embedded, pairs, runner.facts.limits.max_sequences)
+        done = await in_order(embedded, pairs, runner.facts.limits.max_sequences)
         as_text = body.encoding_format == "base64"
         make = partial(_encoded, done, body.model, as_text=as_text)
         return PiecedAnswer(make, self.service, self.headers)

@@ -42,7 +42,7 @@ from vlmkit.server.prompts.wire_render import (
 from vlmkit.server.responses.conversation import ConversationCall
 from vlmkit.server.responses.store import ResponseStore
 from vlmkit.server.responses.truncation import check_fits
-from vlmkit.server.together import together
+from vlmkit.server.together import in_order
 from vlmkit.server.work.pieces import HOLE, MANY_EACH, filled, listed
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.whole import PiecedAnswer
@@ -205,7 +205,7 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
             return rendered(body, request, found, runner.facts)
 
         named = zip(plain_names(texts, "prompt"), texts, strict=True)
-        made = await together(one, named, runner.facts.bounds.num_workers)
+        made = await in_order(one, named, runner.facts.bounds.num_workers)
         return PiecedAnswer(partial(_several, made), self.service, self.headers)
 
 
