@@ -26,7 +26,7 @@ from vlmkit.config.providers import (
     registry_of,
     with_broken_plugins,
 )
-from vlmkit.config.structs import SECTIONS
+from vlmkit.config.structs import SECTIONS, Group
 from vlmkit.config.text_side import renderers
 from vlmkit.errors import (
     CheckpointError,
@@ -153,11 +153,13 @@ def assemble(
     on_stage: OnStage | None = None,
     observers: "Mapping[str, MakeObserver]" = MappingProxyType({}),
     num_renderers: int = 0,
+    *,
+    is_served: bool = False,
 ) -> "Runner":
     """Build a runner; errors as for :func:`load`.
 
     ``observers`` are made besides the config's. Of ``num_renderers`` processes, 0 makes prompts in
-    threads.
+    threads. What is late is built now if it is served: all requests would wait for it.
     """
     tell = on_stage or tell_nobody
     tell("model files")
@@ -185,12 +187,7 @@ def assemble(
             if SECTIONS[section].part_of == "server":
                 continue
             registry, group = registry_of(plugins, section), config.group(section)
-            parts[section] = {}
-            for name in names_of(group, registry, checkpoint):
-                part = registry.build(name, group.settings.get(name, {}), context)
-                parts[section][name] = part
-                if close := getattr(part, "close", None):
-                    built.callback(close)
+            parts[section] = _members(registry, group, context, built)
         for name, make in observers.items():
             if (observer := make()) is not None:
                 parts[OBSERVER.section][name] = observer
@@ -210,9 +207,26 @@ def assemble(
             pooling=partial(read_pooling, checkpoint),
         )
         built.pop_all()  # the runner closes them from now on
+        built.callback(runner.close)
+        if is_served and "constraint" in parts:
+            tell("constraint")
+            runner.prepare()
+        built.pop_all()
     heap.trim()
     tell("ready")
     return runner
+
+
+def _members(
+    registry: Registry[Any], group: Group, context: BuildContext, built: ExitStack
+) -> dict[str, Any]:
+    """Build all of a group, each by its name; those that can be are closed with the stack."""
+    members = {}
+    for name in names_of(group, registry, context.files):
+        members[name] = registry.build(name, group.settings.get(name, {}), context)
+        if close := getattr(members[name], "close", None):
+            built.callback(close)
+    return members
 
 
 def _show_pictures(
@@ -238,11 +252,7 @@ def _late(
     registry: Registry[Any], name: str, settings: Mapping[str, Any], context: BuildContext
 ) -> Callable[[Vocabulary], Any]:
     """Return what builds a component for a vocabulary, once somebody needs it."""
-
-    def build(vocabulary: Vocabulary) -> Any:
-        return registry.build(name, settings, replace(context, vocabulary=vocabulary))
-
-    return build
+    return lambda words: registry.build(name, settings, replace(context, vocabulary=words))
 
 
 def name_of(entry: ModelEntry) -> str:

@@ -73,7 +73,7 @@ class Pipeline:
         sampler: the built-in one when None.
         proposer: guesses tokens that the engine then verifies; nothing is guessed when None.
         constraint: makes a compiler of constraints for a vocabulary, when the first one is asked
-            for; a request that asks for one is refused when None.
+            for, or in ``prepare``; a request that asks for one is refused when None.
         observers: who is told how requests fare, each by a name for the statistics.
         media_loaders: who opens files, each by a name for errors; the built-in one for images when
             None.
@@ -162,6 +162,17 @@ class Pipeline:
             slow_s=facts.bounds.slow_step_s,
             stuck_s=facts.bounds.stuck_step_s,
         )
+
+    def prepare(self) -> None:
+        """Make now what the first request that wants it would wait for: what compiles constraints.
+
+        That can take seconds in which no other thread runs, so a server has it done before it says
+        that it is ready.
+
+        Raises:
+            VlmkitError: it could not be made.
+        """
+        self._intake.prepare()
 
     # One request.
 

@@ -47,11 +47,13 @@ def offer(
 
     def load() -> "Runner":
         num = config.server.num_renderers
+        stages = None
         if config.server.log_format == "json":
             log.info("loading %r", name_of(entry))
-            return assemble(entry, config, plugins, observers=observers, num_renderers=num)
-        click.echo(f"loading {name_of(entry)!r}", err=True)
-        return assemble(entry, config, plugins, Stages(lists=True), observers, num)
+        else:
+            click.echo(f"loading {name_of(entry)!r}", err=True)
+            stages = Stages(lists=True)
+        return assemble(entry, config, plugins, stages, observers, num, is_served=True)
 
     def weigh() -> int:
         return weight_bytes(resolve(entry.model, plugins, entry.revision))

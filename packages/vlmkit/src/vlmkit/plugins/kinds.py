@@ -43,8 +43,8 @@ class Kind(Generic[T]):
         is_dispensable: a model that has use for one is served without it where its section says
             ``none``.
         is_late: of a kind that is optional: a provider is built when it is first needed, so that
-            one which is installed costs nothing; where the config does not choose, one is taken
-            that can serve, if there is any.
+            one which is installed costs nothing, or before a server is ready, so that nobody waits
+            for it; where the config does not choose, one is taken that can serve, if there is any.
         reserved: names that no provider can have.
     """
 

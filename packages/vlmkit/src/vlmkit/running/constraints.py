@@ -1,7 +1,8 @@
 """From a constraint to what keeps each answer within it: compiled once, and kept a while.
 
-The compiler is made when the first constraint is asked for, since it wants the bytes of each token.
-Runs in the threads that read prompts; knows no request and no answer.
+The compiler wants the bytes of each token, and may let no other thread run while it is made: it is
+made when the first constraint is asked for, or before, by whoever must not stand still then. Runs
+in the threads that read prompts; knows no request and no answer.
 """
 
 import threading
@@ -52,6 +53,22 @@ class Constraints:
         self._kept: OrderedDict[tuple[bytes, Constraint], MakeMatcher] = OrderedDict()
         self._keeping = threading.Lock()
 
+    def prepare(self) -> None:
+        """Make the compiler now; harmless when it is there.
+
+        Raises:
+            EngineError: what it is made of could not be had.
+            PluginError: it could not be built.
+        """
+        try:
+            self._ready_compiler()
+        except VlmkitError:
+            raise
+        except Exception as error:  # a tokenizer may raise anything
+            raise engine_error(
+                "the compiler of constraints could not be made", error, repeats=True
+            ) from error
+
     def guides(self, constraint: Constraint, num: int, scope: bytes = b"") -> list[Guide]:
         """Return what keeps so many answers within a constraint, each by itself.
 
@@ -84,15 +101,18 @@ class Constraints:
             if (scope, constraint) in self._kept:
                 self._kept.move_to_end((scope, constraint))
                 return self._kept[scope, constraint]
-        with self._making:
-            if self._compiler is None:
-                self._compiler = self._new_compiler()
-        make = self._compiler.compile(constraint)
+        make = self._ready_compiler().compile(constraint)
         with self._keeping:
             self._kept[scope, constraint] = make
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return make
+
+    def _ready_compiler(self) -> ConstraintCompiler:
+        with self._making:
+            if self._compiler is None:
+                self._compiler = self._new_compiler()
+            return self._compiler
 
     def _new_compiler(self) -> ConstraintCompiler:
         token_bytes = [self._added_by(token_id) for token_id in range(self._vocab_size)]

@@ -103,6 +103,15 @@ class Intake:
             )
         self._ids = itertools.count()
 
+    def prepare(self) -> None:
+        """Make now what the first constraint would wait for, if any can be asked for.
+
+        Raises:
+            VlmkitError: it could not be made.
+        """
+        if self._constraints is not None:
+            self._constraints.prepare()
+
     def read(self, request: Request, place: Place) -> Asked:
         """Return what a request comes to.
 

@@ -1,6 +1,7 @@
 """What a constraint compiler must do: say which tokens may follow. No implementation.
 
-A compiler is built when the first request asks for a constraint, for the vocabulary of the model.
+A compiler is built for the vocabulary of the model, when the first request asks for a constraint;
+for a server before that is ready, since building may let no other thread run.
 The tokens that end an answer are not its business: the pipeline allows them where the text may end,
 and nowhere else.
 """

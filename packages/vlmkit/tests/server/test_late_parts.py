@@ -1,0 +1,56 @@
+"""What is built when it is first needed is built before a server is ready: nobody waits for it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running_server import chat, eventually, process
+
+HERE = Path(__file__).parent
+PLUGIN = HERE / "late.py"
+VLMKIT = [sys.executable, "-m", "vlmkit"]
+CHOSEN = ["--set", f'plugins.files=["{PLUGIN}"]', "--set", "constraint.use=late"]
+
+pytestmark = pytest.mark.posix
+
+
+@pytest.fixture(autouse=True)
+def _finds_its_modules(monkeypatch):
+    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def ended(command, folder):
+    return subprocess.run(
+        command, check=False, cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_server_is_not_ready_before_it_can_keep_to_constraints(tmp_path):
+    with process([*VLMKIT, "serve", "mock", "--port", "0", *CHOSEN], tmp_path) as server:
+        assert eventually(lambda: server.status() == 200)
+        assert (tmp_path / "built").read_text() == "built\n"
+        told = server.log.read_text()
+        assert told.index("  constraint ") < told.index("'mock' is ready")
+        choice = {"structured_outputs": {"choice": ["yes", "no"]}}
+        for _ in range(2):
+            answer = server.client.chat.completions.create(**chat(), extra_body=choice)
+            assert answer.choices[0].message.content in ("yes", "no")
+        assert (tmp_path / "built").read_text() == "built\n"
+
+
+def test_a_model_whose_compiler_cannot_be_built_is_not_served(tmp_path):
+    (tmp_path / "no_build").touch()
+    command = [*VLMKIT, "serve", "mock", "--port", "0", *CHOSEN]
+    done = ended(command, tmp_path)
+    assert done.returncode == 1
+    assert "'mock' could not be loaded: constraint 'late'" in done.stderr
+
+
+def test_who_asks_without_a_constraint_builds_nothing(tmp_path):
+    command = [*VLMKIT, "ask", "mock", "hello", *CHOSEN]
+    done = ended(command, tmp_path)
+    assert done.stdout.strip() == "hello", done.stderr
+    assert not (tmp_path / "built").exists()
