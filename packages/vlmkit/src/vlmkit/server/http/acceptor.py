@@ -50,7 +50,7 @@ class Acceptor:
         self._context = context
         self._handshake_s = handshake_s
         self._spare = SpareFile()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], socket.socket | None] = {}  # None has begun
         self._listening: list[asyncio.Task[None]] = []
         self._told_s: dict[str, float] = {}
 
@@ -70,15 +70,16 @@ class Acceptor:
 
     async def _listen(self, listener: socket.socket) -> None:
         while True:
-            for _ in range(BURST):
-                try:
-                    self._take(*await asyncio.get_running_loop().sock_accept(listener))
-                except OSError as error:
-                    if isinstance(error, ConnectionError):  # it went away first
-                        continue
-                    if error.errno not in NO_FILES:
-                        log.exception("a connection could not be accepted")
-                    await self._find_files(listener)
+            try:
+                self._take(*await asyncio.get_running_loop().sock_accept(listener))
+                for _ in range(BURST - 1):  # those behind it need no turn of the loop each
+                    self._take(*listener.accept())
+            except (BlockingIOError, ConnectionError):  # nobody else waits; or he went away first
+                pass
+            except OSError as error:
+                if error.errno not in NO_FILES:
+                    log.exception("a connection could not be accepted")
+                await self._find_files(listener)
             await asyncio.sleep(0)
 
     def _take(self, accepted: socket.socket, address: Any) -> None:
@@ -93,11 +94,18 @@ class Acceptor:
             connection.is_refused = True
         task = asyncio.ensure_future(self._connect(connection, accepted))
         connection.handshake = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = accepted
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """Close what was cancelled before it had its first turn: its task never saw it."""
+        if (accepted := self._tasks.pop(task)) is not None:
+            accepted.close()
 
     async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
         """Hand a connection its transport, once it is encrypted where that is wanted."""
+        if (task := asyncio.current_task()) is not None:
+            self._tasks[task] = None
         timeout_s = None if self._context is None else self._handshake_s
         try:
             await asyncio.get_running_loop().connect_accepted_socket(

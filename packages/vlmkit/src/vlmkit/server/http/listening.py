@@ -4,7 +4,9 @@ import socket
 
 from vlmkit.errors import ConfigError
 
-BACKLOG = 2048
+# Of callers at once; the system has a bound of its own, and who finds no place there tries again
+# a second later.
+BACKLOG = 65_535
 
 
 def opened(host: str, port: int, setting: str) -> socket.socket:
