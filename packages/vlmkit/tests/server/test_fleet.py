@@ -114,7 +114,7 @@ def test_a_load_that_fails_is_told_to_all_who_waited_and_is_tried_again(yard, po
         yard.let_go("one")
         for answer in answers:
             assert refused(answer.result()) == (503, "model_failed")
-            assert answer.result().headers["retry-after"] == "30"
+            assert 1 <= int(answer.result().headers["retry-after"]) <= 30
             assert "weights" not in answer.result().text
         yard.breaks("one", is_broken=False)
         assert refused(ask(server, "one")) == (503, "model_failed")

@@ -15,7 +15,13 @@ from functools import partial
 
 from vlmkit.errors import EngineFailed, RequestError, VlmkitError
 from vlmkit.seams.runner import Runner
-from vlmkit.server.fleet.load_failure import RETRY_LOAD_S, as_exception, closing_error, refusal
+from vlmkit.server.fleet.load_failure import (
+    RETRY_LOAD_S,
+    as_exception,
+    closing_error,
+    not_there,
+    refusal,
+)
 from vlmkit.server.fleet.load_queue import LoadQueue
 from vlmkit.server.fleet.load_thread import LoadThread
 from vlmkit.server.fleet.load_watch import LoadWatch
@@ -113,7 +119,7 @@ class Fleet:
                     self._ask_for(model)
                     await model.changed()
         except TimeoutError:
-            raise Unavailable("the model was not loaded in time", code="model_loading") from None
+            raise not_there(model, "the model was not loaded in time") from None
 
     def _ask_for(self, model: ServedModel) -> None:
         """Have a model loaded that is not, if a request may do that.
@@ -126,7 +132,7 @@ class Fleet:
         if model.state == "failed" and not is_retried:
             raise refusal(model)
         if not can_load:
-            raise Unavailable("the model is still loading", code="model_loading")
+            raise not_there(model, "the model is still loading")
         if model.state in ("failed", "unloaded"):
             if (model.offer.when or self.settings.load) == "request":
                 raise Unavailable("the model is not loaded", code="model_unloaded")

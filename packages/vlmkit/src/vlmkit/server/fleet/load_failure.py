@@ -1,11 +1,12 @@
 """Why a model could not be loaded: in the operator's words, and in those that clients are told."""
 
 import logging
+import time
 
 from vlmkit.config.providers import described
 from vlmkit.errors import ConfigError, EngineError, VlmkitError
 from vlmkit.server.fleet.served_model import ServedModel
-from vlmkit.server.http.errors import Unavailable
+from vlmkit.server.http.errors import Unavailable, waiting_s
 
 log = logging.getLogger(__name__)
 
@@ -25,19 +26,23 @@ def too_large(name: str, num_bytes: int, budget_bytes: int) -> ModelTooLarge:
     )
 
 
+def not_there(model: ServedModel, message: str) -> Unavailable:
+    """Return what a client is told who asks for a model that is not there yet."""
+    return Unavailable(message, code="model_loading", retry_after_s=waiting_s(model.ready_in_s))
+
+
 def refusal(model: ServedModel) -> Unavailable:
     """Return what a client is told who asks for a model that could not be loaded, or has died."""
     if model.is_dead:
         return Unavailable("the model has failed", code="model_failed")
+    left_s = waiting_s(model.failed_s + RETRY_LOAD_S - time.monotonic())
     if isinstance(model.error, ModelTooLarge):
         return Unavailable(
             "the model is larger than this server's memory budget",
             code="model_too_large",
-            retry_after_s=RETRY_LOAD_S,
+            retry_after_s=left_s,
         )
-    return Unavailable(
-        "the model could not be loaded", code="model_failed", retry_after_s=RETRY_LOAD_S
-    )
+    return Unavailable("the model could not be loaded", code="model_failed", retry_after_s=left_s)
 
 
 def as_exception(name: str, error: BaseException) -> Exception:

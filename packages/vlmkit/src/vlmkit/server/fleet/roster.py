@@ -58,6 +58,13 @@ class Roster:
         return are_away or any(model.is_expected for model in models)
 
     @property
+    def ready_in_s(self) -> float | None:
+        """In how many seconds all are there that are to be; None where nobody knows."""
+        models = self.models.values()
+        known = [model.ready_in_s for model in models if model.is_expected or model.is_restarting]
+        return None if None in known else max(filter(None, known), default=None)
+
+    @property
     def has_failed(self) -> bool:
         """Whether a model is dead, or all were to be there at the start and none could be."""
         models = self.models.values()

@@ -40,6 +40,7 @@ class ServedModel:
         is_restarting: whether that happened, and it is not there again.
         num_restarts: how often that happened.
         not_before_s: when it may be loaded at the earliest.
+        took_s: how long it took to be loaded last; None before.
         changes: how often it came to be in each state.
     """
 
@@ -61,6 +62,7 @@ class ServedModel:
         self.is_restarting = False
         self.num_restarts = 0
         self.not_before_s = 0.0
+        self.took_s: float | None = None
         self.changes: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()  # by runners that are gone
         self._state: State = "waiting" if is_expected else "unloaded"
@@ -88,6 +90,8 @@ class ServedModel:
     def finish(self, runner: Runner) -> None:
         """Serve it from now on."""
         self._ended_s = self.last_used_s = time.monotonic()
+        if self._started_s:
+            self.took_s = self._ended_s - self._started_s
         self.runner, self.facts, self.error = runner, runner.facts, None
         self.is_wanted = self.is_expected = self.is_restarting = False
         self._to("ready")
@@ -170,6 +174,20 @@ class ServedModel:
         if self.runner is None:
             return dict(self._counted)
         return self._counted + Counter(_counters(self.runner))
+
+    @property
+    def ready_in_s(self) -> float | None:
+        """In how many seconds it is there, if it takes as long as before; None where nobody knows.
+
+        Models before it, and requests that have to end first, are not counted.
+        """
+        if self.took_s is None or self._state not in ("waiting", "loading", "unloading"):
+            return None
+        now = time.monotonic()
+        if self._state == "loading":
+            left_s = self.took_s - (now - self._started_s)
+            return left_s if left_s > 0 else None
+        return self.took_s + max(0.0, self.not_before_s - now)
 
     @property
     def load_s(self) -> float:

@@ -7,6 +7,7 @@ text of a library's exception.
 import logging
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from math import ceil
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,7 +29,8 @@ from vlmkit.kit.traces import trace_of
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 2
+RETRY_AFTER_S = 2  # where nobody knows how long it will be
+LONGEST_WAIT_S = 60  # that is asked of anybody: it may be over sooner than is known
 CLIENT_GONE = 499  # nginx's number; nobody is left to read it
 
 
@@ -119,6 +121,11 @@ class Unavailable(VlmkitError):  # noqa: N818
         super().__init__(message)
         self.code = code
         self.retry_after_s = retry_after_s
+
+
+def waiting_s(known_s: float | None) -> int:
+    """Return after how many whole seconds to try again, of what is known of that, if anything."""
+    return RETRY_AFTER_S if known_s is None else min(LONGEST_WAIT_S, max(1, ceil(known_s)))
 
 
 class ClientGone(Exception):  # noqa: N818 - not an error of ours, and nobody is told

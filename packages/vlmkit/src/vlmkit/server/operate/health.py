@@ -13,7 +13,7 @@ from litestar.di import NamedDependency
 from vlmkit._version import __version__
 from vlmkit.server.fleet.served_model import ServedModel, State
 from vlmkit.server.http.caller import Caller, caller_of
-from vlmkit.server.http.errors import RETRY_AFTER_S
+from vlmkit.server.http.errors import RETRY_AFTER_S, waiting_s
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.work.service import Service
@@ -104,9 +104,15 @@ class HealthController(Controller):
         body = _readiness(status, service, caller)
         if status == "ready":
             return Response(body)
-        is_full = status == "full"
-        turn_s = service.retry_after_s(caller.account, is_noted=False)  # who looks takes no turn
-        retry_after_s = turn_s if is_full else RETRY_AFTER_S
+        match status:
+            case "full":  # who looks takes no turn
+                retry_after_s = service.retry_after_s(caller.account, is_noted=False)
+            case "draining":
+                retry_after_s = service.closing().retry_after_s
+            case "loading":
+                retry_after_s = waiting_s(service.roster.ready_in_s)
+            case _:
+                retry_after_s = RETRY_AFTER_S
         return Response(body, status_code=503, headers={"retry-after": str(retry_after_s)})
 
     @route("/version", http_method=READ, operation=Operation(Version, access="key"))

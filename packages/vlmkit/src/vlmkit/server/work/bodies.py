@@ -5,14 +5,14 @@ most gives way, if it is still on its way.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from litestar import Request
 
 from vlmkit.server.http.caller import caller_of
-from vlmkit.server.http.errors import BodyTooSlow, ClientGone, Unavailable
+from vlmkit.server.http.errors import BodyTooSlow, ClientGone
 from vlmkit.server.http.fair_room import FairRoom
 
 
@@ -142,7 +142,7 @@ class Bodies:
             self._open.discard(body)
             self.room.give_back(body)
 
-    def end(self) -> None:
-        """End the reading of all that are on their way: the server is shutting down."""
+    def end(self, reason: Callable[[], Exception]) -> None:
+        """End the reading of all that are on their way; each of them raises a reason."""
         for body in self._open:
-            body.end(Unavailable("the server is shutting down", code="server_draining"))
+            body.end(reason())

@@ -5,6 +5,7 @@ Is called in the event loop's thread.
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from vlmkit.server.fields.ignored import (
 from vlmkit.server.fleet.fleet import Fleet
 from vlmkit.server.fleet.roster import Roster
 from vlmkit.server.fleet.served_model import State
-from vlmkit.server.http.errors import ClientGone, Unavailable
+from vlmkit.server.http.errors import ClientGone, Unavailable, waiting_s
 from vlmkit.server.http.fair_room import Claim
 from vlmkit.server.identity.key_ring import KeyRing
 from vlmkit.server.limits.accounts import Accounts
@@ -88,6 +89,7 @@ class Service:
         self.toolbox = toolbox or Toolbox()
         self.monitors = Monitors(monitors)
         self.is_draining = False
+        self._drained_s: float | None = None  # when that has its end, whatever is left
         self.num_open = 0
         self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
         self.num_unconstrained = 0  # requests with tools whose schemas nothing here keeps to
@@ -135,9 +137,16 @@ class Service:
         """Return in how many seconds it is the turn of a request, which is kept if it is noted."""
         return self.ledger.requests.turn_s(account, is_noted=is_noted)
 
+    def closing(self) -> Unavailable:
+        """Return what is told who comes while the server shuts down: when that is over at last."""
+        left_s = None if self._drained_s is None else self._drained_s - time.monotonic()
+        return Unavailable(
+            "the server is shutting down", code="server_draining", retry_after_s=waiting_s(left_s)
+        )
+
     def _check_open(self) -> None:
         if self.is_draining:
-            raise Unavailable("the server is shutting down", code="server_draining")
+            raise self.closing()
 
     def is_full(self, account: str) -> bool:
         """Tell whether the next request on somebody's account would be refused for want of room."""
@@ -215,7 +224,7 @@ class Service:
             if not task.done():
                 raise ClientGone if watcher.done() else TooLate
             if task.cancelled():
-                raise Unavailable("the server is shutting down", code="server_draining")
+                raise self.closing()
             return task.result()
         finally:
             self._tasks.discard(task)
@@ -248,7 +257,8 @@ class Service:
         What is left after the time is cancelled; each such request still gets its error.
         """
         self.is_draining = True
-        self.bodies.end()
+        self._drained_s = time.monotonic() + timeout_s
+        self.bodies.end(self.closing)
         try:
             await asyncio.wait_for(self._is_idle.wait(), timeout_s)
         except TimeoutError:
