@@ -103,7 +103,7 @@ def test_the_mock_keeps_its_contracts_on_its_model(tmp_path: Path) -> None:
 
 def test_what_needs_a_model_is_skipped_without_one(tmp_path: Path) -> None:
     code, report = checked(tmp_path, "mock")
-    assert code == report["held"] == 0
+    assert (code, report["held"]) == (1, 0), "nothing was tried, which is no pass"
     reasons = {f["kind"]: f["reason"] for f in report["findings"]}
     named = "name a model: vlmkit plugins check NAME MODEL"
     assert reasons == {
@@ -142,6 +142,124 @@ def test_what_is_broken_is_named_for_each_kind_a_plugins_own_too(tmp_path: Path)
     assert "'\xc3\xa4' == '\xe4'" in found["codec", "umlauts come back"]["reason"]
     assert found["codec", "nothing is asked of emoji"]["reason"] == "they are not claimed"
     assert report["held"] > 1
+
+
+def test_a_failure_says_what_was_promised_and_where_to_read_of_it(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(BROKEN)
+    (tmp_path / "codec_contract.py").write_text(CONTRACT)
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "plugins", "check", "odd", "--set", 'plugins=["odd.py"]'],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    told = done.stdout.partition("\nobserver: a request that is over is let go\n")[2]
+    promise, reason, test, read, *_ = told.splitlines()
+    assert promise == "  promise An observer runs for months."
+    assert reason.startswith("  reason  ")
+    assert "observer_contract.py)" in reason
+    assert test == (
+        "  test    vlmkit.testing.ObserverContract.test_a_request_that_is_over_is_let_go"
+    )
+    assert read == "  read    vlmkit.seams.observer.Observer, docs/reference/seams.md#observer"
+
+
+HOPELESS = """
+import tarfile
+
+from vlmkit.errors import MediaError
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.seams.observer import Observer
+
+VLMKIT_API = (1, 0)
+
+class Notes:
+    \"\"\"Opens files of a format that nobody else knows.\"\"\"
+
+    def recognises(self, data):
+        return data.startswith(b"NOTES\\0")
+
+    def load(self, data, bounds):
+        from vlmkit.ask.message import TextPart
+
+        if len(data) > bounds.max_media_bytes:
+            raise MediaError("the notes are too long")
+        return [TextPart(data[6:].decode(errors="replace"))]
+
+class Tools:
+    names = frozenset({"delete"})
+
+    async def describe(self, name):
+        return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+    async def call(self, name, arguments, limits):
+        open("called", "a").close()
+        return []
+
+    async def aclose(self):
+        pass
+
+def _fail(context):
+    raise ZeroDivisionError("no reason at all")
+
+@hookimpl
+def vlmkit_register_samplers(registry):
+    registry.add("hopeless", _fail)
+
+@hookimpl
+def vlmkit_register_media_loaders(registry):
+    registry.add("notes", lambda context: Notes())
+
+@hookimpl
+def vlmkit_register_tool_sources(registry):
+    registry.add("tools", lambda context: Tools())
+"""
+
+
+@pytest.fixture
+def hopeless(tmp_path: Path) -> Path:
+    (tmp_path / "hopeless.py").write_text(HOPELESS.replace('\\"', '"'))
+    return tmp_path
+
+
+LOCAL = ("--set", 'plugins=["hopeless.py"]')
+
+
+def test_what_cannot_be_built_fails_once_and_says_why(hopeless: Path) -> None:
+    code, report = checked(hopeless, "hopeless", *LOCAL)
+    assert (code, report["failed"], report["held"]) == (1, 1, 0)
+    (failed,) = [f for f in report["findings"] if f["outcome"] == "failed"]
+    assert failed["reason"].startswith("it cannot be built: sampler 'hopeless' from 'hopeless.py'")
+    assert {f["reason"] for f in report["findings"] if f["outcome"] == "skipped"} == {
+        "it cannot be built"
+    }
+
+
+def test_a_loader_is_tried_on_files_of_its_own_format(hopeless: Path) -> None:
+    _, report = checked(hopeless, "notes", *LOCAL)
+    reasons = {f["reason"] for f in report["findings"]}
+    assert "what it opens is not known here: name two files by --file" in reasons
+    for name in ("one", "two"):
+        (hopeless / name).write_bytes(b"NOTES\0" + name.encode() * 40)
+    _, report = checked(hopeless, "notes", *LOCAL, "--file", "one", "--file", "two")
+    held = {f["sentence"] for f in report["findings"] if f["outcome"] == "held"}
+    assert "it recognises its own files and no others" in held
+
+
+def test_the_loader_of_images_is_tried_on_images_that_are_drawn_for_it(tmp_path: Path) -> None:
+    code, report = checked(tmp_path, "image")
+    assert (code, report["failed"]) == (0, 0)
+    assert report["held"] > 3
+
+
+def test_no_tool_is_called_unless_that_is_allowed(hopeless: Path) -> None:
+    code, report = checked(hopeless, "tools", *LOCAL)
+    assert (code, report["held"]) == (1, 0)
+    assert "--call-tools" in report["findings"][0]["reason"]
+    _, report = checked(hopeless, "tools", *LOCAL, "--call-tools")
+    assert report["held"] > 0
 
 
 def test_without_pytest_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,6 +204,32 @@ def test_there_is_a_template_of_every_kind_and_of_nothing_else():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+def test_a_provider_of_a_new_project_is_checked_without_its_tests(kind, written):
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "plugins", "check", *check_of(kind), "--json"],
+        env=environment(written),
+        cwd=written / "projects" / kind,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["failed"]) == (0, 0), report
+    assert report["held"] >= 3
+
+
+def check_of(kind):
+    model = project.EXAMPLES[kind].model.replace("yourname", NAMES[kind])
+    return (
+        NAMES[kind],
+        *([model] if model else ()),
+        *(["--call-tools"] if kind == "tool_source" else ()),
+    )
+
+
+@pytest.mark.slow
 def test_a_new_project_is_installed_as_its_readme_says(tmp_path):
     """By pip, in editable mode; what it needs is that of the tests, since there is no index."""
     folder = tmp_path / "vlmkit-cool"

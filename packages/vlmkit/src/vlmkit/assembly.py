@@ -7,7 +7,7 @@ setting before anything costly is built, and takes down what was built if a late
 import difflib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -318,18 +318,23 @@ def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
 
 
 def choose(
-    entry: ModelEntry, config: Config, plugins: Plugins, checkpoint: Checkpoint
+    entry: ModelEntry,
+    config: Config,
+    plugins: Plugins,
+    checkpoint: Checkpoint,
+    sections: Iterable[str] = COMPONENTS,
 ) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return the provider's name and settings of each component that the model needs.
 
-    Builds nothing, so a wrong setting of the last component costs no loading of the first.
+    Builds nothing, so a wrong setting of the last component costs no loading of the first. Of the
+    ``sections``, that is.
 
     Raises:
         ConfigError: a setting is unknown or out of range.
         PluginError: a component has no provider that can serve the model here.
     """
     choice = {}
-    for section in COMPONENTS:
+    for section in sections:
         component = config.component(section, entry)
         if is_left_out(section, component):
             continue

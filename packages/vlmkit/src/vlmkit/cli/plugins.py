@@ -1,13 +1,13 @@
 """``vlmkit plugins``: what is installed, what of it can be used, and whether it keeps its word."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vlmkit.cli import options, output
+from vlmkit.cli.check_plugin import check
 from vlmkit.cli.new_plugin import new
 
 if TYPE_CHECKING:
@@ -76,51 +76,7 @@ def _write(found: "Plugins", *, times: bool) -> None:
             click.echo(f"left out by plugins.only: {plugin.source}")
 
 
-@plugins.command()
-@click.argument("name")
-@click.argument("model", required=False)
-@click.option("--tolerance", type=click.FloatRange(min=0), help="How far numbers may lie apart.")
-@options.as_json
-@options.configured
-def check(
-    *,
-    name: str,
-    model: str | None,
-    tolerance: float | None,
-    as_json: bool,
-    config_file: Path | None,
-    assignments: Sequence[str],
-) -> None:
-    """Run the contracts that the provider NAME must keep.
-
-    Tokenizers, media encoders and engines are tried on MODEL. Needs pytest.
-    """
-    from vlmkit.cli.loading import read_with_plugins, wanted_entries
-    from vlmkit.verify import contracts, subjects
-
-    layered, found = read_with_plugins(config_file, assignments)
-    tried = None
-    if model is not None:
-        from vlmkit.assembly import resolve
-
-        entry = wanted_entries([model], layered.config, found)[0]
-        checkpoint = resolve(entry.model, found, entry.revision)
-        tried = subjects.ModelParts(entry, layered.config, found, checkpoint)
-    with closing(tried) if tried else nullcontext():
-        findings = contracts.check(name, found, layered.config, tried, tolerance)
-    counts = {o: sum(f.outcome == o for f in findings) for o in ("held", "skipped", "failed")}
-    if as_json:
-        output.json({**counts, "findings": findings})
-    else:
-        rows = [
-            (f.kind, f.outcome, ": ".join(filter(None, (f.sentence, f.reason)))) for f in findings
-        ]
-        output.columns(("KIND", "OUTCOME", "SENTENCE"), sorted(rows))
-        click.echo(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    if counts["failed"]:
-        raise click.exceptions.Exit(1)
-
-
+plugins.add_command(check)
 plugins.add_command(new)
 
 

@@ -1,24 +1,27 @@
 """Runs the contracts of :mod:`vlmkit.testing` on a provider that is installed.
 
 Each contract is inherited as a plugin's own tests would, and pytest runs it in this process. What
-only a plugin's author can say of a component, such as which parameters a sampler leaves out, is not
-known here: such a sentence fails.
+only a plugin's author could say of a component, such as what is special to its tokenizer, is drawn
+from the model that it is tried on, or skipped.
 """
 
+import contextlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vlmkit.config import Config
+from vlmkit.config.providers import described
 from vlmkit.errors import PluginError, UnknownPlugin
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.verify.subjects import ModelParts, subject_of
+from vlmkit.verify.finding import Finding, found, of_the_whole
+from vlmkit.verify.subjects import Given, subject_of
 
 TESTS = """
 import pkgutil
@@ -33,33 +36,12 @@ class Test_{name}(pkgutil.resolve_name({contract!r})):
         vars(self).update(subjects[{name!r}])
 """
 
-MAX_REASON_CHARS = 300
-
-Outcome = Literal["held", "failed", "skipped"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What became of one sentence of a contract.
-
-    Attributes:
-        kind: the kind of component that it is about.
-        sentence: the test's name in words.
-        outcome: whether it held.
-        reason: why it failed or was skipped.
-    """
-
-    kind: str
-    sentence: str
-    outcome: Outcome
-    reason: str = ""
-
 
 def check(
     name: str,
     plugins: Plugins,
     config: Config,
-    model: ModelParts | None,
+    given: Given | None = None,
     tolerance: float | None = None,
 ) -> list[Finding]:
     """Run the contract of each kind that a provider is of.
@@ -68,7 +50,7 @@ def check(
         name: the provider.
         plugins: what is installed.
         config: its settings, where it is used.
-        model: what tokenizers, encoders and engines are tried on.
+        given: what components are tried on.
         tolerance: how far numbers may lie apart, in place of the contract's own.
 
     Raises:
@@ -88,94 +70,114 @@ def check(
         raise UnknownPlugin(
             f"no installed plugin provides {name!r}", hint=f"installed: {', '.join(names)}"
         )
+    given = given or Given()
     findings: list[Finding] = []
     subjects: dict[str, Mapping[str, Any]] = {}
     for kind in kinds:
-        make = _maker(kind, name, plugins, config, model)
-        subject = subject_of(kind.name, name, make, model)
+        make = _maker(kind, name, plugins, config, given)
+        subject = subject_of(plugins.of(kind).get(name), kind, make, given, plugins)
         if not kind.contract:
-            findings.append(Finding(kind.name, "the whole contract", "skipped", "there is none"))
+            findings.append(of_the_whole(kind, "there is none"))
         elif isinstance(subject, str):
-            findings.append(Finding(kind.name, "the whole contract", "skipped", subject))
+            findings.append(of_the_whole(kind, subject))
         else:
             bound = {} if tolerance is None else {"atol": tolerance}
             subjects[kind.name] = {**subject, **bound}
-    contracts = {kind.name: kind.contract for kind in kinds if kind.name in subjects}
-    return [*findings, *_run(contracts, subjects)]
+    tried = [kind for kind in kinds if kind.name in subjects]
+    with tempfile.TemporaryDirectory() as folder:
+        is_set = any(_settings(kind, name, config) for kind in tried)
+        # What a component writes where nobody said is not kept; what was said may be a path.
+        with contextlib.nullcontext() if is_set else contextlib.chdir(folder):
+            return [*findings, *_run(tried, subjects)]
 
 
 def _maker(
-    kind: Kind[Any], name: str, plugins: Plugins, config: Config, model: ModelParts | None
+    kind: Kind[Any], name: str, plugins: Plugins, config: Config, given: Given
 ) -> Callable[..., Any]:
     """Return what builds the provider afresh, with its settings if the config chooses it.
 
-    What it is given by name is put into the context.
+    What it is given by name is put into the context. One that cannot be built is told once.
     """
-    settings: Mapping[str, Any] = {}
-    if kind.mode == "all":
-        settings = config.group(kind.section).settings.get(name, {})
-    elif kind.mode == "one" and kind.section and config.component(kind.section).use == name:
-        settings = config.component(kind.section).settings
+    import pytest
 
-    def make(**given: Any) -> Any:
-        context = BuildContext(registries=plugins.by_kind) if model is None else model.context()
-        return plugins.of(kind).build(name, settings, replace(context, **given))
+    settings = _settings(kind, name, config)
+    is_broken = False
+
+    def make(**parts: Any) -> Any:
+        nonlocal is_broken
+        if is_broken:
+            pytest.skip("it cannot be built")
+        context = BuildContext(registries=plugins.by_kind)
+        if given.model is not None:
+            context = given.model.context()
+        try:
+            return plugins.of(kind).build(name, settings, replace(context, **parts))
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            is_broken = True
+            reason = f"it cannot be built: {described(error)}"
+        pytest.fail(reason, pytrace=False)
 
     return make
 
 
-def _run(contracts: Mapping[str, str], subjects: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Run pytest on the contracts, apart from whatever tests and settings are around."""
+def _settings(kind: Kind[Any], name: str, config: Config) -> Mapping[str, Any]:
+    """Return what a config sets for a provider that it chooses."""
+    if kind.mode == "all":
+        return config.group(kind.section).settings.get(name, {})
+    if kind.mode == "one" and kind.section and config.component(kind.section).use == name:
+        return config.component(kind.section).settings
+    return {}
+
+
+def _run(kinds: Seq[Kind[Any]], subjects: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Run pytest on the contracts, apart from whatever tests, settings and files are around."""
     import pytest
 
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
         file = Path(folder) / "test_contracts.py"
-        bodies = [
-            TESTS_OF_KIND.format(name=name, contract=contract)
-            for name, contract in contracts.items()
-        ]
+        bodies = [TESTS_OF_KIND.format(name=kind.name, contract=kind.contract) for kind in kinds]
         file.write_text(TESTS + "".join(bodies))
         options = ["-c", f"{folder}/pytest.ini", "--rootdir", folder, "--import-mode=importlib"]
         quiet = ["-p", "no:terminal", "-p", "no:cacheprovider"]
         before = os.environ.pop("PYTEST_ADDOPTS", None)
         try:
-            code = pytest.main([*options, *quiet, str(file)], plugins=[_plugin(subjects, findings)])
+            plugin = _plugin(kinds, subjects, findings)
+            code = pytest.main([*options, *quiet, str(file)], plugins=[plugin])
         finally:
             if before is not None:
                 os.environ["PYTEST_ADDOPTS"] = before
-    if contracts and not findings:
+    if kinds and not findings:
+        names = ", ".join(kind.words for kind in kinds)
         raise PluginError(
-            f"pytest ran no test of {', '.join(contracts)}: it ended with {int(code)}",
+            f"pytest ran no test of {names}: it ended with {int(code)}",
             hint="look whether its own plugins work here: pytest --version",
         )
     return findings
 
 
-def _plugin(subjects: Mapping[str, Mapping[str, Any]], findings: list[Finding]) -> object:
+def _plugin(
+    kinds: Seq[Kind[Any]], subjects: Mapping[str, Mapping[str, Any]], findings: list[Finding]
+) -> object:
     """Return a plugin of pytest that lends the subjects and notes what becomes of each test."""
     import pytest
+
+    by_name = {kind.name: kind for kind in kinds}
+    promises: dict[str, str] = {}
 
     class Plugin:
         @pytest.fixture(name="subjects")
         def lend(self) -> Mapping[str, Mapping[str, Any]]:
             return subjects
 
+        def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+            for item in items:
+                promises[item.nodeid] = getattr(getattr(item, "obj", None), "__doc__", "") or ""
+
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.when == "call" or not report.passed:
-                findings.append(_finding(report))
+                name = report.nodeid.partition("::Test_")[2].partition("::")[0]
+                findings.append(found(by_name[name], report, promises.get(report.nodeid, "")))
 
     return Plugin()
-
-
-def _finding(report: Any) -> Finding:
-    kind, _, test = report.nodeid.partition("::Test_")[2].partition("::")
-    sentence = test.removeprefix("test_").replace("_", " ").replace("[", " [")
-    if report.skipped:
-        return Finding(kind, sentence, "skipped", report.longrepr[2].removeprefix("Skipped: "))
-    if report.passed:
-        return Finding(kind, sentence, "held")
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = str(report.longrepr) if crash is None else crash.message
-    return Finding(kind, sentence, "failed", " ".join(text.split())[:MAX_REASON_CHARS])

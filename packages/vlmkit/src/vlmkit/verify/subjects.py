@@ -1,21 +1,26 @@
 """A model's parts, to try one of its components with: prompts, pictures and features."""
 
 from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from vlmkit.ask.message import Message
 from vlmkit.assembly import choose
-from vlmkit.config import Config, ModelEntry
+from vlmkit.config import COMPONENTS, Config, ModelEntry
 from vlmkit.config.providers import registry_of
+from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import told
+from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.provider import Provider
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.verify.sample_files import sample_files
 
 QUESTIONS = (
     "Hello",
@@ -28,17 +33,38 @@ ANSWER = "The capital of France is Paris, and it always was."
 class ModelParts:
     """A model's parts around the one that is tried: built when they are needed, each once.
 
+    Args:
+        entry: the model that was asked for.
+        config: settings of its components.
+        plugins: who offers them.
+        checkpoint: its files.
+        is_partial: whether it is enough that what is used can be built.
+
     Attributes:
         choice: the provider's name and settings of each component that it would be served with.
     """
 
     def __init__(
-        self, entry: ModelEntry, config: Config, plugins: Plugins, checkpoint: Checkpoint
+        self,
+        entry: ModelEntry,
+        config: Config,
+        plugins: Plugins,
+        checkpoint: Checkpoint,
+        *,
+        is_partial: bool = False,
     ) -> None:
         self._entry = entry
         self._plugins = plugins
         self._checkpoint = checkpoint
-        self.choice = choose(entry, config, plugins, checkpoint)
+        self._missing: dict[str, VlmkitError] = {}
+        self.choice: dict[str, tuple[str, dict[str, Any]]] = {}
+        for section in COMPONENTS:
+            try:
+                self.choice |= choose(entry, config, plugins, checkpoint, (section,))
+            except (PluginUnavailable, CheckpointError) as error:
+                if not is_partial:
+                    raise
+                self._missing[section] = error
         self._features: dict[bytes, MediaFeatures] = {}
 
     @property
@@ -105,6 +131,8 @@ class ModelParts:
         return made
 
     def _built(self, section: str) -> Any:
+        if section in self._missing:
+            raise self._missing[section]
         name, settings = self.choice[section]
         return registry_of(self._plugins, section).build(name, settings, self.context())
 
@@ -116,27 +144,69 @@ class ModelParts:
         return self.tokenizer.prompt([Message.of("user", question, pictures)])
 
 
-OWN = {"media_loader": "what it opens", "tool_source": "what its tools can be asked"}
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What components are tried on.
+
+    Attributes:
+        model: for tokenizers, encoders and engines.
+        files: for media loaders: what they open; by default, files of usual formats.
+        calls_tools: whether the tools of a source may be called, which may do anything.
+        environ: of the processes in which commands are tried.
+    """
+
+    model: ModelParts | None = None
+    files: tuple[bytes, ...] = ()
+    calls_tools: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def subject_of(
-    kind: str, name: str, make: Callable[..., Any], model: ModelParts | None
+    provider: Provider[Any],
+    kind: Kind[Any],
+    make: Callable[..., Any],
+    given: Given,
+    plugins: Plugins,
 ) -> dict[str, Any] | str:
     """Return what stands in for the members of a contract's class, or why it cannot be run."""
-    if kind == "constraint":
+    if kind.name == "constraint":
         return {"make": lambda vocabulary: make(vocabulary=vocabulary), "forms": None}
-    parts = {"tokenizer": _tokenizer, "media_encoder": _encoder, "engine": _engine}.get(kind)
-    if kind in OWN:
-        return f"{OWN[kind]} is known to its own tests only"
+    if kind.name == "model":
+        return {"name": provider.name, "registry": lambda: plugins.of(kind)}
+    if kind.name == "command":
+        return {"name": provider.name, "environ": lambda: given.environ}
+    if kind.name == "media_loader":
+        return _media_loader(make, given)
+    if kind.name == "tool_source" and not given.calls_tools:
+        return "calling its tools may do anything: --call-tools allows it"
+    return _of_model(provider.name, kind, make, given.model)
+
+
+def _of_model(
+    name: str, kind: Kind[Any], make: Callable[..., Any], model: ModelParts | None
+) -> dict[str, Any] | str:
+    parts = {"tokenizer": _tokenizer, "media_encoder": _encoder, "engine": _engine}.get(kind.name)
     if parts is None:
         return {"make": make}
     if model is None:
         return "name a model: vlmkit plugins check NAME MODEL"
-    if reason := model.objection(kind, name):
+    if reason := model.objection(kind.name, name):
         return reason
-    if kind == "media_encoder" and not model.is_seeing:
+    if kind.name == "media_encoder" and not model.is_seeing:
         return "the model takes no images"
     return {"make": make, **parts(model)}
+
+
+def _media_loader(make: Callable[..., Any], given: Given) -> dict[str, Any]:
+    def files() -> list[bytes]:
+        import pytest
+
+        found = list(given.files) or sample_files(make())
+        if len(found) < 2:
+            pytest.skip("what it opens is not known here: name two files by --file")
+        return found
+
+    return {"make": make, "files": files}
 
 
 def _tokenizer(model: ModelParts) -> dict[str, Any]:

@@ -14,8 +14,6 @@ LOGITS = np.array([[5.0, 4.5, 0.0, 0.0, 0.0, 0.0]], dtype=np.float32)  # deviati
 
 
 class TestSigmaSampler(SamplerContract):
-    is_exact = False  # it filters of its own accord
-
     def make(self) -> Sampler:
         return SigmaSampler()
 

@@ -37,6 +37,9 @@ class SigmaSampler:
         settings: how near.
     """
 
+    is_exact = False
+    """Draws do not follow the softmax of the logits: it filters of its own accord."""
+
     def __init__(self, settings: SigmaSettings | None = None) -> None:
         self._settings = settings or SigmaSettings()
 
