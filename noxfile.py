@@ -270,6 +270,13 @@ def types(session: nox.Session) -> None:
     )
 
 
+@nox.session(default=False)
+def reference(session: nox.Session) -> None:
+    """Write ``docs/reference/seams.md``, the reference of the protocols, of the sources."""
+    install(session, CORE)
+    session.run("python", "tests/seams_page.py")
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Build an sdist and a wheel of each distribution, install the wheels alone and try them."""

@@ -1,0 +1,196 @@
+"""Writes ``docs/reference/seams.md`` of the sources: signatures, and what their docstrings say.
+
+``nox -s reference`` renews the page; a test tells when that is due. Nothing is imported: the page
+is what stands in the files, without names that begin with an underscore.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlmkit.plugins.kinds import KINDS, Kind
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/reference/seams.md"
+SOURCE = ROOT / "packages/vlmkit/src/vlmkit"
+TEMPLATES = "../../packages/vlmkit/src/vlmkit/templates"
+
+HEAD = """# Seams
+
+What each kind of plugin implements, and the values that cross its border: signatures, shapes, units
+and errors. Made of the sources by `nox -s reference`. [Hooks](hooks.md) says how a plugin offers a
+provider, [Contracts](contracts.md) how it is tried, and
+[Write a plugin](../how-to/write-a-plugin.md) where to begin.
+
+Nothing needs to be inherited but `Observer` and `Monitor`, to leave out what is of no interest.
+`Seq` is `collections.abc.Sequence`, since `Sequence` is an answer in the making."""
+
+OF_KINDS = {
+    "tokenizer": ("seams.tokenizer", "seams.reader"),
+    "media_encoder": ("seams.media_encoder", "seams.features"),
+    "engine": ("seams.engine", "seams.view"),
+    "scheduler": ("seams.scheduler", "seams.step"),
+    "sampler": ("seams.sampler",),
+    "proposer": ("seams.proposer",),
+    "constraint": ("seams.constraint",),
+    "observer": ("seams.observer",),
+    "media_loader": ("seams.media_loader",),
+    "tool_source": ("seams.tool_source",),
+    "monitor": ("seams.monitor",),
+    "model": ("kit.checkpoint",),
+    "command": (),
+}
+SHARED = {
+    "prompts and answers": (
+        "seams.prompt",
+        "seams.sequence",
+        "seams.chat_format",
+        "seams.place_format",
+    ),
+    "providers": ("plugins.build_context", "plugins.provider"),
+    "runners": ("seams.runner",),
+}
+NOTES = {"providers": "Import these from `vlmkit.plugins.registry`, which is where they stay."}
+SECTIONS = {"Args": "takes", "Attributes": "", "Raises": "raises", "Returns": "returns"}
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [HEAD, _axes()]
+    for kind in KINDS:
+        parts += [f"## {kind.words.capitalize()}", _introduction(kind)]
+        parts += [part for module in OF_KINDS[kind.name] for part in _module(module)]
+    for title, modules in SHARED.items():
+        parts += [f"## {title.capitalize()}", NOTES.get(title, "")]
+        parts += [part for module in modules for part in _module(module)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _axes() -> str:
+    """Return what is said of all seams."""
+    text = ast.get_docstring(ast.parse((SOURCE / "seams/__init__.py").read_text())) or ""
+    return _prose(text.partition("\n\n")[2].partition("heavy import.")[2].strip())
+
+
+def _introduction(kind: Kind[object]) -> str:
+    made = kind.meaning.removeprefix("what ")
+    contract = f"[its contract](contracts.md) is `{kind.contract.replace(':', '.')}`"
+    command = f"vlmkit plugins new {kind.name.replace('_', '-')} FOLDER"
+    example = f"[a whole example]({TEMPLATES}/{kind.name}), which `{command}` makes yours"
+    links = [f"`{kind.hook}`", *([contract] if kind.contract else []), example]
+    builds = " `build` returns a `click.Command`." if kind.makes is None else ""
+    return f"What {made}.{builds} Offered by {'; '.join(links)}."
+
+
+def _module(name: str) -> Iterator[str]:
+    """Yield a module's text, and each public thing in it."""
+    tree = ast.parse((SOURCE / f"{name.replace('.', '/')}.py").read_text())
+    yield f"### `vlmkit.{name}`"
+    yield _described(ast.get_docstring(tree) or "")
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from _class(node)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield f"#### `{_signature(node)}`"
+            yield _described(ast.get_docstring(node) or "")
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_text(after):
+            name, _, value = ast.unparse(node).partition(" = ")
+            if not name.startswith("_"):
+                yield f"#### `{name}`"
+                yield f"`{value}`"
+                yield _described(inspect.cleandoc(after.value.value))
+
+
+def _is_text(node: ast.stmt | None) -> bool:
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_constant and isinstance(node.value.value, str)
+
+
+def _class(node: ast.ClassDef) -> Iterator[str]:
+    bases = [ast.unparse(base) for base in node.bases]
+    parents = [base for base in bases if base not in ("Protocol", "Struct", "msgspec.Struct")]
+    yield f"#### `{node.name}{'(' + ', '.join(parents) + ')' if parents else ''}`"
+    text = ast.get_docstring(node) or ""
+    fields = dict(_fields(node))
+    yield _described(text, fields)
+    for part in node.body:
+        is_method = isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_method and (part.name[0] != "_" or part.name == "__len__"):
+            text = _described(ast.get_docstring(part) or "")
+            yield f"- **`{_signature(part)}`** {_indented(text)}"
+
+
+def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a class, and their types and defaults."""
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            default = _default(part.value)
+            yield part.target.id, f"{ast.unparse(part.annotation)}{default}"
+
+
+def _default(value: ast.expr | None) -> str:
+    if value is None:
+        return ""
+    text = ast.unparse(value)
+    if text.startswith("field("):
+        made = re.search(r"default_factory=(\w+)", text)
+        return f" = {made[1]}()" if made else ""
+    return "" if text.startswith("_") else f" = {text}"
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Return a method's name, what it takes without itself, and what it returns."""
+    decorators = {ast.unparse(each) for each in node.decorator_list}
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    if decorators & {"property", "cached_property"}:
+        return f"{node.name}{returns.replace(' -> ', ': ')}"
+    arguments = ast.unparse(node.args).removeprefix("self").removeprefix("cls").removeprefix(", ")
+    if node.name == "__len__":
+        return f"len({arguments}){returns}"
+    begins = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+    return f"{begins}{node.name}({arguments}){returns}"
+
+
+def _described(text: str, fields: dict[str, str] | None = None) -> str:
+    """Return a docstring as Markdown; fields get their types, also those that it does not name."""
+    paragraphs, listed = [], set()
+    for block in text.split("\n\n"):
+        title, _, rest = block.partition("\n")
+        if title.rstrip(":") not in SECTIONS or not title.endswith(":"):
+            paragraphs.append(_prose(block))
+            continue
+        rows = []
+        for name, said in _entries(inspect.cleandoc(rest)):
+            listed.add(name)
+            kind = (fields or {}).get(name)
+            shown = f"{name}: {kind}" if kind else name
+            rows.append(f"- `{shown}`: {_prose(said)}" if name else f"- {_prose(said)}")
+        word = SECTIONS[title.rstrip(":")]
+        paragraphs += [f"{word.capitalize()}:" if word else "", "\n".join(rows)]
+    others = [f"- `{name}: {kind}`" for name, kind in (fields or {}).items() if name not in listed]
+    return "\n\n".join(filter(None, [*paragraphs, "\n".join(others)]))
+
+
+def _entries(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of a section, and what is said of each; of what is returned, no name."""
+    for entry in re.split(r"\n(?=\S)", text):
+        found = re.match(r"(\*{0,2}\w+): (.*)", entry, re.DOTALL)
+        yield (found[1], found[2]) if found else ("", entry)
+
+
+def _prose(text: str) -> str:
+    """Return text in one line for each paragraph, with the marks of Markdown."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text.replace("``", "`"))
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def _indented(text: str) -> str:
+    """Return text as what belongs to an item of a list."""
+    first, *others = text.split("\n")
+    return "\n".join([first, *(f"  {line}" if line else "" for line in others)])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

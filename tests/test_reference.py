@@ -1,0 +1,43 @@
+"""The reference of the seams is what the sources say, and leaves none of them out."""
+
+import pkgutil
+import re
+
+import seams_page
+import vlmkit.seams
+from vlmkit.plugins.kinds import KINDS
+
+
+def test_the_page_is_what_the_sources_say():
+    assert seams_page.PAGE.read_text() == seams_page.page(), "renew it: nox -s reference"
+
+
+def test_every_seam_is_on_it():
+    named = set(re.findall(r"^### `vlmkit\.(seams\.\w+)`$", seams_page.page(), re.MULTILINE))
+    assert named == {
+        f"seams.{module.name}" for module in pkgutil.iter_modules(vlmkit.seams.__path__)
+    }
+
+
+def test_every_kind_has_its_protocol_its_contract_and_its_example():
+    text = seams_page.page()
+    for kind in KINDS:
+        section = re.split(r"^## ", text, flags=re.MULTILINE)
+        (own,) = [part for part in section if part.startswith(f"{kind.words.capitalize()}\n")]
+        assert f"templates/{kind.name})" in own
+        assert f"`{kind.hook}`" in own
+        assert not kind.contract or kind.contract.rpartition(":")[2] in own
+        assert kind.makes is None or f"#### `{kind.makes.__name__}" in own
+
+
+def test_it_shows_no_private_names_and_no_dunders():
+    shown = re.findall(r"^(?:####|- \*\*|- `)[^:(]*", seams_page.page(), re.MULTILINE)
+    assert not [line for line in shown if re.search(r"[ `]_", line)]
+
+
+def test_a_reader_finds_arguments_units_and_errors_of_a_method():
+    text = seams_page.page()
+    assert "**`prepare(rows: Seq[Row]) -> Pick`**" in text
+    assert "- `rows`: at least one; the logits come in their order." in text
+    assert "- `ConstraintError`: it makes no sense" in text
+    assert "`[num_tokens, hidden]` float" in text
