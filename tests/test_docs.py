@@ -206,22 +206,30 @@ def test_the_first_plugin_of_the_tutorial_loads_and_answers(tmp_path):
     assert shown[1]
 
 
-def test_the_toy_of_the_plugin_guide_answers_and_keeps_the_contracts(tmp_path):
+def test_the_plugin_guide_begins_as_the_command_goes_on(tmp_path):
+    first, then, *_ = blocks("docs/how-to/write-a-plugin.md", "console")
+    (shown,) = run_commands([first.strip()], tmp_path)
+    assert [line.strip() for line in shown.splitlines()[1:]] == then.strip().splitlines()
+
+
+def test_a_plugin_of_the_guide_is_used_without_being_installed(tmp_path):
     page = "docs/how-to/write-a-plugin.md"
-    files = ("toy.py", "shortest.py", "test_toy.py")
-    for name, program in zip(files, blocks(page, "python"), strict=True):
-        (tmp_path / name).write_text(program)
-    (tmp_path / "toy_model").mkdir()
-    (tmp_path / "toy_model/config.json").write_text(blocks(page, "json")[0])
-    (tmp_path / "toy.toml").write_text(blocks(page, "toml")[0])
-    install, *commands = blocks(page, "console")[0].strip().splitlines()
-    assert install == 'pip install "vlmkit[testing]"'
-    plugins, answer, tests = run_commands(commands, tmp_path)
-    assert {"toy.py", "shortest.py"} <= set(plugins.split())
-    assert answer == "hi cat!\n"
-    passed, skipped = re.search(r"(\d+) passed, (\d+) skipped", tests).groups()
-    assert int(passed) > 60
-    assert int(skipped) < 30
+    (made,) = re.findall(r"`(vlmkit plugins new scheduler \S+)`", (ROOT / page).read_text())
+    run_commands([made], tmp_path)
+    (tmp_path / "short.toml").write_text(blocks(page, "toml")[0])
+    plugins, answer = run_commands(blocks(page, "console")[2].strip().splitlines(), tmp_path)
+    assert "short" in plugins.split()
+    assert answer == "hello\n"
+
+
+def test_the_plugin_guide_leads_to_every_protocol_and_every_example():
+    text = (ROOT / "docs/how-to/write-a-plugin.md").read_text()
+    seams = (ROOT / "docs/reference/seams.md").read_text()
+    for kind in KINDS:
+        slug = kind.words.replace(" ", "-")
+        assert f"[{kind.words}](../reference/seams.md#{slug})" in text
+        assert f"\n## {kind.words.capitalize()}\n" in seams
+        assert f"/vlmkit/templates/{kind.name})" in text
 
 
 def test_the_plugin_guide_names_every_contract():

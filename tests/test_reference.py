@@ -5,6 +5,7 @@ import re
 
 import seams_page
 import vlmkit.seams
+from vlmkit.plugins import project
 from vlmkit.plugins.kinds import KINDS
 
 
@@ -41,3 +42,8 @@ def test_a_reader_finds_arguments_units_and_errors_of_a_method():
     assert "- `rows`: at least one; the logits come in their order." in text
     assert "- `ConstraintError`: it makes no sense" in text
     assert "`[num_tokens, hidden]` float" in text
+
+
+def test_the_page_on_stability_names_the_distributions_whose_names_are_taken():
+    page = (seams_page.ROOT / "docs/reference/stability.md").read_text()
+    assert all(f"`-{name}`" in page or f"`vlmkit-{name}`" in page for name in project.TAKEN)

@@ -144,7 +144,7 @@ def test_what_is_written_names_the_commands_that_try_it(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "Cool", "1st", "a b", "a--b", "-a", "a-", "a_b", "é", "x" * 41, "../a", "a.b", "a\n"],
+    ["", "x", "Cool", "1st", "a b", "a--b", "-a", "a-", "a_b", "é", "x" * 41, "../a", "a.b", "a\n"],
 )
 def test_a_name_that_no_distribution_can_have_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="must be small letters and digits"):

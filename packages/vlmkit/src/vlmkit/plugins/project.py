@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 COMMON = "common"
 PREFIX = "vlmkit-"
 MAX_NAME_CHARS = 40
-NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+NAME = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
 TAKEN = frozenset(
     {"demo", "guidance", "hf", "mcp", "mock", "monitor", "onnx", "pdf", "torch", "typical"}
 )
@@ -134,7 +134,7 @@ def write(kind: Kind[object], folder: Path, name: str) -> Project:
 def _refuse_name(name: str, kind: Kind[object]) -> None:
     if NAME.fullmatch(name) is None or len(name) > MAX_NAME_CHARS:
         raise ConfigError(
-            f"plugin name {name!r} must be small letters and digits with '-' between words, of up "
+            f"plugin name {name!r} must be small letters and digits with '-' between words, of 2 "
             f"to {MAX_NAME_CHARS} characters, and begin with a letter",
             hint="give one by --name, or name the folder so",
         )
