@@ -255,7 +255,7 @@ def with_matcher(matcher_class):
 @pytest.mark.parametrize(
     ("broken", "error", "match"),
     [
-        (Tires, EngineError, "^a constraint failed on this request"),
+        (Tires, EngineError, "^the constraint failed on this request"),
         (Loses, ConstraintError, "cannot go on"),
         (Contradicts, EngineError, "refuses a token that it allowed"),
     ],

@@ -339,7 +339,7 @@ class Panicking(MockVisionEncoder):
 def test_a_panic_of_the_encoder_ends_every_request_and_readiness():
     with running(Panicking()) as model:
         other = model.submit(model.request(script(text="x", tokens=4000, latency_s=0.001)))
-        with pytest.raises(EngineError, match="the engine failed") as caught:
+        with pytest.raises(EngineError, match="the media encoder failed") as caught:
             shows(model, picture()).result()
         assert "words of a library" not in str(caught.value)
         with pytest.raises(EngineError):

@@ -169,7 +169,7 @@ def test_a_sampler_that_breaks_before_the_engine_ran_fails_only_its_own_request(
     with running(sampler=Unprepared()) as model:
         good = model.submit(model.request(script(text="fine", tokens=40, latency_s=0.002)))
         bad = model.submit(model.request(script(text="bad", latency_s=0.002), top_k=7))
-        with pytest.raises(EngineError, match="the engine failed on this request"):
+        with pytest.raises(EngineError, match="the sampler failed on this request"):
             bad.result()
         assert good.result().text == "fine" * 10
         assert_serves(model)

@@ -15,7 +15,6 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import (
     assemble,
     chosen,
-    default_params,
     load_plugins,
     name_of,
     packaged_models,
@@ -34,6 +33,7 @@ from vlmkit.errors import (
     UnknownPlugin,
 )
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.generation_config import default_params
 from vlmkit.plugins import loader
 from vlmkit.settings.plugins import PluginSettings
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vlmkit.ask.sampling import SamplingParams, sampling_params
 from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_config
 from vlmkit.config.layers import expanded
 from vlmkit.config.providers import (
     check_groups,
-    described,
     is_left_out,
+    makers_of,
     names_of,
+    refuse_broken_files,
     registry_of,
     with_broken_plugins,
 )
@@ -32,11 +32,11 @@ from vlmkit.errors import (
     CheckpointError,
     PluginError,
     PluginUnavailable,
-    RequestError,
     VlmkitError,
 )
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.generation_config import default_params
 from vlmkit.kit.model_folder import model_file, model_folder
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import MODEL, OBSERVER
@@ -55,8 +55,6 @@ log = logging.getLogger(__name__)
 MakeObserver = Callable[[], "Observer | None"]
 OnStage = Callable[[str], None]
 """Told the name of each stage of loading when it begins; the last one is ``ready``."""
-
-SAMPLED_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def load(
@@ -131,21 +129,6 @@ def load_plugins(
     return plugins
 
 
-def refuse_broken_files(config: Config, plugins: Plugins) -> None:
-    """Raise if a plugin file that the config names was not loaded.
-
-    Raises:
-        PluginError: one was not; says why.
-    """
-    for file in (str(expanded(file)) for file in config.plugins.files):
-        if error := plugins.broken.get(file):
-            hint = error.hint if isinstance(error, VlmkitError) else ""
-            raise PluginError(
-                f"plugin file {file!r} could not be loaded: {described(error)}",
-                hint=hint or "mend it, or take it out of plugins",
-            ) from error
-
-
 def assemble(
     entry: ModelEntry,
     config: Config,
@@ -188,6 +171,7 @@ def assemble(
                 continue
             registry, group = registry_of(plugins, section), config.group(section)
             parts[section] = _members(registry, group, context, built)
+        makers = makers_of(plugins, choice, parts)
         for name, make in observers.items():
             if (observer := make()) is not None:
                 parts[OBSERVER.section][name] = observer
@@ -205,6 +189,7 @@ def assemble(
             defaults=default_params(checkpoint),
             settings=config.pipeline,
             pooling=partial(read_pooling, checkpoint),
+            makers=makers,
         )
         built.pop_all()  # the runner closes them from now on
         built.callback(runner.close)
@@ -399,30 +384,6 @@ def encoder_of_engine(
     names = (engine.name, engine.plugin)
     own = next((p for p in plugins.media_encoders if (p.name, p.plugin) == names), None)
     return own if own is not None and not own.objection(checkpoint) else None
-
-
-def default_params(checkpoint: Checkpoint) -> SamplingParams:
-    """Return how the model's authors want tokens chosen, from ``generation_config.json``.
-
-    Without ``do_sample`` it is the likeliest token each time. A value that is out of our bounds
-    is left out, with a warning.
-    """
-    stated = checkpoint.read_json("generation_config.json")
-    names = ["repetition_penalty"]
-    values: dict[str, Any] = {}
-    if stated.get("do_sample"):
-        names += SAMPLED_FIELDS
-        values["temperature"] = 1.0  # what do_sample means where no temperature is stated
-    for name in names:
-        if stated.get(name) is None:
-            continue
-        try:
-            sampling_params({name: stated[name]})
-        except RequestError as error:
-            log.warning("model %r: generation_config.json: %s", checkpoint.name, error)
-        else:
-            values[name] = stated[name]
-    return sampling_params(values)
 
 
 def is_needless(

@@ -25,6 +25,7 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.shown_image import ShownImage
 from vlmkit.errors import ConfigError, RequestError
 from vlmkit.kit.pooling import Pooling
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.channel import Channel
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.feature_cache import FeatureCache
@@ -81,6 +82,8 @@ class Pipeline:
         defaults: sampling parameters of requests that state none.
         settings: bounds.
         pooling: returns how a text's hidden states become one vector.
+        renderers: make prompts in processes of their own; in threads when None.
+        makers: how errors and the log call who made all of these.
     """
 
     def __init__(  # noqa: PLR0913 - one for each kind of component
@@ -100,6 +103,7 @@ class Pipeline:
         settings: PipelineSettings | None = None,
         pooling: Callable[[], Pooling] = Pooling,
         renderers: RendererPool | None = None,
+        makers: Makers = UNKNOWN,
     ) -> None:
         loaders = {"image": ImageLoader()} if media_loaders is None else media_loaders
         self.facts = facts = RunnerFacts(
@@ -126,10 +130,11 @@ class Pipeline:
         self._renderers = renderers
         self._prompts: MakesPrompts = Prompts(
             tokenizer,
-            MediaIntake(loaders, facts),
+            MediaIntake(loaders, facts, makers),
             Pictures(self._workers, num_at_once),
             pooling,
             facts.limits,
+            makers,
         )
         if renderers is not None:
             self._prompts = RenderedPrompts(self._prompts, renderers)
@@ -141,6 +146,7 @@ class Pipeline:
             facts=facts,
             pooling=pooling,
             constraint=constraint,
+            makers=makers,
         )
         self._is_closed = False
         self._closing = threading.Lock()
@@ -150,7 +156,7 @@ class Pipeline:
                 f"of {facts.limits.max_sequence_tokens}",
                 hint="raise the engine's cache or lower its max_sequence_tokens",
             )
-        self._observers = Observers(observers) if observers else None
+        self._observers = Observers(observers, makers) if observers else None
         self._loop = Loop(
             engine=engine,
             encoder=media_encoder,
@@ -161,6 +167,7 @@ class Pipeline:
             observers=self._observers,
             slow_s=facts.bounds.slow_step_s,
             stuck_s=facts.bounds.stuck_step_s,
+            makers=makers,
         )
 
     def prepare(self) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import load_plugins
-from vlmkit.config.providers import registry_of
+from vlmkit.config.providers import makers_of, registry_of
 from vlmkit.config.text_side import Part, TextSide
 from vlmkit.errors import PluginUnavailable, VlmkitError
 from vlmkit.kit.pooling import read_pooling
@@ -82,7 +82,9 @@ def built(plan: TextSide) -> Prompts:
     pooling = cache(partial(read_pooling, plan.checkpoint))
     workers = ThreadPoolExecutor(plan.num_threads, "vlmkit-pictures")
     pictures = Pictures(workers, plan.num_threads)
-    return Prompts(tokenizer, MediaIntake(loaders, facts), pictures, pooling, plan.limits)
+    makers = makers_of(plugins, {"tokenizer": plan.tokenizer}, {"media_loaders": loaders})
+    media = MediaIntake(loaders, facts, makers)
+    return Prompts(tokenizer, media, pictures, pooling, plan.limits, makers)
 
 
 def _part(section: str, part: Part, plugins: Plugins, context: BuildContext) -> Any:

@@ -51,9 +51,8 @@ def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
 
     The settings of providers that are chosen by name are checked too.
     """
-    from vlmkit.assembly import refuse_broken_files
     from vlmkit.cli.loading import read_with_plugins
-    from vlmkit.config.providers import check_components
+    from vlmkit.config.providers import check_components, refuse_broken_files
 
     layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     check_components(layered.config, plugins)

@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 
+from vlmkit.config.layers import expanded
 from vlmkit.config.structs import COMPONENTS, GROUPS, SECTIONS, Component, Config, Group
-from vlmkit.errors import ConfigError, PluginError, PluginUnavailable
+from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, VlmkitError
 from vlmkit.kit.one_line import named, text_of
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import Registry
+from vlmkit.running.blame import Makers
 
 
 def registry_of(plugins: Plugins, section: str) -> Registry[Any]:
@@ -71,6 +73,43 @@ def names_of(group: Group, registry: Registry[Any], subject: object) -> list[str
     able = [registry.key(p) for p in registry.able(subject)] if "auto" in group.use else []
     names = (own for name in group.use for own in (able if name == "auto" else [name]))
     return list(dict.fromkeys(names))
+
+
+def makers_of(
+    plugins: Plugins, choice: Mapping[str, tuple[str, Any]], parts: Mapping[str, Any]
+) -> Makers:
+    """Return how messages call the providers of a pipeline's parts.
+
+    Args:
+        plugins: offer them.
+        choice: who makes the part of each section that chooses one, and with which settings.
+        parts: has those of each section of several by the names of their providers.
+    """
+    named = {SECTIONS[each].name: _who(plugins, each, name) for each, (name, _) in choice.items()}
+    for section in (section for section in GROUPS if section in parts):
+        kind = SECTIONS[section].name
+        named |= {f"{kind}.{name}": _who(plugins, section, name) for name in parts[section]}
+    return Makers(named)
+
+
+def _who(plugins: Plugins, section: str, name: str) -> str:
+    registry = registry_of(plugins, section)
+    return registry.who(registry.get(name))
+
+
+def refuse_broken_files(config: Config, plugins: Plugins) -> None:
+    """Raise if a plugin file that the config names was not loaded.
+
+    Raises:
+        PluginError: one was not; says why.
+    """
+    for file in (str(expanded(file)) for file in config.plugins.files):
+        if error := plugins.broken.get(file):
+            hint = error.hint if isinstance(error, VlmkitError) else ""
+            raise PluginError(
+                f"plugin file {file!r} could not be loaded: {described(error)}",
+                hint=hint or "mend it, or take it out of plugins",
+            ) from error
 
 
 def with_broken_plugins(error: PluginError, plugins: Plugins) -> PluginError:

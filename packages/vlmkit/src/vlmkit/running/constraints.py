@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence as Seq
 from vlmkit.ask.constraint import Constraint, Lark
 from vlmkit.errors import VlmkitError
 from vlmkit.running.bits import words_of
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.guide import Guide
 from vlmkit.running.isolation import engine_error
 from vlmkit.seams.constraint import ConstraintCompiler, MakeMatcher, Vocabulary
@@ -31,6 +32,7 @@ class Constraints:
         vocab_size: columns of the logits.
         eos_ids: tokens that end an answer.
         banned_ids: tokens that must never be chosen.
+        makers: who made the compiler.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class Constraints:
         vocab_size: int,
         eos_ids: frozenset[int],
         banned_ids: Seq[int],
+        makers: Makers = UNKNOWN,
     ) -> None:
         self._make = make
+        self._makers = makers
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._silent = eos_ids.union(banned_ids)
@@ -92,9 +96,8 @@ class Constraints:
         except VlmkitError:
             raise
         except Exception as error:  # a compiler may raise anything
-            raise engine_error(
-                "the constraint could not be compiled", error, repeats=True
-            ) from error
+            who = self._makers.of("constraint")
+            raise engine_error(f"{who} could not be compiled", error, repeats=True) from error
 
     def _compiled(self, constraint: Constraint, scope: bytes) -> MakeMatcher:
         with self._keeping:

@@ -6,6 +6,7 @@ only stops guessing. Whether a draft stands is the executor's business.
 
 import logging
 
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.proposer import Proposer
 from vlmkit.seams.sequence import Sequence
@@ -19,9 +20,13 @@ class Drafting:
     Args:
         proposer: guesses; None never does.
         limits: of the engine that computes the guesses.
+        makers: who made the proposer.
     """
 
-    def __init__(self, proposer: Proposer | None, limits: EngineLimits) -> None:
+    def __init__(
+        self, proposer: Proposer | None, limits: EngineLimits, makers: Makers = UNKNOWN
+    ) -> None:
+        self._makers = makers
         self._proposer = proposer if limits.max_draft_tokens else None
         self._limits = limits
         self._forced: set[Sequence] = set()  # whose drafts are no guesses
@@ -94,5 +99,6 @@ class Drafting:
         return len(guesses)
 
     def _give_up(self, error: Exception) -> None:
-        log.error("the proposer failed; nothing is drafted any more", exc_info=error)
+        who = self._makers.of("proposer")
+        log.error("%s failed; nothing is drafted any more", who, exc_info=error)
         self._proposer = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 
 from vlmkit.ask.stage import Stage
 from vlmkit.errors import EngineError
+from vlmkit.running.blame import Fault
 from vlmkit.running.isolation import isolated
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.media_encoder import MediaEncoder
@@ -122,5 +123,5 @@ class EncoderThread:
         features = list(self._encoder.encode(slots))
         found, wanted = [f.num_tokens for f in features], [slot.num_features for slot in slots]
         if found != wanted:
-            raise EngineError(f"the media encoder returned {found} features, expected {wanted}")
+            raise Fault("media_encoder", f"returned {found} features, expected {wanted}")
         return features

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence as Seq
 
 from vlmkit.ask.stage import NO_STAGE
 from vlmkit.errors import VlmkitError
+from vlmkit.running.blame import UNKNOWN, Fault, Makers
 from vlmkit.running.encoder_thread import EncoderThread, Key
 from vlmkit.running.feature_cache import FeatureCache
 from vlmkit.running.isolation import engine_error
@@ -24,11 +25,17 @@ class Encodings:
         encoder: encodes media; None for a text model.
         cache: features of media that were there before.
         on_results: called in another thread when :meth:`take` has something to do.
+        makers: who made the encoder.
     """
 
     def __init__(
-        self, encoder: MediaEncoder | None, cache: FeatureCache, on_results: Callable[[], None]
+        self,
+        encoder: MediaEncoder | None,
+        cache: FeatureCache,
+        on_results: Callable[[], None],
+        makers: Makers = UNKNOWN,
     ) -> None:
+        self._makers = makers
         self._thread = EncoderThread(encoder, on_results)
         self._cache = cache
         self._waiting: dict[Key, set[EncodeItem]] = {}
@@ -58,7 +65,13 @@ class Encodings:
             if isinstance(result, Exception):
                 kinds = {item.sequence.prompt.media[item.index].kind for item in items}
                 what = f"this {kinds.pop()}" if kinds else "a medium that nobody waits for"
-                error = engine_error(f"the media encoder failed on {what}", result)
+                error = (
+                    result.told(self._makers)
+                    if isinstance(result, Fault)
+                    else engine_error(
+                        f"{self._makers.of('media_encoder')} failed on {what}", result
+                    )
+                )
                 failures.update((item.sequence, error) for item in items)
             else:
                 self.num_encoded += 1

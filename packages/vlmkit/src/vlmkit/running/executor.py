@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from vlmkit.ask.sample import Sample
 from vlmkit.ask.sampling import SamplingParams
-from vlmkit.errors import EngineError, RequestError, VlmkitError
+from vlmkit.errors import RequestError, VlmkitError
+from vlmkit.running.blame import UNKNOWN, Fault, Makers, PartFailed, PartLost
 from vlmkit.running.isolation import engine_error, isolated
 from vlmkit.running.masks import Masks
 from vlmkit.running.picks import picked, readable, samples
@@ -25,6 +26,8 @@ from vlmkit.seams.prompt import Array, Prompt
 from vlmkit.seams.sampler import Row, Sampler
 from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.step import WorkItem
+
+ENGINE, SAMPLER, CONSTRAINT = "engine", "sampler", "constraint"
 
 
 class Outcome(Struct, frozen=True, gc=False):
@@ -58,11 +61,14 @@ class Executor:
     Args:
         engine: computes tokens.
         sampler: chooses tokens.
+        makers: who made them.
     """
 
-    def __init__(self, engine: Engine, sampler: Sampler) -> None:
+    def __init__(self, engine: Engine, sampler: Sampler, makers: Makers = UNKNOWN) -> None:
         self._engine = engine
         self._sampler = sampler
+        self._makers = makers
+        self._at = ENGINE  # who is at work
 
     def compute(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
         """Run items; return for each what came of it, or what went wrong.
@@ -72,9 +78,18 @@ class Executor:
         """
         results = self._guarded(items)
         if all(_is_suspect(result) for result in results):
-            self._check_engine(next(r for r in results if isinstance(r, Exception)))
-        message = "the engine failed on this request"
-        return [engine_error(message, r) if isinstance(r, Exception) else r for r in results]
+            self._check_parts(next(r for r in results if isinstance(r, Exception)))
+        return [self._told(r) if isinstance(r, Exception) else r for r in results]
+
+    def _told(self, error: Exception) -> VlmkitError:
+        """Return an error as its request gets it, which says whose fault it is."""
+        if isinstance(error, Fault):
+            return error.told(self._makers)
+        if isinstance(error, PartFailed):
+            return engine_error(
+                f"{self._makers.of(error.part)} failed on this request", error.cause
+            )
+        return engine_error("the step failed on this request", error)
 
     def _guarded(self, items: Seq[WorkItem]) -> list[Outcome | Exception]:
         """Run items together; if that fails and a guess may be why, without guesses."""
@@ -83,24 +98,37 @@ class Executor:
                 return list(self._compute_batch(items))
             except Exception:  # noqa: BLE001 - a component may raise anything
                 items = [without_drafts(item) for item in items]
-        return isolated(self._compute_batch, items)
+        return isolated(self._blamed, items)
+
+    def _blamed(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
+        """Run the engine and the sampler on some items, and lay what is raised on one of them."""
+        try:
+            return self._compute_batch(items)
+        except VlmkitError:
+            raise
+        except Exception as error:  # a part may raise anything
+            raise PartFailed(self._at, error) from error
 
     def _compute_batch(self, items: Seq[WorkItem]) -> list[Outcome | VlmkitError]:
         """Run the engine and the sampler on some items; errors are those of constraints."""
         asked = [item for item in items if item.output == "logits"]
         rows, given = _rows(asked)
         free = [row for place, row in enumerate(rows) if place not in given] if given else rows
+        self._at = SAMPLER
         pick = self._sampler.prepare(free) if free else None
+        self._at = ENGINE
         output = self._engine.forward(items)
         _check_rows(output.logits, len(rows))
         _check_rows(output.hidden, sum(item.num_rows for item in items) - len(rows))
         is_free = all(item.sequence.guide is None for item in asked)
-        masks = None if is_free else Masks(asked)
+        masks = None if is_free else Masks(asked, self._makers.of(CONSTRAINT))
         made: Iterator[Sample] = iter(())
         if rows and output.logits is not None:
             read = readable(output.logits)
+            self._at = SAMPLER
             token_ids = picked(read if masks is None else masks.applied(read), pick, given)
             made = iter(samples(read, token_ids, [row.sequence.params for row in rows], given))
+            self._at = ENGINE
         states = None if output.hidden is None else read_states(output.hidden)
         outcomes: list[Outcome | VlmkitError] = []
         start = 0
@@ -116,8 +144,8 @@ class Executor:
                     outcomes.append(Outcome(item, chosen))
         return outcomes
 
-    def _check_engine(self, cause: Exception) -> None:
-        """Compute one token of a sequence of our own: is it the engine that fails, or requests?"""
+    def _check_parts(self, cause: Exception) -> None:
+        """Compute one token of a sequence of our own: is it a part that fails, or requests?"""
         prompt = Prompt((0,))
         probe = Sequence("probe", prompt, SamplingParams(), seed=0, max_tokens=1, scope=b"probe")
         try:
@@ -125,17 +153,19 @@ class Executor:
             if self._engine.admit(probe) is None:  # too full to tell
                 return
             try:
-                self._compute_batch([WorkItem(probe, 0, 1, num_rows=1)])
+                self._blamed([WorkItem(probe, 0, 1, num_rows=1)])
             finally:
                 self._engine.release(probe)
-        except Exception:  # noqa: BLE001 - an engine may raise anything
-            raise EngineError("the engine can compute nothing any more") from cause
+        except Exception as error:  # noqa: BLE001 - an engine may raise anything
+            part = error.part if isinstance(error, PartFailed | Fault) else ENGINE
+            raised = cause.cause if isinstance(cause, PartFailed) else cause
+            raise PartLost(part, self._makers) from raised
 
 
 def _check_rows(array: Array | None, num_wanted: int) -> None:
     num_rows = 0 if array is None else array.shape[0]
     if num_rows != num_wanted:
-        raise EngineError(f"the engine returned {num_rows} rows for {num_wanted}")
+        raise Fault(ENGINE, f"returned {num_rows} rows for {num_wanted}")
 
 
 def _rows(items: Seq[WorkItem]) -> tuple[list[Row], dict[int, int]]:

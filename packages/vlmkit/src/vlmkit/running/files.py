@@ -14,6 +14,7 @@ from vlmkit.ask.media import FilePart, MediaPart
 from vlmkit.ask.message import ImagePart, Message, Part, image_parts_of, parts_of
 from vlmkit.errors import MediaError, OutOfMemory, RequestError, VlmkitError
 from vlmkit.kit.traces import trace_of
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.seams.media_loader import MediaLoader, PagedMediaLoader
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -38,9 +39,16 @@ class FileOpener:
     Args:
         loaders: open files, by name; the first one that recognises a file opens it.
         bounds: what is refused of one request.
+        makers: who made the loaders.
     """
 
-    def __init__(self, loaders: Mapping[str, MediaLoader], bounds: PipelineSettings) -> None:
+    def __init__(
+        self,
+        loaders: Mapping[str, MediaLoader],
+        bounds: PipelineSettings,
+        makers: Makers = UNKNOWN,
+    ) -> None:
+        self._makers = makers
         self._loaders = loaders
         self._bounds = bounds
 
@@ -92,8 +100,8 @@ class FileOpener:
         return [replace(p, options=options) if isinstance(p, ImagePart) else p for p in parts]
 
     def _loaded(self, file: FilePart, bounds: PipelineSettings) -> Seq[Part]:
-        able = (name for name, loader in self._loaders.items() if loader.recognises(file.data))
-        if (name := next(able, None)) is None:
+        name = next((name for name in self._loaders if self._recognises(name, file.data)), None)
+        if name is None:
             raise MediaError(
                 "a file has a format that no media loader recognises",
                 param="messages",
@@ -112,9 +120,20 @@ class FileOpener:
             raise OutOfMemory("this file") from error
         except Exception as error:
             # Its text may tell what is in the file.
-            log.error("media loader %r failed:\n%s", name, trace_of(error))  # noqa: TRY400
+            who = self._makers.of("media_loader", name)
+            log.error("%s failed:\n%s", who, trace_of(error))  # noqa: TRY400
             raise MediaError(f"media loader {name!r} failed on a file", param="messages") from error
         raise MediaError("pages are chosen of a file that has none", param="messages")
+
+    def _recognises(self, name: str, data: bytes) -> bool:
+        """Tell whether a loader takes a file; one that fails at it does not."""
+        try:
+            return self._loaders[name].recognises(data)
+        except Exception as error:  # noqa: BLE001 - a loader may raise anything
+            who = self._makers.of("media_loader", name)
+            where = trace_of(error)  # its text may tell what is in the file
+            log.error("%s failed at the beginning of a file:\n%s", who, where)  # noqa: TRY400
+            return False
 
 
 class _Left:

@@ -147,12 +147,12 @@ def closing() -> EngineError:
     return EngineError("the pipeline is closing", hint="ask another server")
 
 
-def failed(cause: BaseException) -> EngineFailed:
+def failed(cause: BaseException, who: str = "the engine") -> EngineFailed:
     """Return the error of requests that an engine can serve no more; a fresh one for each.
 
     One that is raised again and again would collect every raiser's frames.
     """
-    error = EngineFailed("the engine failed", hint="see the server's log")
+    error = EngineFailed(f"{who} failed", hint="see the server's log")
     error.__cause__ = cause
     return error
 

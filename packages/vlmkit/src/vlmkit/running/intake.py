@@ -18,14 +18,14 @@ from vlmkit.ask.message import image_parts_of
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.stage import ImageTimings
-from vlmkit.errors import ConstraintError, PromptTooLong, RequestError, VlmkitError
+from vlmkit.errors import ConstraintError, PromptTooLong, RequestError
 from vlmkit.kit.pooling import Pooled, Pooling
 from vlmkit.running.answer_places import answer_places, check_places
+from vlmkit.running.blame import UNKNOWN, Makers, blaming
 from vlmkit.running.calling import Answering, answering
 from vlmkit.running.channel import Channel
 from vlmkit.running.constraints import Constraints, MakeCompiler
 from vlmkit.running.guide import Guide
-from vlmkit.running.isolation import engine_error
 from vlmkit.running.job import AnswerJob, Job, ReadingJob
 from vlmkit.running.media_room import Place
 from vlmkit.running.params import checked_params
@@ -69,6 +69,7 @@ class Intake:
         facts: the model's name, defaults and bounds.
         pooling: returns how hidden states become a vector.
         constraint: makes what compiles constraints; None where nothing can.
+        makers: who made all of these.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class Intake:
         facts: RunnerFacts,
         pooling: Callable[[], Pooling],
         constraint: MakeCompiler | None,
+        makers: Makers = UNKNOWN,
     ) -> None:
+        self._makers = makers
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._engine = engine
@@ -100,6 +103,7 @@ class Intake:
                 vocab_size=self._limits.vocab_size,
                 eos_ids=self._eos_ids,
                 banned_ids=self._banned_ids,
+                makers=makers,
             )
         self._ids = itertools.count()
 
@@ -180,7 +184,8 @@ class Intake:
         if request.task == "embed":
             return [to_embed(prompt, self._pooling(), self._limits)]
         if request.task == "score":
-            return to_score(request, prompt, self._tokenizer, self._limits)
+            with blaming(self._makers, "tokenizer", "a continuation"):
+                return to_score(request, prompt, self._tokenizer, self._limits)
         max_tokens = self._max_tokens(prompt, params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         guides = self._guides(asked.constraint, params, self._scope(request))
@@ -208,9 +213,9 @@ class Intake:
         """Return the loop's handle of a sequence, which is one choice of a request."""
         params = sequence.params
         if sequence.task == "generate":
-            reader = self._tokenizer.reader(
-                sequence.prompt, shows_special=not params.skip_special_tokens
-            )
+            shows = not params.skip_special_tokens
+            with blaming(self._makers, "tokenizer", "this prompt"):
+                reader = self._tokenizer.reader(sequence.prompt, shows_special=shows)
             text = AnswerText(
                 reader,
                 params.stop,
@@ -225,12 +230,8 @@ class Intake:
 
     def _read(self, prompt: Prompt) -> PromptPlan:
         """Let the engine look at a prompt here, where nobody's answer waits for it."""
-        try:
+        with blaming(self._makers, "engine", "this prompt"):
             return self._engine.read(prompt)
-        except VlmkitError:
-            raise
-        except Exception as error:  # an engine may raise anything
-            raise engine_error("the engine refused the prompt", error, repeats=True) from error
 
     def _scope(self, request: Request) -> bytes:
         """Return what keeps a client's part of all caches apart, and one encoder's features."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from vlmkit.ask.completion import Chunk
 from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.channel import Channel
 from vlmkit.running.drafting import Drafting
 from vlmkit.running.encodings import Encodings
@@ -34,6 +35,7 @@ class Jobs:
         encodings: of their images.
         drafting: of their guesses.
         stats: counts their ends.
+        makers: who made what reads answers.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Jobs:
         encodings: Encodings,
         drafting: Drafting,
         stats: LoopStats,
+        makers: Makers = UNKNOWN,
     ) -> None:
+        self._makers = makers
         self._engine = engine
         self._scheduler = scheduler
         self._encodings = encodings
@@ -99,7 +103,7 @@ class Jobs:
         try:
             chunks = job.take(outcome)
         except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
-            message = "the tokenizer failed on this answer"
+            message = f"{self._makers.of('tokenizer')} failed on this answer"
             self.fail(job.channel, engine_error(message, error, repeats=True))
             return
         for chunk in chunks:

@@ -15,6 +15,7 @@ from functools import partial
 
 from vlmkit.errors import EngineFailed, QueueFull, RequestError, VlmkitError
 from vlmkit.kit import heap
+from vlmkit.running.blame import UNKNOWN, Makers, culprit
 from vlmkit.running.channel import Channel
 from vlmkit.running.drafting import Drafting
 from vlmkit.running.encodings import Encodings, waits
@@ -39,7 +40,7 @@ from vlmkit.seams.step import Step, WorkItem
 
 log = logging.getLogger(__name__)
 
-FAILED = "the engine loop failed; no more requests are served"
+FAILED = "the engine loop failed; no more requests are served; at fault is %s"
 IDLE_S = 1.0  # without work, until freed memory is given back
 LET_GO_S = 10.0  # for work that was given up to end after all, before its memory is left behind
 
@@ -57,9 +58,10 @@ class Loop:
         observers: who is told of its steps; None where nobody listens.
         slow_s: how long a step or an encoding may take before it is told in the log.
         stuck_s: how long it may take before it is given up; for ever when None.
+        makers: who made all of these.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each part
         self,
         *,
         engine: Engine,
@@ -71,16 +73,19 @@ class Loop:
         observers: Observers | None = None,
         slow_s: float = 60.0,
         stuck_s: float | None = None,
+        makers: Makers = UNKNOWN,
     ) -> None:
         self._engine = engine
+        self._makers = makers
+        self._parts = {"scheduler": scheduler, "engine": engine, "media_encoder": encoder}
         self._block_tokens = engine.limits.prefix_block_tokens
         self._observers = observers
-        self._executor = Executor(engine, sampler)
-        self._encodings = Encodings(encoder, features, self.wake)
-        self._drafting = Drafting(proposer, engine.limits)
+        self._executor = Executor(engine, sampler, makers)
+        self._encodings = Encodings(encoder, features, self.wake, makers)
+        self._drafting = Drafting(proposer, engine.limits, makers)
         self._scheduler = scheduler
         self.stats = LoopStats()
-        self._jobs = Jobs(engine, scheduler, self._encodings, self._drafting, self.stats)
+        self._jobs = Jobs(engine, scheduler, self._encodings, self._drafting, self.stats, makers)
         self._inbox = Inbox()
         self._is_stuck = False  # nothing can run until a reader or a newcomer changes something
         self._has_passed = False  # all of the last step waits for images
@@ -255,11 +260,13 @@ class Loop:
 
     def _fail(self, error: BaseException) -> None:
         """Tell everyone that the loop failed, whatever goes wrong on the way, such as memory."""
-        _tried(partial(log.critical, FAILED, exc_info=error))
+        part = culprit(error, self._parts)
+        who = "the engine" if part is None else self._makers.of(part)
+        _tried(partial(log.critical, FAILED, who, exc_info=error))
         _tried(partial(traceback.clear_frames, error.__traceback__))  # which hold a step's arrays
         watchers = self._inbox.fail(error)
         _tried(partial(self._inbox.end, self._jobs.know))
-        _tried(partial(self._jobs.fail_all, partial(failed, error)))
+        _tried(partial(self._jobs.fail_all, partial(failed, error, who)))
         self._encodings.stop()
         self._inbox.wake()
         for tell in watchers:  # last, since a watcher may close what this loop is part of

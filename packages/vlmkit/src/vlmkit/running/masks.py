@@ -11,8 +11,9 @@ import array_api_compat
 import numpy as np
 
 from vlmkit.ask.sample import Sample
-from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.errors import VlmkitError
 from vlmkit.running.bits import Words, flags, holds
+from vlmkit.running.blame import Fault
 from vlmkit.running.choosing.batch import send
 from vlmkit.running.isolation import engine_error
 from vlmkit.running.namespaces import namespace_of
@@ -39,9 +40,11 @@ class Masks:
 
     Args:
         items: those that have rows of logits, in their order.
+        maker: how messages call who compiles constraints.
     """
 
-    def __init__(self, items: Seq[WorkItem]) -> None:
+    def __init__(self, items: Seq[WorkItem], maker: str = "the constraint") -> None:
+        self._maker = maker
         self._masks: dict[Sequence, Words | VlmkitError] = {}
         self._places: list[int] = []
         self._words: list[Words] = []
@@ -58,7 +61,7 @@ class Masks:
         try:
             guide.fill(item.sequence, item.drafts, masks)
         except Exception as error:  # noqa: BLE001 - a matcher may raise anything
-            return engine_error("a constraint failed on this request", error, repeats=True)
+            return engine_error(f"{self._maker} failed on this request", error, repeats=True)
         known = np.flatnonzero(masks.any(axis=1))
         self._places += (first + known).tolist()
         self._words.append(masks[known])
@@ -103,5 +106,5 @@ class Masks:
             if not mask.any():
                 return chosen[:place]
             if not holds(mask, sample.token_id):
-                raise EngineError("the sampler chose a token that the constraint does not allow")
+                raise Fault("sampler", "chose a token that the constraint does not allow")
         return chosen

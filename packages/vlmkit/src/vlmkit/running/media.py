@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence as Seq
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.message import Message, images_of, parts_of, refuse_other_media
 from vlmkit.errors import MediaError, RequestError
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.files import FileOpener, Opened, media_sizes
 from vlmkit.running.image_detail import sized
 from vlmkit.seams.media_loader import MediaLoader
@@ -21,10 +22,13 @@ class MediaIntake:
     Args:
         loaders: open files, by name; the first one that recognises a file opens it.
         facts: what the model takes, and how much of it.
+        makers: who made the loaders.
     """
 
-    def __init__(self, loaders: Mapping[str, MediaLoader], facts: RunnerFacts) -> None:
-        self._files = FileOpener(loaders, facts.bounds)
+    def __init__(
+        self, loaders: Mapping[str, MediaLoader], facts: RunnerFacts, makers: Makers = UNKNOWN
+    ) -> None:
+        self._files = FileOpener(loaders, facts.bounds, makers)
         self._facts = facts
         self._bounds = facts.bounds
 

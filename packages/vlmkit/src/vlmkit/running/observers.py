@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.seams.observer import Observer
 
 log = logging.getLogger(__name__)
@@ -29,10 +30,13 @@ class Observers:
 
     Args:
         observers: each by its name.
+        makers: who made them.
     """
 
-    def __init__(self, observers: Mapping[str, Observer]) -> None:
-        self._listeners = {name: _Listener(name, o) for name, o in observers.items()}
+    def __init__(self, observers: Mapping[str, Observer], makers: Makers = UNKNOWN) -> None:
+        self._listeners = {
+            name: _Listener(name, o, makers.of("observer", name)) for name, o in observers.items()
+        }
         self._by_event = {
             event: [listener for listener in self._listeners.values() if listener.hears(event)]
             for event in EVENTS
@@ -63,8 +67,8 @@ class Observers:
 class _Listener:
     """One observer, its notes and its thread."""
 
-    def __init__(self, name: str, observer: Observer) -> None:
-        self._name = name
+    def __init__(self, name: str, observer: Observer, who: str) -> None:
+        self._who = who
         self._observer = observer
         self._notes: deque[tuple[Event, tuple[object, ...], float]] = deque()
         self._num_lost = 0
@@ -83,7 +87,7 @@ class _Listener:
             return
         if len(self._notes) >= MAX_UNREAD:
             if not self._num_lost:
-                log.warning("observer %r is too slow, and loses events", self._name)
+                log.warning("%s is too slow, and loses events", self._who)
             self._num_lost += 1
             return
         self._notes.append((event, facts, time.time()))
@@ -95,7 +99,7 @@ class _Listener:
         try:
             numbers = self._observer.stats()
         except Exception:
-            log.exception("observer %r cannot say its numbers", self._name)
+            log.exception("%s cannot say its numbers", self._who)
         return {**numbers, "num_events_lost": self._num_lost}
 
     def stop(self) -> None:
@@ -105,7 +109,7 @@ class _Listener:
     def join(self, deadline: float) -> None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            log.warning("observer %r is left behind with %d events", self._name, len(self._notes))
+            log.warning("%s is left behind with %d events", self._who, len(self._notes))
 
     def _run(self) -> None:
         try:
@@ -118,11 +122,11 @@ class _Listener:
         except BaseException:  # a panic of a Rust library is no Exception
             self._is_off = True
             self._notes.clear()
-            log.exception("observer %r failed and is switched off", self._name)
+            log.exception("%s failed and is switched off", self._who)
         try:
             self._observer.close()
         except Exception:
-            log.exception("observer %r could not be closed", self._name)
+            log.exception("%s could not be closed", self._who)
 
     def _read(self) -> None:
         while self._notes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vlmkit.ask.sample import Logprob, Sample
 from vlmkit.ask.sampling import MAX_TOP_LOGPROBS, SamplingParams
-from vlmkit.errors import EngineError
+from vlmkit.running.blame import Fault
 from vlmkit.running.namespaces import namespace_of
 from vlmkit.seams.prompt import Array
 from vlmkit.seams.sampler import Pick
@@ -104,7 +104,7 @@ def samples(
 def _checked(logits: Any, token_ids: Any, num_rows: int) -> Any:
     """Return a sampler's token ids, as an array of the logits' kind."""
     if getattr(token_ids, "shape", None) != (num_rows,):
-        raise EngineError(f"the sampler returned something other than {num_rows} token ids")
+        raise Fault("sampler", f"returned something other than {num_rows} token ids")
     return np.from_dlpack(token_ids) if array_api_compat.is_numpy_array(logits) else token_ids
 
 
@@ -112,9 +112,9 @@ def _check(token_ids: Seq[float], logits: Seq[float], vocab_size: int) -> None:
     """Raise if a sampler or an engine gave what is no token."""
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:
-            raise EngineError(f"the sampler returned the token id {token_id:.0f} of {vocab_size}")
+            raise Fault("sampler", f"returned the token id {token_id:.0f} of {vocab_size}")
     if not all(map(math.isfinite, logits)):
-        raise EngineError("the engine returned logits without a finite value at the chosen token")
+        raise Fault("engine", "returned logits without a finite value at the chosen token")
 
 
 def _reports(xp: Any, logits: Any, wanted: list[int], has_top: bool) -> list[Any]:

@@ -5,6 +5,7 @@ an answer to it fits the context, is the intake's business.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -14,6 +15,7 @@ from vlmkit.ask.request import Request
 from vlmkit.ask.stage import NO_STAGE, ImageTimings, Stage
 from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.kit.pooling import Pooling
+from vlmkit.running.blame import UNKNOWN, Makers, blaming
 from vlmkit.running.files import Opened, blame_sent
 from vlmkit.running.media import MediaIntake
 from vlmkit.running.media_room import Place, no_room
@@ -70,6 +72,7 @@ class Prompts:
         pictures: decodes images.
         pooling: returns how hidden states become a vector.
         limits: of the engine.
+        makers: who made the tokenizer.
     """
 
     def __init__(
@@ -79,7 +82,9 @@ class Prompts:
         pictures: Pictures,
         pooling: Callable[[], Pooling],
         limits: EngineLimits,
+        makers: Makers = UNKNOWN,
     ) -> None:
+        self._makers = makers
         self._tokenizer = tokenizer
         self._media = media
         self._pictures = pictures
@@ -133,7 +138,7 @@ class Prompts:
         if not place.grow(num_pixels(images)):
             raise no_room()
         try:
-            with self._pictures.decoded(images) as decodes:
+            with self._pictures.decoded(images) as decodes, self._blaming():
                 prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
         except RequestError as error:
             blame_sent(error, opened.origins)
@@ -147,7 +152,7 @@ class Prompts:
         if request.token_ids is None:
             raise RequestError("images of their own need token_ids", param="images")
         token_ids = tuple(request.token_ids)
-        with self._pictures.decoded(images_of(shown)) as decodes:
+        with self._pictures.decoded(images_of(shown)) as decodes, self._blaming():
             prompt = self._tokenizer.prompt(shown)
         media = placed(request.images, prompt, token_ids, self._tokenizer.banned_ids)
         for text in between(media, token_ids):  # an image's own tokens may have no logit
@@ -161,4 +166,8 @@ class Prompts:
             return tuple(request.token_ids)
         prefix = self._pooling().prefix if request.task == "embed" else ""
         text = prefix + (request.text or "")
-        return tuple(self._tokenizer.encode(text, adds_special=request.adds_special))
+        with self._blaming():
+            return tuple(self._tokenizer.encode(text, adds_special=request.adds_special))
+
+    def _blaming(self) -> AbstractContextManager[None]:
+        return blaming(self._makers, "tokenizer", "this prompt")

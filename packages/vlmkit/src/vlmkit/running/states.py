@@ -6,7 +6,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmkit.errors import EngineError
+from vlmkit.running.blame import Fault
 from vlmkit.running.picks import readable
 from vlmkit.seams.prompt import Array
 
@@ -21,6 +21,6 @@ def read_states(hidden: Array) -> NDArray[np.float32]:
     if not array_api_compat.is_numpy_array(states):
         states = np.from_dlpack(array_api_compat.to_device(states, "cpu"))
     if not np.isfinite(states).all():
-        raise EngineError("the engine returned hidden states that are not finite")
+        raise Fault("engine", "returned hidden states that are not finite")
     read: NDArray[np.float32] = states
     return read
