@@ -32,7 +32,14 @@ class OnFamily:
 
 
 class EngineOnFamily(OnFamily, EngineContract):
-    """The engine's contract; subclasses say how to ``make`` one."""
+    """The engine's contract; subclasses say how to ``make`` one, with limits that are tried whole.
+
+    Every cut and every length is tried on engines that cost nothing; here, those around pictures.
+    """
+
+    most_cuts = 7
+    most_drafts = 5
+    most_tokens = 200
 
     def prompts(self) -> list[Prompt]:
         return self.all_prompts()[:3]

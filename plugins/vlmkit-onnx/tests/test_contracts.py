@@ -32,7 +32,11 @@ class OnOnnx(OnFamily):
 class OnEngine(OnOnnx, EngineOnFamily):
     def make(self) -> Engine:
         settings = EngineSettings(
-            cache_tokens=640, max_chunk_tokens=96, max_sequences=12, num_threads=1
+            cache_tokens=640,
+            max_chunk_tokens=96,
+            max_sequence_tokens=200,
+            max_sequences=12,
+            num_threads=1,
         )
         return build_engine(BuildContext("", self.checkpoint, settings))
 

@@ -47,7 +47,7 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._tables: dict[SequenceView, _Table] = {}
-        self._refused: tuple[SequenceView, list[bytes]] | None = None  # it asks again in every step
+        self._refused: tuple[str, list[bytes]] | None = None  # it asks again in every step
 
     @property
     def num_free_blocks(self) -> int:
@@ -75,12 +75,12 @@ class BlockPool:
         if sequence in self._tables:
             raise ValueError(f"sequence {sequence.id!r} is admitted already")
         table = _Table([])
-        if self._refused is not None and self._refused[0] is sequence:
+        if self._refused is not None and self._refused[0] == sequence.id:
             table.keys = self._refused[1]
         shared = self._find_prefix(sequence, table, usable)
         num_new = self._num_blocks_for(len(sequence) + 1) - len(shared)
         if num_new > len(self._free) - sum(block in self._free for block in shared):
-            self._refused = sequence, table.keys
+            self._refused = sequence.id, table.keys
             return None
         self._refused = None
         for block in shared:

@@ -12,30 +12,29 @@ class EngineSequence:
     An engine that reads more of it finds no such attribute, as it would in a process of its own.
 
     Args:
+        id: unique in its engine.
         prompt: what it starts from.
         plan: what the engine made of that.
         scope: whose caches it shares.
-        features: encoder results by image.
+        encoded: encoder results by medium; the engine sees those that an item touches.
         answer: the tokens after the prompt, to which a test adds.
     """
 
     def __init__(
         self,
+        id: str,  # noqa: A002 - as a sequence has it
         prompt: Prompt,
         plan: PromptPlan,
         scope: bytes,
-        features: Mapping[int, MediaFeatures],
+        encoded: Mapping[int, MediaFeatures],
         answer: Iterable[int] = (),
     ) -> None:
-        self.prompt, self.plan, self.scope, self.features = prompt, plan, scope, features
+        self.id, self.prompt, self.plan, self.scope = id, prompt, plan, scope
+        self.encoded = encoded
+        self.features: dict[int, MediaFeatures] = {}
         self.answer = list(answer)
         self.num_done = 0  # tokens that the engine has computed
         self.wants_from: int | None = None  # the first row; None is the newest token's
-
-    @property
-    def id(self) -> str:
-        """Unique in its process."""
-        return f"test-{id(self)}"
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -53,3 +52,11 @@ class EngineSequence:
     def tokens(self, start: int, stop: int) -> Seq[int]:
         """Return the token ids of positions ``[start, stop)``."""
         return (*self.prompt.token_ids, *self.answer)[start:stop]
+
+    def show(self, start: int, stop: int) -> None:
+        """Let the engine see the features of media that tokens ``[start, stop)`` touch."""
+        self.features = {
+            index: self.encoded[index]
+            for index, slot in enumerate(self.prompt.media)
+            if slot.start < stop and slot.stop > start
+        }

@@ -1,13 +1,16 @@
 """What the contracts of an engine are tried on; no test is here."""
 
 from collections.abc import Iterator, Mapping, Sequence as Seq
+from functools import cached_property
+from itertools import cycle, islice
 
 import numpy as np
 import pytest
 
-from vlmkit.seams.engine import Engine
+from vlmkit.seams.engine import Engine, EngineLimits
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.step import WorkItem
 from vlmkit.testing.engine_host import EngineHost, Row
 from vlmkit.testing.engine_sequence import EngineSequence
 
@@ -17,12 +20,22 @@ class EngineSubject:
 
     Attributes:
         atol: largest difference of logits that counts as equal.
+        most_tokens: longest sequence that is tried. Let :meth:`make` state limits below it: what an
+            engine claims beyond is not tried.
+        most_cuts: at how many places each prompt is cut in two.
+        most_drafts: how many drafts an item has at most.
     """
 
     atol = 1e-4
+    most_tokens = 512
+    most_cuts = 64
+    most_drafts = 32
 
     def make(self) -> Engine:
-        """Return a fresh engine with room for all prompts and one more; two of them must agree."""
+        """Return a fresh engine with room for all prompts and one more; two of them must agree.
+
+        One that has room for fewer sequences is tried with as many.
+        """
         raise NotImplementedError
 
     def prompts(self) -> list[Prompt]:
@@ -41,9 +54,17 @@ class EngineSubject:
         """Return two prompts of equal tokens and different pictures; None without images."""
         return None
 
+    def reference(self, prompt: Prompt) -> Row | list[int] | None:  # noqa: ARG002
+        """Return what is known to be right for a prompt; None where nothing is.
+
+        An array is the logits of its last token, to be met within ``atol``; a list is the tokens
+        that follow if the likeliest is taken each time.
+        """
+        return None
+
     def answer_ids(self) -> list[int]:
         """Return at least four ordinary tokens that an answer may hold."""
-        prompt = self.prompts()[0]
+        prompt = self.asked[0]
         inside = {i for slot in prompt.media for i in range(slot.start, slot.stop)}
         return [t for i, t in enumerate(prompt.token_ids) if i not in inside][-4:]
 
@@ -62,7 +83,17 @@ class EngineSubject:
     @pytest.fixture
     def longest(self) -> Prompt:
         """Give the longest prompt."""
-        return max(self.prompts(), key=len)
+        return max(self.asked, key=len)
+
+    @cached_property
+    def asked(self) -> list[Prompt]:
+        """The prompts, made once for each test."""
+        return self.prompts()
+
+    @property
+    def shortest(self) -> Prompt:
+        """The shortest prompt."""
+        return min(self.asked, key=len)
 
     def agree(self, row: Row, expected: Row) -> None:
         """Fail unless two rows of logits are as near as ``atol`` allows."""
@@ -73,18 +104,59 @@ class EngineSubject:
 
     # Helpers
 
-    def admitted(self, host: EngineHost, prompt: Prompt) -> EngineSequence:
+    def tokens(self, num_tokens: int) -> list[int]:
+        """Return so many ordinary tokens."""
+        return list(islice(cycle(self.answer_ids()), num_tokens))
+
+    def grown(self, prompt: Prompt, num_tokens: int) -> list[int]:
+        """Return the answer with which a prompt has so many tokens."""
+        return self.tokens(num_tokens - len(prompt))
+
+    def admitted(self, host: EngineHost, prompt: Prompt, answer: Seq[int] = ()) -> EngineSequence:
         """Return an admitted sequence, of which nothing is computed."""
-        sequence = host.sequence(prompt)
-        assert host.admit(sequence) == 0
+        sequence = host.sequence(prompt, answer)
+        assert host.admit(sequence) == 0, "there is no room, or a cached prefix of another scope"
         return sequence
+
+    def together(self, limits: EngineLimits) -> list[Prompt]:
+        """Return as many of the prompts as may be admitted at once.
+
+        Without two there is nobody to be disturbed.
+        """
+        if limits.max_sequences < 2:
+            pytest.skip("this engine takes one sequence at a time")
+        return self.asked[: limits.max_sequences]
 
     def release(self, host: EngineHost, sequences: Seq[EngineSequence]) -> None:
         """Release sequences."""
         for sequence in sequences:
             host.engine.release(sequence)
 
+    def fill(self, host: EngineHost, prompt: Prompt, answer: Seq[int] = ()) -> list[EngineSequence]:
+        """Admit sequences until there is no room."""
+        admitted: list[EngineSequence] = []
+        while host.admit(sequence := host.sequence(prompt, answer)) is not None:
+            admitted.append(sequence)
+            most = host.engine.limits.max_sequences
+            assert len(admitted) <= most, "more than limits.max_sequences are admitted"
+        assert admitted, "not even one sequence is admitted"
+        return admitted
+
     def leave_one_chunk(self, host: EngineHost, sequence: EngineSequence) -> None:
         """Compute an admitted sequence until one chunk is left."""
         while not (item := host.chunk(sequence, max(1, len(sequence) // 2))).num_rows:
             host.step([item])
+
+    def rows_of(self, host: EngineHost, items: Seq[WorkItem]) -> Row:
+        """Compute chunks in one step, or one by one where the engine does not claim to mix."""
+        if host.engine.limits.mixes_prefill_and_decode:
+            return host.step(items)
+        return np.concatenate([host.step([item]) for item in items])
+
+    def needs_sharing(self, engine: Engine) -> int:
+        """Return how many tokens a block has; skip without blocks."""
+        if not (block_tokens := engine.limits.prefix_block_tokens):
+            pytest.skip("this engine does not claim to share prefixes")
+        longest = max(map(len, self.asked))
+        assert longest > 2 * block_tokens, "give a prompt that is longer than two blocks"
+        return block_tokens

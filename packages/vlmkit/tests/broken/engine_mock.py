@@ -1,0 +1,334 @@
+"""Engines made of the mock's, which finds many a mistake of others' itself."""
+
+import dataclasses
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from broken.broken import Broken
+from broken.engine_subjects import OnMock
+from vlmkit.errors import EngineError
+from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.prompt import Prompt, PromptPlan, Span
+from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.seams.view import SequenceView
+from vlmkit_mock.engine import MockEngine
+
+
+class LeaksToOtherScopes(MockEngine):
+    def admit(self, sequence: Any) -> Admission | None:
+        sequence.scope = b"everyone"
+        return super().admit(sequence)
+
+
+class KeepsRoom(MockEngine):
+    def release(self, sequence: SequenceView) -> None:
+        del self._states[sequence]
+
+
+class PromisesRoom(MockEngine):
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+        return super().reserve(sequence, num_tokens) or True
+
+
+class NeverShares(MockEngine):
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        return None if super().admit(sequence) is None else Admission(0)
+
+
+class CountsTheNewestAsCached(MockEngine):
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        return None if super().admit(sequence) is None else Admission(len(sequence))
+
+
+class SharesWhatNobodyCommitted(MockEngine):
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        output = super().forward(items)
+        for item in items:
+            self._pool.commit(item.sequence, min(item.stop, len(item.sequence)))
+        return output
+
+
+class ForgetsToCommit(MockEngine):
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        pass
+
+
+class ForgetsTooMuch(MockEngine):
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        del self._states[sequence].fingerprints[num_tokens - 1 :]
+
+
+class LooksAtTheSchedulersBooks(MockEngine):
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        assert all(item.start >= item.sequence.num_computed_tokens for item in items)
+        return super().forward(items)
+
+
+class ForgetsDrafts(MockEngine):
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        cut = [
+            structs.replace(i, num_tokens=i.num_tokens - len(i.drafts), num_rows=1, drafts=())
+            for i in items
+        ]
+        return super().forward(cut)
+
+
+class RepeatsTheLastRow(MockEngine):
+    def _logits(self, wanted: Seq[WorkItem]) -> Any:
+        rows = [super(RepeatsTheLastRow, self)._logits([item])[-1] for item in wanted]
+        return np.repeat(rows, [item.num_rows for item in wanted], axis=0)
+
+
+class StandsForRows(MockEngine):
+    def admit(self, sequence: Any) -> Admission | None:
+        wanted, sequence.wants_from = sequence.wants_from, None
+        admission = super().admit(sequence)
+        sequence.wants_from = wanted
+        return admission
+
+
+class RepeatsTheLastState(MockEngine):
+    def _hidden(self, wanted: Seq[WorkItem]) -> Any:
+        rows = [super(RepeatsTheLastState, self)._hidden([item])[-1] for item in wanted]
+        return np.repeat(rows, [item.num_rows for item in wanted], axis=0)
+
+
+class MixesUpHidden(MockEngine):
+    def _hidden(self, wanted: Seq[WorkItem]) -> Any:
+        return super()._hidden(wanted)[::-1]
+
+
+class ClaimsDraftsWithoutRows(MockEngine):
+    @property
+    def limits(self) -> EngineLimits:
+        return dataclasses.replace(super().limits, max_item_rows=1)
+
+
+class TurnsRowsRound(MockEngine):
+    def _logits(self, wanted: Seq[WorkItem]) -> Any:
+        return super()._logits(wanted)[::-1]
+
+
+class AnswersEveryItem(MockEngine):
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        return super().forward([structs.replace(i, num_rows=1) for i in items])
+
+
+class FeelsItsNeighbours(MockEngine):
+    def _logits(self, wanted: Seq[WorkItem]) -> Any:
+        return super()._logits(wanted) + 0.01 * len(wanted)
+
+
+class FeelsItsChunks(MockEngine):
+    def _logits(self, wanted: Seq[WorkItem]) -> Any:
+        return super()._logits(wanted) + 0.01 * sum(item.num_tokens for item in wanted)
+
+
+class Drifts(MockEngine):
+    num_steps = 0
+
+    def _logits(self, wanted: Seq[WorkItem]) -> Any:
+        self.num_steps += 1
+        return super()._logits(wanted) + 0.01 * self.num_steps
+
+
+class IsBlind(MockEngine):
+    def _logits(self, wanted: Seq[WorkItem]) -> Any:
+        return np.zeros((sum(item.num_rows for item in wanted), self.limits.vocab_size))
+
+
+class TurnsSpansRound(MockEngine):
+    def read(self, prompt: Prompt) -> PromptPlan:
+        spans = reversed([Span(slot.start, slot.stop) for slot in prompt.media])
+        return dataclasses.replace(super().read(prompt), spans=tuple(spans))
+
+
+MOCKS = (
+    Broken(
+        LeaksToOtherScopes,
+        "What differs in scope shares nothing.",
+        "another_scope_shares_nothing",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        KeepsRoom,
+        "A release gives up the room of a sequence.",
+        "all_room_comes_back",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        PromisesRoom,
+        "A reservation is refused where the cache is full.",
+        "room_beyond_the_capacity_is_refused",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        NeverShares,
+        "A cached prefix is shared in multiples of prefix_block_tokens.",
+        "a_cached_prefix_is_used_and_changes_nothing",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        CountsTheNewestAsCached,
+        "num_cached never exceeds what comes before the sequence's first_row.",
+        "a_cached_prefix_is_used_and_changes_nothing",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        TurnsRowsRound,
+        "Rows come in the order of the items.",
+        "rows_come_in_the_order_of_their_items",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        AnswersEveryItem,
+        "An item gets as many rows as it wants, and none where it wants none.",
+        "a_chunk_that_wants_no_logits_gets_none",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        FeelsItsNeighbours,
+        "An engine that is batch-invariant never lets what else is in a step change a row.",
+        "a_sequence_alone_agrees_with_the_same_in_a_batch",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        FeelsItsChunks,
+        "A prompt may be cut anywhere but inside an atomic span.",
+        "a_chunked_prefill_agrees_with_a_whole_one",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        FeelsItsChunks,
+        "The cache holds what a fresh computation would.",
+        "decoding_agrees_with_a_prefill_of_the_same_tokens",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        Drifts,
+        "The same items may be given again, with the same result.",
+        "a_step_may_be_repeated",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        Drifts,
+        "A released sequence may be admitted again later.",
+        "a_preempted_sequence_goes_on_where_it_was",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        IsBlind,
+        "The tokens of images get their embeddings from the features.",
+        "another_picture_changes_the_logits",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        TurnsSpansRound,
+        "The spans of a plan are ordered and disjoint.",
+        "spans_are_ordered_disjoint_and_inside_the_prompt",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        SharesWhatNobodyCommitted,
+        "What was computed and is not committed is nobody else's.",
+        "what_is_not_committed_is_nobody_elses",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        ForgetsToCommit,
+        "What was committed may be shared from now on.",
+        "a_cached_prefix_is_used_and_changes_nothing",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        ForgetsTooMuch,
+        "truncate() keeps the first num_tokens.",
+        "drafts_that_are_refused_leave_nothing_behind",
+        raises=(EngineError,),
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        LooksAtTheSchedulersBooks,
+        "An engine reads no more of a sequence than SequenceView says.",
+        "decoding_agrees_with_a_prefill_of_the_same_tokens",
+        raises=(AttributeError,),
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        ForgetsDrafts,
+        "Drafts are computed beside the tokens that they follow.",
+        "drafts_get_the_rows_of_an_answer_that_holds_them",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        RepeatsTheLastRow,
+        "Each draft's row is that of its token.",
+        "drafts_get_the_rows_of_an_answer_that_holds_them",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        RepeatsTheLastRow,
+        "num_rows of the last tokens get a row each.",
+        "each_row_of_an_item_is_that_of_its_token",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        TurnsRowsRound,
+        "Rows come in the order of the items, whatever their number.",
+        "drafts_may_stand_beside_others_in_a_step",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        MixesUpHidden,
+        "Hidden states come in the order of the items.",
+        "hidden_states_are_a_function_of_the_tokens",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        RepeatsTheLastState,
+        "Every token may have a row of hidden states.",
+        "each_token_of_a_chunk_may_have_its_hidden_state",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        StandsForRows,
+        "A cache may stand for positions before the first wanted row only.",
+        "a_cached_prefix_ends_before_the_first_wanted_row",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+    Broken(
+        ClaimsDraftsWithoutRows,
+        "Each draft wants a row.",
+        "the_limits_are_positive",
+        honest=MockEngine,
+        on=OnMock,
+    ),
+)

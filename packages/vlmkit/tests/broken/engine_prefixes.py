@@ -1,0 +1,226 @@
+"""Engines that share what they should not, or share nothing."""
+
+from collections.abc import Callable, Sequence as Seq
+from hashlib import sha256
+from typing import Any
+
+from honest.engine import AttentionEngine
+
+from broken.broken import Broken
+from broken.engine_numbers import claiming
+from broken.engine_subjects import OnAtomic
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.seams.engine import Admission
+from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.seams.view import SequenceView
+
+
+class PublishesAtAdmission(AttentionEngine):
+    """Blocks are found from the time when they are given, which is before they are computed."""
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        admission = super().admit(sequence)
+        if admission is not None:
+            self.pool.commit(sequence, len(sequence))
+        return admission
+
+
+class WithDrafts:
+    """A sequence to which drafts were added."""
+
+    def __init__(self, sequence: SequenceView, drafts: tuple[int, ...]) -> None:
+        self._sequence, self._drafts = sequence, drafts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sequence, name)
+
+    def tokens(self, start: int, stop: int) -> Seq[int]:
+        return (*self._sequence.tokens(0, len(self._sequence)), *self._drafts)[start:stop]
+
+
+class SharesDrafts(AttentionEngine):
+    """Blocks are found as soon as they are full, be it of drafts."""
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        for item in items:
+            table = self.pool._tables[item.sequence]
+            if item.drafts:
+                keys, table.keys = table.keys, list(table.keys)
+                shown: Any = WithDrafts(item.sequence, item.drafts)
+                for index in range(item.stop // self.pool.block_tokens):
+                    key = self.pool._key(shown, table, index)
+                    if key not in self.pool._block_of:
+                        self.pool._block_of[key] = table.blocks[index]
+                        self.pool._key_of[table.blocks[index]] = key
+                table.keys = keys
+        return super().forward(items)
+
+
+class SharesPartsOfBlocks(AttentionEngine):
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        admission = super().admit(sequence)
+        return admission and Admission(max(0, admission.num_cached - 1))
+
+
+class SharesHalfAnImage(AttentionEngine):
+    class Pool(BlockPool):
+        def _find_prefix(
+            self,
+            sequence: SequenceView,
+            table: Any,
+            usable: Callable[[int], int] | None,
+        ) -> list[int]:
+            found: list[int] = []
+            for index in range(sequence.first_row // self.block_tokens):
+                block = self._block_of.get(self._key(sequence, table, index))
+                if block is None:
+                    break
+                found.append(block)
+            return found[:5]
+
+
+class WritesWhereAnotherReads(AttentionEngine):
+    """Shares the block in which two prompts go apart, and copies nothing."""
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        admission = super().admit(sequence)
+        for other, table in self.pool._tables.items():
+            if admission and other is not sequence and other.scope == sequence.scope:
+                index = admission.num_cached // self.pool.block_tokens
+                self.pool._tables[sequence].blocks[index] = table.blocks[index]
+        return admission
+
+
+class FreesWhatOthersRead(AttentionEngine):
+    class Pool(BlockPool):
+        def _drop(self, block: int) -> None:
+            self._num_users[block] = 1
+            super()._drop(block)
+
+
+class TruncatesWhatOthersRead(AttentionEngine):
+    """Gives up its part in shared blocks when it forgets drafts, and again when it goes."""
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        super().truncate(sequence, num_tokens)
+        for block in self.pool.blocks(sequence):
+            if self.pool._num_users[block] > 1:
+                self.pool._num_users[block] -= 1
+
+
+class LeavesSharedBlocksWritable(AttentionEngine):
+    """Takes the blocks before the drafts for its own, and has them handed out again."""
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        super().truncate(sequence, num_tokens)
+        for block in self.pool.blocks(sequence)[: num_tokens // self.pool.block_tokens]:
+            self.pool._free[block] = None
+
+
+class FindsByPlaceAlone(AttentionEngine):
+    class Pool(BlockPool):
+        def _key(self, sequence: SequenceView, table: Any, index: int) -> bytes:
+            return sha256(sequence.scope + b"%d" % index).digest()
+
+
+class TakesPicturesForOne(AttentionEngine):
+    class Pool(BlockPool):
+        def _key(self, sequence: SequenceView, table: Any, index: int) -> bytes:
+            ids = bytes(sequence.tokens(0, (index + 1) * self.block_tokens))
+            return sha256(sequence.scope + ids).digest()
+
+
+class FindsPicturesInAnyOrder(AttentionEngine):
+    class Pool(BlockPool):
+        def _key(self, sequence: SequenceView, table: Any, index: int) -> bytes:
+            ids = bytes(sequence.tokens(0, (index + 1) * self.block_tokens))
+            seen = sorted(slot.digest for slot in sequence.prompt.media)
+            return sha256(sequence.scope + ids + b"".join(seen)).digest()
+
+
+class FindsWhatWasOverwritten(AttentionEngine):
+    class Pool(BlockPool):
+        def _take(self) -> int:
+            block, _ = self._free.popitem(last=False)
+            self._num_users[block] = 1
+            return block
+
+
+class SharesThoughItSaysNo(AttentionEngine):
+    limits = claiming(prefix_block_tokens=0)
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        output = super().forward(items)
+        for item in items:
+            self.pool.commit(item.sequence, item.stop - len(item.drafts))
+        return output
+
+
+PREFIXES = (
+    Broken(
+        PublishesAtAdmission,
+        "Nothing is found that is not computed yet.",
+        "nothing_is_found_before_it_is_computed",
+    ),
+    Broken(
+        SharesDrafts,
+        "Drafts are found by nobody before they stand.",
+        "drafts_are_found_only_where_they_stand",
+    ),
+    Broken(
+        SharesPartsOfBlocks,
+        "A cached prefix is shared in multiples of prefix_block_tokens.",
+        "a_cached_prefix_is_used_and_changes_nothing",
+    ),
+    Broken(
+        SharesHalfAnImage,
+        "A cached prefix never ends inside an atomic span.",
+        "a_cached_prefix_is_used_and_changes_nothing",
+        on=OnAtomic,
+    ),
+    Broken(
+        WritesWhereAnotherReads,
+        "Two that share a prefix and then differ do not touch each other.",
+        "a_prefix_is_shared_with_one_that_still_runs",
+    ),
+    Broken(
+        FreesWhatOthersRead,
+        "A release gives up nothing that others share.",
+        "a_prefix_is_shared_with_one_that_still_runs",
+    ),
+    Broken(
+        TruncatesWhatOthersRead,
+        "Refused drafts give up nothing that was committed.",
+        "what_is_shared_is_never_written_again",
+    ),
+    Broken(
+        LeavesSharedBlocksWritable,
+        "What was committed is never written again while somebody has it.",
+        "what_is_shared_is_never_written_again",
+    ),
+    Broken(
+        FindsByPlaceAlone,
+        "What is found has the tokens of the prompt.",
+        "a_prompt_shares_only_what_is_equal",
+    ),
+    Broken(
+        SharesThoughItSaysNo,
+        "An engine whose prefix_block_tokens are 0 shares nothing.",
+        "a_prompt_shares_only_what_is_equal",
+    ),
+    Broken(
+        TakesPicturesForOne,
+        "What is found has the pictures of the prompt.",
+        "another_picture_is_not_shared",
+    ),
+    Broken(
+        FindsPicturesInAnyOrder,
+        "What is found has the pictures of the prompt in their order.",
+        "pictures_that_changed_places_are_not_shared",
+    ),
+    Broken(
+        FindsWhatWasOverwritten,
+        "What was kept of those who left is found until its room is taken.",
+        "what_was_overwritten_is_found_no_more",
+    ),
+)

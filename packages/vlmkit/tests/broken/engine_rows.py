@@ -1,0 +1,115 @@
+"""Engines that give wrong rows, drafts or hidden states."""
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+from honest.engine import AttentionEngine, Floats
+from msgspec import structs
+
+from broken.broken import Broken
+from broken.engine_numbers import claiming
+from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.seams.view import SequenceView
+
+
+class GivesTheFirstRows(AttentionEngine):
+    def compute(self, item: WorkItem) -> Floats:
+        hidden = super().compute(item)
+        return np.roll(hidden, item.num_tokens - item.num_rows, axis=0)
+
+
+class SeesAhead(AttentionEngine):
+    def unseen(self, item: WorkItem) -> Floats:
+        return np.zeros_like(super().unseen(item))
+
+
+class ClaimsMoreRowsThanItGives(AttentionEngine):
+    limits = claiming(max_item_rows=24)
+
+    def compute(self, item: WorkItem) -> Floats:
+        hidden = super().compute(item)
+        hidden[10:] = hidden[9] if len(hidden) > 10 else 0.0
+        return hidden
+
+
+class ClaimsMoreDraftsThanItTakes(AttentionEngine):
+    def inputs(self, item: WorkItem) -> Floats:
+        taken = (*item.drafts[:5], *[0] * len(item.drafts[5:]))
+        return super().inputs(structs.replace(item, drafts=taken))
+
+
+class GoesOnBehindRefusedDrafts(AttentionEngine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind: dict[SequenceView, int] = {}
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        self.behind[sequence] = 1
+
+    def positions(self, item: WorkItem) -> Floats:
+        return super().positions(item) + self.behind.get(item.sequence, 0)
+
+
+class GivesLogitsForStates(AttentionEngine):
+    def rows(self, item: WorkItem, hidden: Floats) -> Floats:
+        return super().rows(structs.replace(item, output="logits"), hidden)
+
+
+class GivesLogitsAndStates(AttentionEngine):
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        both: dict[str, Any] = {}
+        for output in ("logits", "hidden"):
+            asked = super().forward([structs.replace(item, output=output) for item in items])
+            both[output] = getattr(asked, output)
+        return StepOutput(**both)
+
+
+class NormalisesByItsChunk(AttentionEngine):
+    def rows(self, item: WorkItem, hidden: Floats) -> Floats:
+        is_state = item.output == "hidden"
+        return super().rows(item, hidden) / (np.abs(hidden).max() if is_state else 1)
+
+
+ROWS = (
+    Broken(
+        GivesTheFirstRows,
+        "The rows of an item are those of its last tokens.",
+        "each_row_of_an_item_is_that_of_its_token",
+    ),
+    Broken(
+        SeesAhead,
+        "A row depends on the tokens up to its own.",
+        "each_row_of_an_item_is_that_of_its_token",
+    ),
+    Broken(
+        ClaimsMoreRowsThanItGives,
+        "An item may have max_item_rows.",
+        "an_item_has_as_many_rows_as_are_claimed",
+    ),
+    Broken(
+        ClaimsMoreDraftsThanItTakes,
+        "An item may have max_draft_tokens.",
+        "drafts_get_the_rows_of_an_answer_that_holds_them",
+    ),
+    Broken(
+        GoesOnBehindRefusedDrafts,
+        "truncate() forgets what was computed after the first num_tokens.",
+        "drafts_that_are_refused_leave_nothing_behind",
+    ),
+    Broken(
+        GivesLogitsForStates,
+        "Hidden states have hidden_size columns.",
+        "hidden_states_are_a_function_of_the_tokens",
+    ),
+    Broken(
+        GivesLogitsAndStates,
+        "There are no logits where no item wants any.",
+        "hidden_states_are_a_function_of_the_tokens",
+    ),
+    Broken(
+        NormalisesByItsChunk,
+        "A token's hidden state is that of its tokens, in whatever chunk.",
+        "each_token_of_a_chunk_may_have_its_hidden_state",
+    ),
+)

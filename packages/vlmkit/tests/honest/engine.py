@@ -1,0 +1,277 @@
+"""A language model of one layer of attention, in NumPy: small, and wrong as real ones are wrong.
+
+What is read at a wrong place of its cache, at a wrong position or from a wrong row of an image
+gives other logits. :class:`AttentionEngine` claims all that an engine can; :class:`PlainEngine`
+nothing.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.seams.step import StepOutput, WorkItem
+from vlmkit.seams.view import SequenceView
+
+VOCAB_SIZE, WIDTH = 32, 8
+IMAGE, BEGIN, END = 29, 30, 31  # an image is BEGIN, a token for each of its rows, and END
+NUM_BLOCKS, BLOCK_TOKENS = 64, 4
+NUM_POSITIONS = 128
+
+Floats = np.ndarray[Any, Any]
+
+
+def image(num_rows: int, start: int, content: int) -> MediaSlot:
+    """Return the slot of an image that stands at ``start``, with its marks."""
+    digest = content.to_bytes(32, "big")
+    return MediaSlot(start, start + num_rows + 2, digest, {}, num_rows)
+
+
+def prompt_of(*parts: int | list[int], content: int = 1) -> Prompt:
+    """Return a prompt of tokens, and of images by the number of their rows."""
+    ids: list[int] = []
+    media: list[MediaSlot] = []
+    for part in parts:
+        if isinstance(part, int):
+            media.append(image(part, len(ids), content + len(media)))
+            ids += [BEGIN, *[IMAGE] * part, END]
+        else:
+            ids += part
+    return Prompt(tuple(ids), tuple(media))
+
+
+def features_of(prompt: Prompt) -> Mapping[int, MediaFeatures]:
+    """Return rows of noise for each image, by its digest."""
+    found = {}
+    for index, slot in enumerate(prompt.media):
+        noise = np.random.default_rng(int.from_bytes(slot.digest, "big"))
+        rows = noise.standard_normal((slot.num_features, WIDTH))
+        found[index] = MediaFeatures(slot.num_features, rows, num_bytes=rows.nbytes)
+    return found
+
+
+class Weights:
+    """Numbers that are the same in every engine."""
+
+    def __init__(self) -> None:
+        noise = np.random.default_rng(5)
+        self.embedding = noise.standard_normal((VOCAB_SIZE, WIDTH))
+        self.positions = 0.5 * noise.standard_normal((NUM_POSITIONS, WIDTH))
+        self.query, self.key, self.value = noise.standard_normal((3, WIDTH, WIDTH)) / WIDTH**0.5
+        self.head = 2 * noise.standard_normal((WIDTH, VOCAB_SIZE))
+
+
+def truth(prompt: Prompt) -> Floats:
+    """Return the logits after a prompt, without any cache: what each engine here must compute."""
+    weights, features = Weights(), features_of(prompt)
+    x = weights.embedding[list(prompt.token_ids)]
+    for index, slot in enumerate(prompt.media):
+        x[slot.start + 1 : slot.stop - 1] = features[index].embeddings
+    x = x + weights.positions[: len(x)]
+    scores = (x @ weights.key) @ (x[-1] @ weights.query)
+    chances = np.exp(scores - scores.max())
+    seen = chances @ (x @ weights.value) / chances.sum()
+    return np.tanh(x[-1] + seen) @ weights.head
+
+
+class AttentionEngine:
+    """Pages its cache and shares prefixes; takes drafts, and gives every row of every kind.
+
+    Attributes:
+        images_are_atomic: whether an image must be computed at once, as where its tokens see each
+            other both ways (here they do not).
+    """
+
+    limits = EngineLimits(
+        vocab_size=VOCAB_SIZE,
+        max_sequence_tokens=96,
+        max_sequences=6,
+        capacity_tokens=NUM_BLOCKS * BLOCK_TOKENS,
+        max_chunk_tokens=24,
+        mixes_prefill_and_decode=True,
+        prefix_block_tokens=BLOCK_TOKENS,
+        is_batch_invariant=True,
+        max_item_rows=10,
+        max_draft_tokens=7,
+        hidden_size=WIDTH,
+        precision="float64",
+    )
+
+    Pool = BlockPool
+
+    images_are_atomic = False
+
+    def __init__(self) -> None:
+        self.weights = Weights()
+        self.pool = self.Pool(NUM_BLOCKS, BLOCK_TOKENS)
+        self.cells = np.full((2, NUM_BLOCKS * BLOCK_TOKENS, WIDTH), np.nan)
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens that no admitted sequence has room for."""
+        return self.pool.num_free_blocks * self.pool.block_tokens
+
+    # Room
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        """Make room; reuse whole blocks."""
+        if self.pool.num_sequences == self.limits.max_sequences:
+            return None
+        return self.pool.admit(sequence)
+
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+        """Make room for the first ``num_tokens``."""
+        return self.pool.reserve(sequence, num_tokens)
+
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Let whole blocks be shared."""
+        self.pool.commit(sequence, num_tokens)
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Give blocks up that only drafts needed."""
+        self.pool.truncate(sequence, num_tokens)
+
+    def release(self, sequence: SequenceView) -> None:
+        """Give up all of a sequence's blocks."""
+        self.pool.release(sequence)
+
+    # Work
+
+    def read(self, prompt: Prompt) -> PromptPlan:
+        """Say where images are, and number their rows."""
+        spans = [Span(slot.start, slot.stop) for slot in prompt.media if self.images_are_atomic]
+        return PromptPlan(tuple(spans), "read")
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        """Compute the items one by one."""
+        rows: dict[str, list[Floats]] = {"logits": [], "hidden": []}
+        for item in items:
+            hidden = self.compute(item)[item.num_tokens - item.num_rows :]
+            if item.num_rows:
+                rows[item.output].append(self.rows(item, hidden))
+        return StepOutput(**{kind: np.concatenate(made) for kind, made in rows.items() if made})
+
+    def rows(self, item: WorkItem, hidden: Floats) -> Floats:
+        """Return what an item wants of its hidden states."""
+        return hidden @ self.weights.head if item.output == "logits" else hidden
+
+    def compute(self, item: WorkItem) -> Floats:
+        """Write keys and values of an item's tokens; return their hidden states."""
+        weights, places = self.weights, self.places(item)
+        x = self.inputs(item) + weights.positions[self.positions(item)]
+        self.write(places[item.start :], np.stack([x @ weights.key, x @ weights.value]))
+        keys, values = self.cells[:, places]
+        scores = (x @ weights.query) @ keys.T
+        scores[self.unseen(item)] = -np.inf
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.tanh(x + chances @ values / chances.sum(axis=1, keepdims=True))
+
+    def unseen(self, item: WorkItem) -> Floats:
+        """Return which tokens each of an item's does not see: those that follow."""
+        return np.arange(item.stop) > np.arange(item.start, item.stop)[:, None]
+
+    def positions(self, item: WorkItem) -> Floats:
+        """Return the positions of an item's tokens."""
+        return np.arange(item.start, item.stop)
+
+    def inputs(self, item: WorkItem) -> Floats:
+        """Return a row for each of an item's tokens: its embedding, or that of an image."""
+        made = self.weights.embedding[list(item.token_ids)]
+        for index, slot in enumerate(item.sequence.prompt.media):
+            first, stop = max(item.start, slot.start + 1), min(item.stop, slot.stop - 1)
+            if first < stop:
+                rows = self.image_rows(item, index, first - slot.start - 1, stop - first)
+                made[first - item.start : stop - item.start] = rows
+        return made
+
+    def image_rows(self, item: WorkItem, index: int, first: int, num_rows: int) -> Floats:
+        """Return rows of an image."""
+        return item.sequence.features[index].embeddings[first : first + num_rows]
+
+    def places(self, item: WorkItem) -> Floats:
+        """Return the cells of a sequence's tokens up to the end of an item."""
+        size, position = self.pool.block_tokens, np.arange(item.stop)
+        return np.array(self.pool.blocks(item.sequence))[position // size] * size + position % size
+
+    def write(self, places: Floats, made: Floats) -> None:
+        """Write into cells."""
+        self.cells[:, places] = made
+
+    def close(self) -> None:
+        """Forget everything."""
+        del self.cells
+
+
+class PlainEngine(AttentionEngine):
+    """A part of the cache for each sequence, one row an item, no step of two kinds: no claims."""
+
+    limits = dataclasses.replace(
+        AttentionEngine.limits,
+        mixes_prefill_and_decode=False,
+        prefix_block_tokens=0,
+        is_batch_invariant=False,
+        max_item_rows=1,
+        max_draft_tokens=0,
+        hidden_size=0,
+        precision="",
+        max_sequences=2,
+    )
+
+    def __init__(self) -> None:
+        self.weights = Weights()
+        self.cells = np.full((2, self.limits.capacity_tokens, WIDTH), np.nan)
+        self.slots: dict[SequenceView, int] = {}
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens of the parts that nobody has."""
+        return self.limits.capacity_tokens - len(self.slots) * self.slot_tokens
+
+    @property
+    def slot_tokens(self) -> int:
+        """Tokens of a part."""
+        return self.limits.capacity_tokens // self.limits.max_sequences
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        """Give a part that nobody has."""
+        free = set(range(self.limits.max_sequences)) - set(self.slots.values())
+        if not free:
+            return None
+        self.slots[sequence] = min(free)
+        return Admission(0)
+
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+        """Tell whether so many fit."""
+        return num_tokens <= self.slot_tokens
+
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Never called, as nothing is shared."""
+        raise NotImplementedError
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Never called, as no drafts are taken."""
+        raise NotImplementedError
+
+    def release(self, sequence: SequenceView) -> None:
+        """Take the part back."""
+        del self.slots[sequence]
+
+    def places(self, item: WorkItem) -> Floats:
+        """Return the cells of a sequence's tokens up to the end of an item."""
+        return self.slots[item.sequence] * self.slot_tokens + np.arange(item.stop)
+
+    def forward(self, items: Seq[WorkItem]) -> StepOutput:
+        """Compute the items into an array that is written again in the next step."""
+        chunks = [i for i in items if i.start < i.sequence.num_prompt_tokens or i.num_tokens > 1]
+        assert not chunks or len(items) == 1, "a step is of answers, or one chunk"
+        output = super().forward(items)
+        if output.logits is None:
+            return output
+        self.output = getattr(self, "output", np.zeros((self.limits.max_sequences, VOCAB_SIZE)))
+        self.output[: len(output.logits)] = output.logits
+        return StepOutput(self.output[: len(output.logits)])
