@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -134,6 +135,22 @@ TOO_LONG = {
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_what_is_long_in_a_body_stops_nobody(server, name):
     assert sent(server, TOO_LONG[name]()).status_code == 400
+
+
+def test_large_pictures_that_come_at_once_stop_nobody(server):
+    body = TOO_LONG["a picture that is none"]()
+    headers = {"content-type": "application/json"}
+
+    def status():
+        with http_client() as http:
+            url = f"{server.url}/v1/chat/completions"
+            return http.post(url, content=body, headers=headers).status_code
+
+    server.stops()
+    with neighbour(server), ThreadPoolExecutor(8) as clients:
+        asked = [clients.submit(status) for _ in range(8)]
+        assert [answer.result() for answer in asked] == [400] * 8
+    assert server.longest_stop_s() < MAX_STOP_S
 
 
 def test_as_many_things_as_are_taken_stop_nobody(server):

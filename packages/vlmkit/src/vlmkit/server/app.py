@@ -65,7 +65,7 @@ def create_app(
     on_disk = FilesOnDisk(Folder(data)) if data.folder else None
     files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
     fetcher = ImageFetcher(fetch) if fetch.enabled else None
-    converter = Converter(service.settings, fetcher, files)
+    converter = Converter(service.settings, fetcher, files, service.desk)
     scraper = Scraper(service)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)
     app = Litestar(

@@ -27,6 +27,7 @@ from vlmkit.server.fields.wire_tools import tool_values
 from vlmkit.server.files.kept import FilesInMemory, KeptFiles
 from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.caller import NOBODY, Caller
+from vlmkit.server.work.desk import Desk
 from vlmkit.settings.server import ServerSettings
 
 _ROLES: dict[type[wire.ChatMessage], Role] = {
@@ -45,6 +46,7 @@ class Converter:
         settings: bounds of one request.
         fetcher: fetches images and files by URL; None where that is off.
         files: those that were sent before; none when None.
+        desk: where large images and files are decoded; one of its own when None.
 
     Attributes:
         images: gets the images that bodies name.
@@ -55,11 +57,13 @@ class Converter:
         settings: ServerSettings,
         fetcher: ImageFetcher | None,
         files: KeptFiles | None = None,
+        desk: Desk | None = None,
     ) -> None:
         self._settings = settings
-        self.images = Images(settings, fetcher)
+        desk = desk or Desk()
+        self.images = Images(settings, fetcher, desk)
         kept = files or FilesInMemory(FileStore(settings.files))
-        self._files = Files(kept, fetcher, settings.max_body_bytes)
+        self._files = Files(kept, fetcher, settings.max_body_bytes, desk)
         self._template_kinds = template_kinds(settings.chat_template_kwargs)
 
     async def request(

@@ -3,8 +3,8 @@
 What a file holds is told where prompts are read: see :mod:`vlmkit.running.files`.
 """
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from vlmkit.ask.base64_text import from_base64
@@ -18,6 +18,7 @@ from vlmkit.server.chat import wire
 from vlmkit.server.chat.image_options import options_of
 from vlmkit.server.files.kept import KeptFiles, whole
 from vlmkit.server.together import in_order
+from vlmkit.server.work.desk import Desk
 
 
 class NamedFile(NamedTuple):
@@ -34,12 +35,16 @@ class Files:
         kept: files that were sent before.
         fetcher: fetches files by URL; None where that is off.
         max_bytes: of one that was sent before.
+        desk: where large ones are decoded.
     """
 
-    def __init__(self, kept: KeptFiles, fetcher: ImageFetcher | None, max_bytes: int) -> None:
+    def __init__(
+        self, kept: KeptFiles, fetcher: ImageFetcher | None, max_bytes: int, desk: Desk
+    ) -> None:
         self._kept = kept
         self._max_bytes = max_bytes
         self._fetcher = fetcher
+        self._desk = desk
 
     async def content(self, file_id: str, owner: bytes, place: str) -> bytes:
         """Return what a file holds that was sent before.
@@ -101,7 +106,8 @@ class Files:
             return await self.content(said.file_id, owner, place)
         if said.file_url and not said.file_url.startswith("data:"):
             return await self._fetched(said.file_url)
-        return await asyncio.to_thread(_decoded, said.file_data or said.file_url or "", max_bytes)
+        text = said.file_data or said.file_url or ""
+        return await self._desk.read(partial(_decoded, text, max_bytes), len(text))
 
     async def _fetched(self, url: str) -> bytes:
         try:

@@ -1,6 +1,5 @@
 """From URLs to images that were checked: fetched, opened side by side, and bounded together."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.together import in_order
+from vlmkit.server.work.desk import Desk
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.server import ServerSettings
 
@@ -51,10 +51,12 @@ class Images:
     Args:
         settings: bounds of one request.
         fetcher: fetches images by URL; None where that is off.
+        desk: where large ones are decoded.
     """
 
-    def __init__(self, settings: ServerSettings, fetcher: ImageFetcher | None) -> None:
+    def __init__(self, settings: ServerSettings, fetcher: ImageFetcher | None, desk: Desk) -> None:
         self._settings = settings
+        self._desk = desk
         self._fetcher = fetcher
 
     async def opened(
@@ -89,18 +91,18 @@ class Images:
         return await in_order(image, found, num_at_once)
 
     async def _image(self, source: str | bytes, limits: ImageLimits) -> Image:
-        """Check an image in a thread; no text but URLs is taken, so no path of this disk."""
+        """Check an image; no text but URLs is taken, so no path of this disk."""
         if isinstance(source, str) and not source.startswith("data:"):
             source = await self._fetched(source)
-        return await asyncio.to_thread(Image.open, source, limits)
+        return await self._desk.read(partial(Image.open, source, limits), len(source))
 
     async def _header(self, source: str | bytes, limits: ImageLimits) -> Image:
-        """Read an image's sizes in a thread; of a file elsewhere no more than its beginning."""
+        """Read an image's sizes; of a file elsewhere no more than its beginning."""
         if isinstance(source, str) and source.startswith(SIZE):
             return Image.of_size(_size(source), limits)
         if isinstance(source, str) and not source.startswith("data:"):
             source = await self._fetched(source, partial(_is_enough, limits=limits))
-        return await asyncio.to_thread(Image.of_header, source, limits)
+        return await self._desk.read(partial(Image.of_header, source, limits), len(source))
 
     async def _fetched(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
         if self._fetcher is None:

@@ -82,12 +82,22 @@ def _shortened(text: bytes) -> bytes:
     """
     if len(text) < LONG_BYTES:
         return text
-    pieces = text.split(b'"', MAX_QUOTES)
-    is_inside = False
-    for number, piece in enumerate(pieces[:-1]):  # the last one is an end, or the rest
-        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
-        is_cut_by_escape = is_inside and num_backslashes % 2 == 1  # the quote belongs to the string
-        if is_inside and len(piece) > LONG_BYTES:
-            pieces[number] = b"\\" * is_cut_by_escape
-        is_inside = is_cut_by_escape or not is_inside
+    pieces: list[bytes] = []
+    start, is_inside = 0, False
+    while len(pieces) < MAX_QUOTES and (end := text.find(b'"', start)) >= 0:
+        is_escaped = is_inside and _num_backslashes(text, start, end) % 2 == 1  # it is the string's
+        if is_inside and end - start > LONG_BYTES:
+            pieces.append(b"\\" * is_escaped)
+        else:
+            pieces.append(text[start:end])
+        start, is_inside = end + 1, is_escaped or not is_inside
+    pieces.append(text[start:])
     return b'"'.join(pieces)
+
+
+def _num_backslashes(text: bytes, start: int, end: int) -> int:
+    """Count those before an end; a long string is not copied for them, as far as that can be."""
+    last = text[max(start, end - LONG_BYTES) : end]
+    if not last.strip(b"\\"):
+        last = text[start:end]
+    return len(last) - len(last.rstrip(b"\\"))

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+LARGE_BYTES = 2**20  # decoding more takes the interpreter for milliseconds
+
 
 class Desk:
     """Does pieces of work in a thread, one after the other; close it at the end."""
@@ -27,6 +29,16 @@ class Desk:
             Exception: what the work raised.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def read(self, work: Callable[[], T], num_bytes: int) -> T:
+        """Make something of what was sent: here where that is long, or else in any thread.
+
+        Raises:
+            Exception: what the work raised.
+        """
+        if num_bytes > LARGE_BYTES:
+            return await self.do(work)
+        return await asyncio.to_thread(work)
 
     def leave(self, work: Callable[[], None]) -> None:
         """Have a piece of work done that nobody waits for and that raises nothing."""
