@@ -272,7 +272,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def reference(session: nox.Session) -> None:
-    """Write ``docs/reference/seams.md``, the reference of the protocols, of the sources."""
+    """Write the reference of seams and values, ``docs/reference``, of the sources."""
     install(session, CORE)
     session.run("python", "tests/seams_page.py")
 

@@ -1,7 +1,7 @@
-"""Writes ``docs/reference/seams.md`` of the sources: signatures, and what their docstrings say.
+"""Writes the reference pages of seams and values: signatures, and what docstrings say.
 
-``nox -s reference`` renews the page; a test tells when that is due. Nothing is imported: the page
-is what stands in the files, without names that begin with an underscore.
+``nox -s reference`` renews them; a test tells when that is due. Nothing is imported: a page is what
+stands in the sources, without names that begin with an underscore.
 """
 
 import ast
@@ -13,7 +13,7 @@ from pathlib import Path
 from vlmkit.plugins.kinds import KINDS, Kind
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/reference/seams.md"
+REFERENCE = ROOT / "docs/reference"
 SOURCE = ROOT / "packages/vlmkit/src/vlmkit"
 TEMPLATES = "../../packages/vlmkit/src/vlmkit/templates"
 
@@ -22,7 +22,8 @@ HEAD = """# Seams
 What each kind of plugin implements, and the values that cross its border: signatures, shapes, units
 and errors. Made of the sources by `nox -s reference`. [Hooks](hooks.md) says how a plugin offers a
 provider, [Contracts](contracts.md) how it is tried, and
-[Write a plugin](../how-to/write-a-plugin.md) where to begin.
+[Write a plugin](../how-to/write-a-plugin.md) where to begin. [Values](values.md) has what is asked
+and answered, and what plugins may build with.
 
 Nothing needs to be inherited but `Observer` and `Monitor`, to leave out what is of no interest.
 `Seq` is `collections.abc.Sequence`, since `Sequence` is an answer in the making."""
@@ -56,8 +57,35 @@ NOTES = {"providers": "Import these from `vlmkit.plugins.registry`, which is whe
 SECTIONS = {"Args": "takes", "Attributes": "", "Raises": "raises", "Returns": "returns"}
 
 
-def page() -> str:
-    """Return the whole page."""
+VALUES_HEAD = """# Values
+
+What is asked and answered, and what plugins may build with, in the order of the modules. Made of
+the sources by `nox -s reference`, as [Seams](seams.md) is."""
+
+OF_VALUES = {
+    "ask": "What is asked and answered",
+    "kit": "What plugins may build with",
+}
+
+
+def pages() -> dict[Path, str]:
+    """Return every page, by its file."""
+    return {REFERENCE / "seams.md": seams(), REFERENCE / "values.md": values()}
+
+
+def values() -> str:
+    """Return the page of values and helpers."""
+    parts = [VALUES_HEAD]
+    for package, title in OF_VALUES.items():
+        parts.append(f"## {title}")
+        for path in sorted((SOURCE / package).glob("*.py")):
+            if path.stem != "__init__":
+                parts += _module(f"{package}.{path.stem}")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def seams() -> str:
+    """Return the page of the seams."""
     parts = [HEAD, _axes()]
     for kind in KINDS:
         parts += [f"## {kind.words.capitalize()}", _introduction(kind)]
@@ -89,6 +117,7 @@ def _module(name: str) -> Iterator[str]:
     tree = ast.parse((SOURCE / f"{name.replace('.', '/')}.py").read_text())
     yield f"### `vlmkit.{name}`"
     yield _described(ast.get_docstring(tree) or "")
+    yield _from_elsewhere(tree)
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from _class(node)
@@ -101,6 +130,20 @@ def _module(name: str) -> Iterator[str]:
                 yield f"#### `{name}`"
                 yield f"`{value}`"
                 yield _described(inspect.cleandoc(after.value.value))
+
+
+def _from_elsewhere(tree: ast.Module) -> str:
+    """Return where a module's names of vlmkit come from, for who writes the same."""
+    blocks = [tree, *(node for node in tree.body if isinstance(node, ast.If))]  # of TYPE_CHECKING
+    found = [
+        f"`{alias.name}` of `{node.module}`"
+        for block in blocks
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vlmkit.")
+        for alias in node.names
+        if not alias.name.startswith("_") and alias.name[0].isupper()
+    ]
+    return f"From elsewhere: {', '.join(found)}." if found else ""
 
 
 def _is_text(node: ast.stmt | None) -> bool:
@@ -125,7 +168,8 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Yield the fields of a class, and their types and defaults."""
     for part in node.body:
-        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+        is_field = isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+        if is_field and not part.target.id.startswith("_"):
             default = _default(part.value)
             yield part.target.id, f"{ast.unparse(part.annotation)}{default}"
 
@@ -193,4 +237,5 @@ def _indented(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text)

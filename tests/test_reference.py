@@ -4,24 +4,27 @@ import pkgutil
 import re
 
 import seams_page
+import vlmkit.ask
+import vlmkit.kit
 import vlmkit.seams
 from vlmkit.plugins import project
 from vlmkit.plugins.kinds import KINDS
 
 
-def test_the_page_is_what_the_sources_say():
-    assert seams_page.PAGE.read_text() == seams_page.page(), "renew it: nox -s reference"
+def test_the_pages_are_what_the_sources_say():
+    for path, text in seams_page.pages().items():
+        assert path.read_text() == text, "renew it: nox -s reference"
 
 
 def test_every_seam_is_on_it():
-    named = set(re.findall(r"^### `vlmkit\.(seams\.\w+)`$", seams_page.page(), re.MULTILINE))
+    named = set(re.findall(r"^### `vlmkit\.(seams\.\w+)`$", seams_page.seams(), re.MULTILINE))
     assert named == {
         f"seams.{module.name}" for module in pkgutil.iter_modules(vlmkit.seams.__path__)
     }
 
 
 def test_every_kind_has_its_protocol_its_contract_and_its_example():
-    text = seams_page.page()
+    text = seams_page.seams()
     for kind in KINDS:
         section = re.split(r"^## ", text, flags=re.MULTILINE)
         (own,) = [part for part in section if part.startswith(f"{kind.words.capitalize()}\n")]
@@ -32,12 +35,13 @@ def test_every_kind_has_its_protocol_its_contract_and_its_example():
 
 
 def test_it_shows_no_private_names_and_no_dunders():
-    shown = re.findall(r"^(?:####|- \*\*|- `)[^:(]*", seams_page.page(), re.MULTILINE)
+    every = "".join(seams_page.pages().values())
+    shown = re.findall(r"^(?:####|- \*\*|- `)[^:(]*", every, re.MULTILINE)
     assert not [line for line in shown if re.search(r"[ `]_", line)]
 
 
 def test_a_reader_finds_arguments_units_and_errors_of_a_method():
-    text = seams_page.page()
+    text = seams_page.seams()
     assert "**`prepare(rows: Seq[Row]) -> Pick`**" in text
     assert "- `rows`: at least one; the logits come in their order." in text
     assert "- `ConstraintError`: it makes no sense" in text
@@ -47,3 +51,14 @@ def test_a_reader_finds_arguments_units_and_errors_of_a_method():
 def test_the_page_on_stability_names_the_distributions_whose_names_are_taken():
     page = (seams_page.ROOT / "docs/reference/stability.md").read_text()
     assert all(f"`-{name}`" in page or f"`vlmkit-{name}`" in page for name in project.TAKEN)
+
+
+def test_every_module_of_values_is_on_their_page():
+    text = seams_page.values()
+    for package in (vlmkit.ask, vlmkit.kit):
+        names = {module.name for module in pkgutil.iter_modules(package.__path__)}
+        assert {n for n in names if f"\n### `{package.__name__}.{n}`\n" in text} == names
+
+
+def test_a_reader_learns_where_a_name_comes_from():
+    assert "`ImageLimits` of `vlmkit.settings.images`" in seams_page.seams()

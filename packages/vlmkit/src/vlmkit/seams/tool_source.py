@@ -23,6 +23,9 @@ class ToolSource(Protocol):
     async def describe(self, name: str) -> Mapping[str, Any]:
         """Return the definition of a tool, in OpenAI's form.
 
+        That is ``{"type": "function", "function": {...}}`` with ``name``, ``description`` and
+        ``parameters``, the JSON schema of an object.
+
         Raises:
             VlmkitError: it cannot be had now.
         """
