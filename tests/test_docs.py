@@ -13,6 +13,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
+import vlmkit
 from vlmkit import cli, errors
 from vlmkit.plugins.kinds import COMMAND, KINDS
 from vlmkit.plugins.registry import BuildContext, Registry
@@ -112,7 +113,7 @@ def test_the_codes_of_errors_are_those_of_the_code():
 
 def test_the_examples_of_the_hooks_page_load_and_look_on(tmp_path):
     for name, program in zip(
-        ("kind.py", "slow.py"), blocks("docs/reference/hooks.md", "python"), strict=True
+        ("kind.py", "slow.py", "store.py"), blocks("docs/reference/hooks.md", "python"), strict=True
     ):
         (tmp_path / name).write_text(program.replace("> 2.0", ">= 0.0"))
     (tmp_path / "slow.toml").write_text('plugins = ["./slow.py"]\n[observers]\nuse = ["slow"]\n')
@@ -230,6 +231,17 @@ def test_the_plugin_guide_leads_to_every_protocol_and_every_example():
         assert f"[{kind.words}](../reference/seams.md#{slug})" in text
         assert f"\n## {kind.words.capitalize()}\n" in seams
         assert f"/vlmkit/templates/{kind.name})" in text
+
+
+def test_the_field_of_the_plugin_guide_changes_the_answer_that_asks_for_it(tmp_path):
+    (file := tmp_path / "dry.py").write_text(blocks("docs/how-to/write-a-plugin.md", "python")[0])
+    sections = {"plugins": {"files": [str(file)]}, "sampler": {"use": "dry"}}
+    with vlmkit.load("mock", **sections) as model:
+        prompt = '{"mock": {"text": "abc", "tokens": 9}}'
+        assert model.generate(prompt).text == "abcabcabc"
+        answer = model.generate(prompt, fields={"dry": {"multiplier": 99}}).text
+        assert answer.startswith("a")  # the prompt has an "ab" already
+        assert not answer.startswith("ab")
 
 
 def test_the_plugin_guide_names_every_contract():

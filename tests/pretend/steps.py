@@ -40,7 +40,7 @@ def for_sampler(sequence: EngineSequence, params: SamplingParams | None = None) 
         "seed": 0,
         "eos_ids": frozenset(),
         "banned_ids": (),
-        "sampler_state": None,
+        "kept": {},
         "task": "generate",
         "given": (),
         "guide": None,

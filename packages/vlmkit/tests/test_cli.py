@@ -727,7 +727,7 @@ def test_doctor_tells_who_is_chosen_and_why_others_are_passed_over(
     file.write_text(
         f"{PLUGIN_API}@hookimpl\ndef vlmkit_register_engines(registry):\n"
         "    registry.add('blind', lambda c: c, cannot_serve=lambda c: 'it is blind')\n"
-        "    registry.add('spare', lambda c: c, priority=-1)\n"
+        "    registry.add('spare', lambda c: c, priority=-1, cannot_serve=lambda c: None)\n"
     )
     sets = ["--set", f'plugins=["{file}"]']
     assert run(["doctor", "mock", "--json", *sets]) == 0
@@ -751,8 +751,9 @@ def test_doctor_asks_who_would_be_taken_what_a_build_would_find_out(
         "def refuse(context):\n"
         "    raise ConfigError('there is no such device', hint='name another')\n\n"
         "@hookimpl\ndef vlmkit_register_engines(registry):\n"
-        "    registry.add('able', lambda c: c, examine=lambda c: f'fast for {c.files.name}')\n"
-        "    registry.add('picky', lambda c: c, examine=refuse)\n"
+        "    registry.add('able', lambda c: c, cannot_serve=lambda c: None,\n"
+        "        examine=lambda c: f'fast for {c.files.name}')\n"
+        "    registry.add('picky', lambda c: c, cannot_serve=lambda c: None, examine=refuse)\n"
     )
     sets = ["--set", f'plugins=["{file}"]']
     assert run(["doctor", "mock", *sets, "--set", "engine.use=able"]) == 0

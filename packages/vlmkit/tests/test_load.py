@@ -16,10 +16,6 @@ from vlmkit.assembly import (
     assemble,
     chosen,
     load_plugins,
-    name_of,
-    packaged_models,
-    resolve,
-    resolve_local,
     sees,
 )
 from vlmkit.cli.doctor import verdicts
@@ -36,6 +32,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.generation_config import default_params
 from vlmkit.plugins import loader
 from vlmkit.settings.plugins import PluginSettings
+from vlmkit.sources import name_of, packaged_models, resolve, resolve_local
 
 HEAD = """
 from pathlib import Path
@@ -49,6 +46,9 @@ from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 VLMKIT_API = 1
 LOG = Path(__file__).with_suffix(".log")
+
+def serves_all(checkpoint):
+    return None
 
 def note(text):
     with LOG.open("a") as file:
@@ -109,11 +109,11 @@ TEXT_ONLY = (
     + """
 @hookimpl
 def vlmkit_register_tokenizers(registry):
-    registry.add("plain", lambda context: MockTokenizer())
+    registry.add("plain", lambda context: MockTokenizer(), cannot_serve=serves_all)
 
 @hookimpl
 def vlmkit_register_engines(registry):
-    registry.add("plain", build_engine)
+    registry.add("plain", build_engine, cannot_serve=serves_all)
 
 @hookimpl
 def vlmkit_register_media_encoders(registry):
@@ -370,6 +370,7 @@ class Encoder:
     media_kinds = frozenset({"image"})
 
 def add(registry, name, **options):
+    options = {"cannot_serve": serves_all} | options
     registry.add(name, lambda context: Encoder(), **options)
 
 def no_graphs(checkpoint):
@@ -389,7 +390,7 @@ def vlmkit_register_engines(registry):
 STRANGER = """
 @hookimpl
 def vlmkit_register_media_encoders(registry):
-    registry.add("alone", lambda context: None, priority=-30)
+    registry.add("alone", lambda context: None, priority=-30, cannot_serve=serves_all)
 """
 
 

@@ -465,7 +465,7 @@ def test_a_model_that_is_no_checkpoint_is_refused() -> None:
     registry = Registries("my-plugin").models
     registry.add("bare", lambda _: Path("folder"))  # type: ignore[arg-type,return-value]
     with pytest.raises(PluginError, match=r"was built as '.*Path', not as a Checkpoint"):
-        registry.build("bare", {}, BuildContext())
+        registry.build("bare", {}, BuildContext("bare"))
 
 
 # Listing.

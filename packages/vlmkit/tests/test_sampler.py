@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.running.choosing.batch import apply, changed, choice
-from vlmkit.running.choosing.edits import edits_of
+from vlmkit.running.choosing.edits import EDITS
 from vlmkit.running.choosing.noise import MULTIPLIERS, keys
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.prompt import Prompt
@@ -237,7 +237,7 @@ def test_repetition_penalty_is_that_of_transformers():
     scores = torch.from_numpy(logits.copy())
     ids = torch.tensor([[1, 5, 9, 5, 20]])
     expected = processors.RepetitionPenaltyLogitsProcessor(1.7)(ids, scores.clone())
-    changes = edits_of(seq).at(Row(seq))
+    changes = EDITS.of(seq).at(Row(seq))
     batch = changed([choice(Row(seq))], logits.shape[-1])
     assert sorted(changes.token_ids.tolist()) == [1, 5, 9, 20]
     apply(np, logits, batch, scales=True)

@@ -1,10 +1,9 @@
 """From a model's name and a config to a running model.
 
-Finds the model's files, lets the registries choose a provider for each component, checks every
+Lets the registries choose a provider for each component, checks every
 setting before anything costly is built, and takes down what was built if a later part fails.
 """
 
-import difflib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -37,13 +36,14 @@ from vlmkit.errors import (
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.generation_config import default_params
-from vlmkit.kit.model_folder import model_file, model_folder
 from vlmkit.plugins import loader
-from vlmkit.plugins.kinds import MODEL, OBSERVER
+from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobody
 from vlmkit.seams.constraint import Vocabulary
 from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.request_field import RequestField
+from vlmkit.sources import name_of, resolve
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
@@ -148,6 +148,7 @@ def assemble(
     tell("model files")
     checkpoint = resolve(entry.model, plugins, entry.revision)
     choice = choose(entry, config, plugins, checkpoint)
+    fields = request_fields(choice, plugins)
     check_groups(config, plugins)
     context = BuildContext(
         entry.model,
@@ -164,6 +165,8 @@ def assemble(
                 continue
             tell(section.replace("_", " "))
             parts[section] = registry_of(plugins, section).build(name, settings, context)
+            if section == TOKENIZER.section:
+                context = replace(context, text_side=parts[section])
             if close := getattr(parts[section], "close", None):
                 built.callback(close)
         for section in GROUPS:
@@ -185,6 +188,7 @@ def assemble(
 
         runner = Pipeline(
             **parts,
+            request_fields=fields,
             name=name_of(entry),
             defaults=default_params(checkpoint),
             settings=config.pipeline,
@@ -214,6 +218,30 @@ def _members(
     return members
 
 
+def request_fields(
+    choice: Mapping[str, tuple[str, dict[str, Any]]], plugins: Plugins
+) -> list[RequestField[Any]]:
+    """Return the fields that a model's components add to requests.
+
+    Raises:
+        PluginError: two of them read one field in different ways.
+    """
+    found: dict[str, tuple[RequestField[Any], str]] = {}
+    for section, (name, _) in choice.items():
+        registry = registry_of(plugins, section)
+        provider = registry.get(name)
+        who = registry.who(provider)
+        for field in provider.request_fields:
+            other, owner = found.setdefault(field.name, (field, who))
+            if other != field:
+                raise PluginError(
+                    f"{owner} and {who} both add the field {field.name!r} to requests, and mean "
+                    "different things by it",
+                    hint="use one of them with another component",
+                )
+    return [field for field, _ in found.values()]
+
+
 def _show_pictures(
     parts: Mapping[str, Any], choice: Mapping[str, Any], context: BuildContext
 ) -> None:
@@ -238,68 +266,6 @@ def _late(
 ) -> Callable[[Vocabulary], Any]:
     """Return what builds a component for a vocabulary, once somebody needs it."""
     return lambda words: registry.build(name, settings, replace(context, vocabulary=words))
-
-
-def name_of(entry: ModelEntry) -> str:
-    """Return how clients call a model: its own name, its folder's, or what it was asked for by."""
-    if entry.name is None and _is_path(entry.model):
-        return expanded(entry.model).resolve().name
-    return entry.name or entry.model
-
-
-def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
-    """Return the files of a model, after fetching them if they are on a hub.
-
-    Raises:
-        CheckpointError: nothing of that name is known; the hint says what is.
-    """
-    found = find(reference, plugins)
-    if isinstance(found, Path):
-        return model_folder(found)
-    models = plugins.of(MODEL)
-    context = BuildContext(reference, revision=revision, registries=plugins.by_kind)
-    return models.build(models.key(found), {}, context)
-
-
-def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
-    """Return the files of a model that is on this disk already; fetches nothing.
-
-    Raises:
-        CheckpointError: nothing of that name is known, or it would have to be fetched.
-    """
-    found = find(reference, plugins)
-    is_hub = isinstance(found, Provider) and not plugins.of(MODEL).offers(reference)
-    here = (p.list_models() for p in plugins.models if p.list_models)
-    if is_hub and not any(reference in models for models in here):
-        raise CheckpointError(
-            f"model {reference!r} is not on this disk", hint=f"vlmkit models pull {reference}"
-        )
-    return resolve(reference, plugins, revision)
-
-
-def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
-    """Return who has a model: the provider of that name, a folder, or a hub that takes the id.
-
-    Raises:
-        CheckpointError: nobody has it; the hint says what there is.
-    """
-    if plugins.of(MODEL).offers(reference):
-        return plugins.of(MODEL).get(reference)
-    folder = expanded(reference)
-    if folder.is_dir():
-        return folder
-    if folder.is_file():
-        raise model_file(folder)
-    if _is_path(reference):
-        raise CheckpointError(f"model folder {reference!r} does not exist", hint="check the path")
-    able = [p for p in plugins.models if p.objection(reference) is None]
-    if not able:
-        raise CheckpointError(
-            f"model {reference!r} is not a packaged name, a folder or a hub id that a plugin "
-            "can fetch",
-            hint=_what_there_is(reference, plugins),
-        )
-    return max(able, key=lambda provider: provider.priority_for(reference))
 
 
 def choose(
@@ -383,7 +349,8 @@ def encoder_of_engine(
         return None
     names = (engine.name, engine.plugin)
     own = next((p for p in plugins.media_encoders if (p.name, p.plugin) == names), None)
-    return own if own is not None and not own.objection(checkpoint) else None
+    is_able = own is not None and not own.objection(checkpoint, is_named=True)
+    return own if is_able else None
 
 
 def is_needless(
@@ -403,31 +370,3 @@ def sees(checkpoint: Checkpoint, plugins: Plugins) -> bool:
     if "vision_config" in checkpoint.answering:
         return True
     return None in plugins.media_encoders.objections(checkpoint).values()
-
-
-def _is_path(reference: str) -> bool:
-    """Tell whether a reference can only be meant as a path, here or on Windows.
-
-    A hub id has at most one slash, no backslash and no drive.
-    """
-    has_drive = reference[1:2] == ":" and reference[0].isalpha()
-    is_rooted = reference.startswith((".", "~", "/")) or "\\" in reference
-    return has_drive or is_rooted or reference.count("/") > 1
-
-
-def _what_there_is(reference: str, plugins: Plugins) -> str:
-    """Return the nearest model's name, or else all packaged ones and what could fetch more."""
-    packaged = packaged_models(plugins)
-    near = difflib.get_close_matches(reference, packaged, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    listed = f"packaged: {', '.join(packaged) or 'none'}"
-    if not any(provider.list_models for provider in plugins.models):
-        return f"{listed}; pip install vlmkit-hf fetches models from the Hugging Face hub"
-    return f"{listed}; a hub id reads owner/name"
-
-
-def packaged_models(plugins: Plugins) -> list[str]:
-    """Return the names of the models that installed distributions carry."""
-    models = plugins.of(MODEL)
-    return [models.key(provider) for provider in models if provider.list_models is None]

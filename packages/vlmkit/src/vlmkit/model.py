@@ -6,7 +6,7 @@ how a request is run is the runner's business, and a server needs none of this.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence as Seq
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -22,6 +22,7 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.score import Score
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.kit.pooling import Vector
+from vlmkit.kit.request_fields import plain_values
 from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class Model:
         images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
+        fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Completion:
         """Answer a question, or go on with a conversation, and wait for the whole answer.
@@ -61,9 +63,12 @@ class Model:
             media: sounds and the like to go with it: paths or bytes of files that a media loader
                 opens, or a :class:`vlmkit.ask.media.MediaPart`.
             constraint: what the answer must keep to; see :mod:`vlmkit.ask.constraint`.
+            fields: what it says by fields that plugins added to requests, by their names.
             **params: fields of :class:`vlmkit.SamplingParams`.
         """
-        request = self.request(prompt, images=images, media=media, constraint=constraint, **params)
+        request = self.request(
+            prompt, images=images, media=media, constraint=constraint, fields=fields, **params
+        )
         return self.submit(request).result()
 
     def stream(
@@ -73,10 +78,13 @@ class Model:
         images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
+        fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Iterator[str]:
         """Yield the answer's text as it comes; arguments as for :meth:`generate`."""
-        request = self.request(prompt, images=images, media=media, constraint=constraint, **params)
+        request = self.request(
+            prompt, images=images, media=media, constraint=constraint, fields=fields, **params
+        )
         for chunk in self.submit(request):
             if text := chunk.text:
                 yield text
@@ -88,11 +96,18 @@ class Model:
         images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
+        fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Completion:
         """Answer without blocking the event loop; arguments as for :meth:`generate`."""
         request = await asyncio.to_thread(
-            self.request, prompt, images=images, media=media, constraint=constraint, **params
+            self.request,
+            prompt,
+            images=images,
+            media=media,
+            constraint=constraint,
+            fields=fields,
+            **params,
         )
         return await (await self.asubmit(request)).aresult()
 
@@ -103,11 +118,18 @@ class Model:
         images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
+        fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> AsyncIterator[str]:
         """Yield the answer's text as it comes, without blocking the event loop."""
         request = await asyncio.to_thread(
-            self.request, prompt, images=images, media=media, constraint=constraint, **params
+            self.request,
+            prompt,
+            images=images,
+            media=media,
+            constraint=constraint,
+            fields=fields,
+            **params,
         )
         async for chunk in await self.asubmit(request):
             if text := chunk.text:
@@ -206,6 +228,7 @@ class Model:
         images: Seq[Shown] = (),
         media: Seq[MediaSource] = (),
         constraint: Constraint | None = None,
+        fields: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> Request:
         """Make a request from a question or messages; arguments as for :meth:`generate`.
@@ -228,7 +251,12 @@ class Model:
             messages: Seq[Message] = [Message.of("user", prompt, opened, parts)]
         else:
             messages = turns(prompt)
-        return Request(messages=messages, params=self.params(**params), constraint=constraint)
+        return Request(
+            messages=messages,
+            params=self.params(**params),
+            fields=plain_values(fields or {}),
+            constraint=constraint,
+        )
 
     def params(self, **values: Any) -> SamplingParams:
         """Return the model's default sampling parameters with some values replaced.

@@ -6,16 +6,17 @@ comfortable for people who write Python is the model's.
 """
 
 import asyncio
+import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, partial
 from itertools import chain, repeat
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from vlmkit.ask.demand import Demand
 from vlmkit.ask.prompt_tokens import PromptTokens
@@ -25,6 +26,8 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.shown_image import ShownImage
 from vlmkit.errors import ConfigError, RequestError
 from vlmkit.kit.pooling import Pooling
+from vlmkit.kit.request_fields import facts_of
+from vlmkit.kit.sampler_claims import claims_of
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.channel import Channel
 from vlmkit.running.constraints import MakeCompiler
@@ -36,6 +39,7 @@ from vlmkit.running.loop import Loop
 from vlmkit.running.media import MediaIntake
 from vlmkit.running.media_room import MediaRoom, Place
 from vlmkit.running.observers import Observers
+from vlmkit.running.params import followed
 from vlmkit.running.pictures import Pictures
 from vlmkit.running.prompts import MakesPrompts, Prompts
 from vlmkit.running.renderers.pool import RendererPool
@@ -49,12 +53,15 @@ from vlmkit.seams.media_loader import MediaLoader
 from vlmkit.seams.observer import Observer, RequestFacts
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.proposer import Proposer
+from vlmkit.seams.request_field import RequestField
 from vlmkit.seams.runner import CONSTRAINT, RunnerFacts
-from vlmkit.seams.sampler import Sampler
+from vlmkit.seams.sampler import Sampler, SamplerClaims
 from vlmkit.seams.scheduler import Scheduler
 from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit.settings.pipeline import PipelineSettings
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -78,6 +85,7 @@ class Pipeline:
         observers: who is told how requests fare, each by a name for the statistics.
         media_loaders: who opens files, each by a name for errors; the built-in one for images when
             None.
+        request_fields: fields of requests that its components read, and that plugins added.
         name: how the server lists it.
         defaults: sampling parameters of requests that state none.
         settings: bounds.
@@ -98,6 +106,7 @@ class Pipeline:
         constraint: MakeCompiler | None = None,
         observers: Mapping[str, Observer] | None = None,
         media_loaders: Mapping[str, MediaLoader] | None = None,
+        request_fields: Iterable[RequestField[Any]] = (),
         name: str = "model",
         defaults: SamplingParams | None = None,
         settings: PipelineSettings | None = None,
@@ -105,16 +114,21 @@ class Pipeline:
         renderers: RendererPool | None = None,
         makers: Makers = UNKNOWN,
     ) -> None:
+        sampler = sampler or ArraySampler()
+        fields = {field.name: field for field in request_fields}
+        claims = claims_of(sampler)
         loaders = {"image": ImageLoader()} if media_loaders is None else media_loaders
         self.facts = facts = RunnerFacts(
             name=name,
             limits=engine.limits,
             modalities=modalities_of(media_encoder),
             eos_ids=tokenizer.eos_ids,
-            defaults=defaults or SamplingParams(),
+            defaults=_followed(defaults or SamplingParams(), claims, name),
             bounds=settings or PipelineSettings(),
             options=tokenizer.honours.union(() if constraint is None else (CONSTRAINT,)),
             media_loaders=tuple(loaders),
+            sampler=claims,
+            request_fields={name: facts_of(field) for name, field in fields.items()},
         )
         self._tokenizer = tokenizer
         self._engine = engine
@@ -146,6 +160,7 @@ class Pipeline:
             facts=facts,
             pooling=pooling,
             constraint=constraint,
+            request_fields=fields,
             makers=makers,
         )
         self._is_closed = False
@@ -161,7 +176,7 @@ class Pipeline:
             engine=engine,
             encoder=media_encoder,
             scheduler=scheduler or ContinuousScheduler(),
-            sampler=sampler or ArraySampler(),
+            sampler=sampler,
             features=self._features,
             proposer=proposer,
             observers=self._observers,
@@ -386,6 +401,16 @@ class Pipeline:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _followed(params: SamplingParams, claims: SamplerClaims, name: str) -> SamplingParams:
+    """Return a model's defaults as far as its sampler follows them."""
+    made = followed(params, claims.ignores)
+    idle = sorted(n for n in claims.ignores if getattr(made, n) != getattr(params, n))
+    if idle:
+        told = ", ".join(idle)
+        log.warning("model %r: its sampler does not follow the default of %s", name, told)
+    return made
 
 
 def _shown_images(prompt: Prompt, pages: Seq[int | None]) -> dict[int, ShownImage]:

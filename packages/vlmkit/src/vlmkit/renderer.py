@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -67,6 +68,7 @@ def built(plan: TextSide) -> Prompts:
         plan.reference, plan.checkpoint, revision=plan.revision, registries=plugins.by_kind
     )
     tokenizer = _part("tokenizer", plan.tokenizer, plugins, context)
+    context = replace(context, text_side=tokenizer)
     loaders = {
         part[0]: _part("media_loaders", part, plugins, context) for part in plan.media_loaders
     }

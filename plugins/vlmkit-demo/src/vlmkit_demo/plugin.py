@@ -7,27 +7,18 @@ from pathlib import Path
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
-from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.plugins.registry import Registry
 
 VLMKIT_API = (1, 0)
 NAME = "demo"
 
 
-def _is_not_ours(reference: str) -> str | None:
-    return None if reference == NAME else f"it has only the model {NAME!r}"
-
-
-def _build(_: BuildContext) -> Checkpoint:
-    return Checkpoint(NAME, Path(__file__).with_name("checkpoint"))
-
-
 @hookimpl
 def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
     """Offer the model ``demo``."""
-    registry.add(
+    registry.add_packaged(
         NAME,
-        _build,
-        cannot_serve=_is_not_ours,
+        Path(__file__).with_name("checkpoint"),
         description="a 4 M parameter model of shapes, colours, digits and words; works offline",
     )
 

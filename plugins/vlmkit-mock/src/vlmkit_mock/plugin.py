@@ -18,10 +18,6 @@ def _cannot_serve(checkpoint: Checkpoint) -> str | None:
     return None if checkpoint.model_type == NAME else "it serves only the packaged model 'mock'"
 
 
-def _is_not_ours(reference: str) -> str | None:
-    return None if reference == NAME else "it has only the model 'mock'"
-
-
 def _build_tokenizer(_: BuildContext) -> Tokenizer:
     from vlmkit_mock.tokenizer import MockTokenizer
 
@@ -38,10 +34,6 @@ def _build_engine(context: BuildContext) -> Engine:
     from vlmkit_mock.engine import MockEngine
 
     return MockEngine(context.settings)
-
-
-def _build_model(_: BuildContext) -> Checkpoint:
-    return Checkpoint(NAME, Path(__file__).with_name("model"))
 
 
 @hookimpl
@@ -79,9 +71,8 @@ def vlmkit_register_engines(registry: Registry[Engine]) -> None:
 @hookimpl
 def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
     """Offer the model ``mock``."""
-    registry.add(
+    registry.add_packaged(
         NAME,
-        _build_model,
-        cannot_serve=_is_not_ours,
+        Path(__file__).with_name("model"),
         description="no weights; for tests of servers and clients",
     )

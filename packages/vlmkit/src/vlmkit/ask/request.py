@@ -32,6 +32,8 @@ class Request:
             with none, the prompt's own tokens are, a choice for each of its texts: see
             :attr:`vlmkit.ask.prompt_tokens.PromptTokens.texts`.
         params: how to choose tokens; None takes the model's own defaults.
+        fields: what it says by fields that plugins added to requests, by their names; values as
+            JSON has them.
         constraint: what the answer must keep to; None leaves it free.
         tools: definitions of what the answer may call, in OpenAI's form.
         tool_choice: whether it may, must or must not call, or the one that it must call.
@@ -58,6 +60,7 @@ class Request:
     task: Literal["generate", "embed", "score"] = "generate"
     continuations: Sequence[str | Sequence[int]] = ()
     params: SamplingParams | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: ToolChoice | NamedTool = "auto"

@@ -44,9 +44,9 @@ def ask(
     MODEL is a packaged name such as demo, a folder, or a hub id. Text that is piped in is the
     question, or stands above PROMPT.
     """
-    from vlmkit.assembly import find
     from vlmkit.cli.images import opened as picture
     from vlmkit.cli.loading import opened, wanted
+    from vlmkit.sources import find
 
     question = _question(prompt, images)
     if model is not None and question is None:

@@ -31,9 +31,9 @@ def doctor(
 
     Describes this machine first. Reads no weights and fetches nothing.
     """
-    from vlmkit.assembly import resolve_local
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.plugins.machine import facts
+    from vlmkit.sources import resolve_local
 
     layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     report: dict[str, Any] = {"machine": facts(plugins)}
@@ -92,7 +92,8 @@ def verdicts(
         except VlmkitError:
             taken = None
         for name, provider in _by_key(registry, taken):
-            objection = told(provider.objection(checkpoint))
+            is_named = name in (taken, component.use)
+            objection = told(provider.objection(checkpoint, is_named=is_named))
             how, reason = "", objection or f"able, but {passed_over}"
             if name == taken:
                 how, reason = _examined(registry, taken, component.settings, context)

@@ -65,7 +65,7 @@ class Wanted:
 
 def wanted(model: str | None, config_file: Path | None, assignments: Sequence[str]) -> Wanted:
     """Return the one model that a command is for; builds nothing."""
-    from vlmkit.assembly import name_of
+    from vlmkit.sources import name_of
 
     layered, plugins = read_with_plugins(config_file, assignments)
     entries = wanted_entries([model] if model else [], layered.config, plugins)
@@ -108,12 +108,13 @@ def wanted_entries(
 
 def what_there_is(plugins: Plugins) -> str:
     """Say in one sentence which models can be named."""
-    from vlmkit.assembly import packaged_models
+    from vlmkit.sources import packaged_models, schemes
 
     packaged = ", ".join(packaged_models(plugins))
+    begun = "".join(f", what begins with {each}" for each in schemes(plugins))
     if not packaged:
-        return "None is installed: try pip install vlmkit-demo."
-    return f"Installed: {packaged}. A folder or a hub id will do as well."
+        return f"None is installed{begun and ', but' + begun[1:]}: try pip install vlmkit-demo."
+    return f"Installed: {packaged}. A folder{begun} or a hub id will do as well."
 
 
 def read_with_plugins(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
+from vlmkit.kit.model_uri import shown
 
 if TYPE_CHECKING:
     from vlmkit.kit.checkpoint import Checkpoint
@@ -46,8 +47,8 @@ def pull(
     *, model: str, revision: str | None, config_file: Path | None, assignments: Sequence[str]
 ) -> None:
     """Fetch MODEL from a hub, so that it loads without network."""
-    from vlmkit.assembly import resolve
     from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.sources import resolve
 
     layered, plugins = read_with_plugins(config_file, assignments)
     started = time.perf_counter()
@@ -64,8 +65,9 @@ def info(
     *, model: str, as_json: bool, config_file: Path | None, assignments: Sequence[str]
 ) -> None:
     """Describe MODEL from its small files; loads and fetches nothing."""
-    from vlmkit.assembly import resolve_local, sees
+    from vlmkit.assembly import sees
     from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.sources import resolve_local
 
     layered, plugins = read_with_plugins(config_file, assignments)
     checkpoint = resolve_local(model, plugins, layered.config.revision)
@@ -101,12 +103,13 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def _listed(plugins: "Plugins") -> list[tuple[str, str, str]]:
+    from vlmkit.sources import fetched
+
     rows = []
     for provider in plugins.models:
-        if provider.list_models is None:
+        if provider.is_packaged:
             rows.append((plugins.models.key(provider), provider.plugin, provider.description))
-        else:
-            rows += [(name, provider.plugin, "fetched") for name in sorted(provider.list_models())]
+        rows += [(shown(name), provider.plugin, "fetched") for name in fetched(provider)]
     return rows
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vlmkit.assembly import assemble, name_of, resolve
+from vlmkit.assembly import assemble
 from vlmkit.cli.loading import Stages
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.server.offer import Offer
+from vlmkit.sources import name_of, resolve
 
 if TYPE_CHECKING:
     from vlmkit.config import Config, ModelEntry

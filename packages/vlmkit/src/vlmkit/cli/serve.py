@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vlmkit.seams.monitor import Monitor
     from vlmkit.seams.tool_source import ToolSource
     from vlmkit.server.offer import Offer
+    from vlmkit.server.work.service import KnownFields
     from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -49,11 +50,11 @@ def serve(
     assignments: Sequence[str],
 ) -> None:
     """Serve MODELs, or those of the config, over HTTP."""
-    from vlmkit.assembly import find, name_of
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.cli.offers import offer
     from vlmkit.config.providers import check_components
-    from vlmkit.server_parts import monitors, tool_sources
+    from vlmkit.server_parts import monitors, request_fields, tool_sources
+    from vlmkit.sources import find, name_of
 
     stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
     address = options.stated(**stated)
@@ -70,7 +71,7 @@ def serve(
     sources = tool_sources(config, plugins)
     with _shown_log(config.server.log_format, debug=context.obj.debug):
         _tell_plugins(plugins, config)
-        _run(offers, config.server, sources, looking_on)
+        _run(offers, config.server, sources, looking_on, request_fields(plugins))
 
 
 def _run(
@@ -78,6 +79,7 @@ def _run(
     settings: "ServerSettings",
     sources: "dict[str, ToolSource]",
     looking_on: "dict[str, Monitor]",
+    fields: "KnownFields",
 ) -> None:
     """Serve, and say how to talk to the server once its models are loaded."""
     from vlmkit.server.run import serve as run_server
@@ -87,7 +89,14 @@ def _run(
             shown = [*offers, *names][-1]  # one that is there, if any is
             click.echo(_example(settings, shown), err=True)
 
-    run_server(offers, settings, tool_sources=sources, monitors=looking_on, on_loaded=tell)
+    run_server(
+        offers,
+        settings,
+        tool_sources=sources,
+        monitors=looking_on,
+        request_fields=fields,
+        on_loaded=tell,
+    )
 
 
 def _tell_plugins(plugins: "Plugins", config: "Config") -> None:

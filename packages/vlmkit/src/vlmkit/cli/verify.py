@@ -70,9 +70,9 @@ def verify(
     Then a prompt is answered alone, again from the cache, and in a batch. Exits with 1 if encoders
     differ by more than the tolerance, or answers although the engine claims that they never do.
     """
-    from vlmkit.assembly import resolve
     from vlmkit.cli.images import opened as picture
     from vlmkit.cli.loading import opened, wanted
+    from vlmkit.sources import resolve
     from vlmkit.verify.answers import agreements
     from vlmkit.verify.encoders import EncoderComparison
 

@@ -35,6 +35,7 @@ from vlmkit.config.structs import (
     struct_of,
 )
 from vlmkit.errors import ConfigError
+from vlmkit.kit.model_uri import shown
 
 DEFAULT = "default"
 ARGUMENT = "argument"
@@ -54,7 +55,20 @@ class Setting:
     def shown(self) -> Any:
         """The value, or stars in place of a secret."""
         name = self.path.rpartition(".")[2]
+        if name in ("model", "models"):
+            return _shown_models(self.value)
         return "***" if self.value and is_secret(name, self.value) else self.value
+
+
+def _shown_models(value: Any) -> Any:
+    """Return what ``model`` or ``models`` says, without the secrets of URIs."""
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, list | tuple):
+        return [_shown_models(each) for each in value]
+    if isinstance(value, dict) and "model" in value:
+        return value | {"model": _shown_models(value["model"])}
+    return value
 
 
 @dataclass(frozen=True, slots=True)

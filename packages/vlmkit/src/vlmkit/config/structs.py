@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.errors import ConfigError
+from vlmkit.kit.model_uri import shown
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.settings.bounds import Positive
 from vlmkit.settings.fleet import IdleSeconds, OnFailure, When
@@ -117,9 +118,9 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One of several models.
 
     Attributes:
-        model: a packaged name, a folder or a hub id.
+        model: a packaged name, a folder, a hub id, or a URI that a plugin knows.
         name: how clients call it; by default what ``model`` says, or the last part of what can
-            only be a path.
+            only be a path or is a URI.
         aliases: other names that clients of a server may call it by.
         revision: the revision to take from the hub.
         load: when a server loads it; as ``server.fleet.load`` says when None.
@@ -143,15 +144,15 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def names(self) -> tuple[str, ...]:
         """All that it may be called by, its own name first."""
-        return (self.name or self.model, *self.aliases)
+        return (self.name or shown(self.model), *self.aliases)
 
 
 class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set.
 
     Attributes:
-        model: a packaged name, a folder or a hub id; a folder that starts with a dot is relative
-            to the config file.
+        model: a packaged name, a folder, a hub id, or a URI that a plugin knows; a folder that
+            starts with a dot is relative to the config file.
         revision: the revision to take from the hub.
         models: several models, in place of ``model``.
         plugins: which plugins are loaded.

@@ -11,6 +11,7 @@ from vlmkit.errors import ConfigError, PluginError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.kinds import Kind
 from vlmkit.seams.constraint import Vocabulary
+from vlmkit.seams.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from vlmkit.plugins.registry import Registry
@@ -37,6 +38,7 @@ class BuildContext:
         on_stage: told what a long ``build`` is doing, a few words at a time.
         registries: all that plugins offer, by the plural of its kind; use :meth:`providers`.
         vocabulary: of the model, for compilers of constraints.
+        text_side: the model's tokenizer, for what is built after it: all other components.
     """
 
     reference: str = ""
@@ -47,6 +49,7 @@ class BuildContext:
     on_stage: Callable[[str], None] = tell_nobody
     registries: Mapping[str, "Registry[Any]"] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
+    text_side: Tokenizer | None = None
 
     @property
     def files(self) -> Checkpoint:
@@ -61,6 +64,16 @@ class BuildContext:
         if self.vocabulary is None:
             raise ConfigError("this component needs a vocabulary, and none was given")
         return self.vocabulary
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, which must be there."""
+        if self.text_side is None:
+            raise ConfigError(
+                "this component needs a model's tokenizer, and none was given",
+                hint="to check it, name a model: vlmkit plugins check NAME MODEL",
+            )
+        return self.text_side
 
     def share(self, key: object, make: Callable[[], T]) -> T:
         """Return what another component of this pipeline made under ``key``, or make it now."""

@@ -16,6 +16,7 @@ from vlmkit.seams.media_loader import MediaLoader
 from vlmkit.seams.monitor import Monitor
 from vlmkit.seams.observer import Observer
 from vlmkit.seams.proposer import Proposer
+from vlmkit.seams.request_field import Changes
 from vlmkit.seams.sampler import Sampler
 from vlmkit.seams.scheduler import Scheduler
 from vlmkit.seams.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ from vlmkit.seams.tool_source import ToolSource
 
 T = TypeVar("T")
 Mode = Literal["one", "all", "by name"]
+Serves = Literal["all", "named", "own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ class Kind(Generic[T]):
             one which is installed costs nothing, or before a server is ready, so that nobody waits
             for it; where the config does not choose, one is taken that can serve, if there is any.
         reserved: names that no provider can have.
+        serves: what a provider without ``cannot_serve`` can be used for: ``all``, what it is
+            ``named`` for, or its ``own`` name alone.
+        field_changes: what fields may change that its providers add to requests, by
+            :attr:`vlmkit.seams.request_field.RequestField.changes`; nothing in it where what they
+            build sees no sequences.
     """
 
     name: str
@@ -58,6 +65,8 @@ class Kind(Generic[T]):
     is_dispensable: bool = False
     is_late: bool = False
     reserved: frozenset[str] = frozenset()
+    serves: Serves = "all"
+    field_changes: tuple[Changes, ...] = ()
 
     @property
     def words(self) -> str:
@@ -96,6 +105,7 @@ TOKENIZER: Kind[Tokenizer] = Kind(
     "one",
     "what makes prompts of conversations",
     "vlmkit.testing:TokenizerContract",
+    serves="named",
 )
 MEDIA_ENCODER: Kind[MediaEncoder] = Kind(
     "media_encoder",
@@ -104,6 +114,7 @@ MEDIA_ENCODER: Kind[MediaEncoder] = Kind(
     "what turns images and other media into embeddings",
     "vlmkit.testing:MediaEncoderContract",
     is_dispensable=True,
+    serves="named",
 )
 ENGINE: Kind[Engine] = Kind(
     "engine",
@@ -111,6 +122,8 @@ ENGINE: Kind[Engine] = Kind(
     "one",
     "what runs the language model",
     "vlmkit.testing:EngineContract",
+    serves="named",
+    field_changes=("states", "nothing"),
 )
 SCHEDULER: Kind[Scheduler] = Kind(
     "scheduler",
@@ -118,6 +131,7 @@ SCHEDULER: Kind[Scheduler] = Kind(
     "one",
     "what decides who runs next",
     "vlmkit.testing:SchedulerContract",
+    field_changes=("nothing",),
 )
 SAMPLER: Kind[Sampler] = Kind(
     "sampler",
@@ -125,6 +139,7 @@ SAMPLER: Kind[Sampler] = Kind(
     "one",
     "what chooses the tokens",
     "vlmkit.testing:SamplerContract",
+    field_changes=("choices", "nothing"),
 )
 PROPOSER: Kind[Proposer] = Kind(
     "proposer",
@@ -132,6 +147,7 @@ PROPOSER: Kind[Proposer] = Kind(
     "one",
     "what guesses tokens that the engine then verifies",
     "vlmkit.testing:ProposerContract",
+    field_changes=("nothing",),
     is_optional=True,
 )
 CONSTRAINT: Kind[ConstraintCompiler] = Kind(
@@ -176,7 +192,9 @@ MONITOR: Kind[Monitor] = Kind(
     part_of="server",
     is_optional=True,
 )
-MODEL: Kind[Checkpoint] = Kind("model", Checkpoint, "by name", "what has a model's files")
+MODEL: Kind[Checkpoint] = Kind(
+    "model", Checkpoint, "by name", "what has a model's files", serves="own"
+)
 COMMAND: Kind[Any] = Kind(
     "command",
     None,  # the command line looks at what it was given, and knows click

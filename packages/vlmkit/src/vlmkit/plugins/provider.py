@@ -11,8 +11,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from vlmkit.kit.model_uri import SCHEME, scheme_of
+from vlmkit.kit.objection import Objection
 from vlmkit.kit.one_line import one_line
+from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.build_context import BuildContext
+from vlmkit.seams.request_field import RequestField
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -28,12 +32,25 @@ def can_serve(_: object) -> str | None:
     return None
 
 
+def _unstated(name: str) -> Objection:
+    return Objection(
+        "it does not say which models it serves, so it is used only where it is named",
+        hint=f'use = "{name}" names it; its author can state cannot_serve',
+    )
+
+
 def _is_priority(value: object) -> bool:
     return isinstance(value, int) or callable(value)
 
 
 def _is_function_or_none(value: object) -> bool:
     return value is None or callable(value)
+
+
+def _are_schemes(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(each, str) and SCHEME.fullmatch(each) for each in value
+    )
 
 
 def _is_struct_or_none(value: object) -> bool:
@@ -47,6 +64,8 @@ EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("examine", _is_function_or_none, "a function"),
     ("keep", _is_function_or_none, "a function"),
     ("list_models", _is_function_or_none, "a function"),
+    ("schemes", _are_schemes, "a tuple of schemes in lower case, such as ('store',),"),
+    ("request_fields", lambda value: isinstance(value, tuple), "a tuple of RequestField"),
     ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
     ("priority", _is_priority, "a whole number or a function"),
     ("description", lambda value: isinstance(value, str), "a text"),
@@ -64,7 +83,8 @@ class Provider(Generic[T]):
             Must not import what it asks about.
         cannot_serve: the same for one model: gets the Checkpoint (for model sources: the
             reference) and looks at small files only. Either may return a
-            :class:`vlmkit.kit.objection.Objection`, which has a hint.
+            :class:`vlmkit.kit.objection.Objection`, which has a hint. What its absence means is
+            the kind's: see :attr:`vlmkit.plugins.kinds.Kind.serves`.
         settings: struct of the provider's own settings; None accepts no settings.
         priority: ``auto`` prefers higher numbers; those of vlmkit itself have 10, so that a plugin
             takes over only if it says more. A function is asked for each model: it gets what
@@ -75,7 +95,12 @@ class Provider(Generic[T]):
         keep: writes what ``build`` finds out of a model where later builds find it: into a folder
             that is being made, or for None into the user's cache folder. Says why it cannot.
         list_models: for sources of many models: the references of those that are on this disk.
+        schemes: for sources of many models: the schemes of the URIs that are theirs alone.
+        request_fields: fields that it adds to requests: of an engine, a scheduler, a sampler or a
+            proposer, which see sequences.
         plugin: the distribution or file that offers it; filled in by the loader.
+        is_by_name: whether it is used only where somebody names it: it does not say what it can
+            serve, and is of a kind where nobody can serve everything.
     """
 
     name: str
@@ -88,20 +113,39 @@ class Provider(Generic[T]):
     examine: Callable[[BuildContext], str] | None = None
     keep: Callable[[BuildContext, Path | None], str | None] | None = None
     list_models: Callable[[], Iterable[str]] | None = None
+    schemes: tuple[str, ...] = ()
+    request_fields: tuple[RequestField[Any], ...] = ()
     plugin: str = "vlmkit"
+    is_by_name: bool = False
 
-    def objection(self, *subject: object) -> str | None:
+    @property
+    def is_packaged(self) -> bool:
+        """Whether it has one model, which has its name: of providers of models."""
+        return self.list_models is None and not self.schemes
+
+    def objection(self, *subject: object, is_named: bool = False) -> str | None:
         """Say why it cannot run here, or cannot serve the subject if one is given.
 
         A check that raises is an objection too: a broken plugin must not stand in the way of
         the others.
+
+        Args:
+            *subject: what is to be served.
+            is_named: whether somebody asks for this one by its name.
         """
         try:
-            said: object = self.why_not() or (self.cannot_serve(*subject) if subject else None)
+            said: object = self.why_not()
+            if not said and subject and self.is_by_name and not is_named:
+                return _unstated(self.name)
+            said = said or (self.cannot_serve(*subject) if subject else None)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # it may end the process, or panic in another language
-            log.warning("%s: the check of %r failed", self.plugin, self.name, exc_info=error)
+            who, subjects = (self.plugin, self.name), (s for s in subject if isinstance(s, str))
+            if any(map(scheme_of, subjects)):  # its text may repeat a password
+                log.warning("%s: the check of %r failed\n%s", *who, trace_of(error))
+            else:
+                log.warning("%s: the check of %r failed", *who, exc_info=error)
             return f"its own check failed with {one_line(type(error).__name__)}"
         if said is None or said is False:
             return None

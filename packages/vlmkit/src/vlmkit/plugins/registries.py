@@ -24,7 +24,12 @@ class Registries:
         self.by_kind: dict[str, Registry[Any]] = {}
         for kind in self.kinds:
             self.by_kind[kind.plural] = Registry(
-                kind.words, owner, makes=kind.makes, reserved=kind.reserved
+                kind.words,
+                owner,
+                makes=kind.makes,
+                reserved=kind.reserved,
+                serves=kind.serves,
+                field_changes=kind.field_changes,
             )
 
     def __getattr__(self, name: str) -> Registry[Any]:

@@ -15,13 +15,19 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin, VlmkitError
+from vlmkit.kit.model_uri import scheme_of, without_secrets
 from vlmkit.kit.objection import hint_of, together
 from vlmkit.kit.one_line import named
+from vlmkit.kit.packaged_model import PackagedPath, check_packaged, packaged_model
+from vlmkit.kit.request_fields import flaw_of_field
+from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.build_context import BuildContext, tell_nobody
 from vlmkit.plugins.fitting import refuse_other
+from vlmkit.plugins.kinds import Serves
 from vlmkit.plugins.names import OWN, is_called, is_plain
 from vlmkit.plugins.own_settings import flaw
 from vlmkit.plugins.provider import EXPECTED, Provider, can_run, can_serve
+from vlmkit.seams.request_field import Changes, RequestField
 
 __all__ = ["BuildContext", "Provider", "Registry", "tell_nobody"]
 
@@ -38,6 +44,8 @@ class Registry(Generic[T]):
         plugin: who fills it.
         makes: the protocol or class of what is built; None leaves the check to who asks for it.
         reserved: names that are vlmkit's own.
+        serves: what a provider without ``cannot_serve`` can be used for.
+        field_changes: what the fields may change that its providers add to requests.
     """
 
     def __init__(
@@ -47,11 +55,15 @@ class Registry(Generic[T]):
         *,
         makes: type | None = None,
         reserved: Iterable[str] = (),
+        serves: Serves = "all",
+        field_changes: Iterable[Changes] = (),
     ) -> None:
         self.kind = kind
         self.plugin = plugin
         self._makes = makes
         self._reserved = frozenset(reserved)
+        self._serves = serves
+        self._field_changes = tuple(field_changes)
         self._providers: dict[tuple[str, str], Provider[T]] = {}
 
     def __iter__(self) -> Iterator[Provider[T]]:
@@ -71,18 +83,23 @@ class Registry(Generic[T]):
         examine: Callable[[BuildContext], str] | None = None,
         keep: Callable[[BuildContext, Path | None], str | None] | None = None,
         list_models: Callable[[], Iterable[str]] | None = None,
+        schemes: tuple[str, ...] = (),
+        request_fields: tuple[RequestField[Any], ...] = (),
     ) -> None:
         """Offer ``build`` under ``name``; see :class:`Provider` for the rest.
 
         Raises:
-            PluginError: the name is not a plain word or was given before, or an argument is of a
-                kind that would break the choice among all providers later on.
+            PluginError: the name is not a plain word or was given before, a scheme is another's, or
+                an argument is of a kind that would break the choice among all providers later on.
         """
         if not is_plain(name) or name in ("auto", "none"):
             raise PluginError(
                 f"{self.kind} name {name!r} must be letters, digits, '-' or '_'",
                 hint="auto and none mean something of their own",
             )
+        is_stated = cannot_serve is not can_serve
+        if schemes and not is_stated:
+            cannot_serve, is_stated = _refuses_others(schemes), True
         new = Provider(
             name=name,
             build=build,
@@ -94,10 +111,31 @@ class Registry(Generic[T]):
             examine=examine,
             keep=keep,
             list_models=list_models,
+            schemes=schemes,
+            request_fields=request_fields,
             plugin=self.plugin,
+            is_by_name=self._serves != "all" and not is_stated,
         )
         self._refuse_malformed(new)
         self._take(new)
+
+    def add_packaged(self, name: str, path: PackagedPath, *, description: str = "") -> None:
+        """Offer the model in a folder of your package under ``name``.
+
+        Args:
+            name: how users call it.
+            path: the folder, absolute or as :func:`importlib.resources.files` has it.
+            description: one line for ``vlmkit models list``.
+
+        Raises:
+            PluginError: this is no registry of models, the path is none, or as for :meth:`add`.
+        """
+        if self._serves != "own":
+            raise PluginError(f"{self.kind} {name!r} is no model, so it cannot be a packaged one")
+        check_packaged(name, path)
+        plugin: Any = self.plugin
+        made: Any = lambda _: packaged_model(name, path, plugin)  # noqa: E731 - a checkpoint is T
+        self.add(name, made, description=description)
 
     def merge(self, other: "Registry[T]") -> None:
         """Take everything that ``other`` offers, or nothing."""
@@ -170,7 +208,7 @@ class Registry(Generic[T]):
         """
         if name != "auto":
             provider = self.get(name)
-            if reason := provider.objection(subject):
+            if reason := provider.objection(subject, is_named=True):
                 raise PluginUnavailable(
                     f"{self.who(provider)} cannot be used: {reason}", hint=hint_of(reason)
                 )
@@ -255,11 +293,16 @@ class Registry(Generic[T]):
         except (VlmkitError, KeyboardInterrupt):
             raise
         except BaseException as error:  # it may end the process, or panic in another language
-            log.warning("%s could not be built", who, exc_info=error)
+            is_uri = scheme_of(context.reference) is not None  # which may hold a password
+            if is_uri:
+                log.warning("%s could not be built\n%s", who, trace_of(error))
+            else:
+                log.warning("%s could not be built", who, exc_info=error)
             raise PluginError(
-                f"{who} could not be built: {named(error)}",  # for the owner of this machine
+                f"{who} could not be built: "  # for the owner of this machine
+                f"{without_secrets(named(error), context.reference)}",
                 hint="the log shows where, as does `vlmkit --debug ...`",
-            ) from error
+            ) from (None if is_uri else error)
 
     def _refuse_malformed(self, new: Provider[T]) -> None:
         for name, is_right, expected in EXPECTED:
@@ -281,12 +324,28 @@ class Registry(Generic[T]):
                 hint="every field has a default, and a type that a config file can hold",
             )
 
+        for field in new.request_fields:
+            if unfit := flaw_of_field(field, self._field_changes):
+                raise PluginError(f"{self.kind} {new.name!r} adds no field to requests: {unfit}")
+        names = [field.name for field in new.request_fields]
+        if len(set(names)) < len(names):
+            raise PluginError(f"{self.kind} {new.name!r} adds one field to requests twice")
+
     def _refuse_taken(self, new: Provider[T]) -> None:
         if new.name in self._reserved:
             raise PluginError(
                 f"{self.kind} {new.name!r} from {new.plugin!r} has the name of one of vlmkit's own",
                 hint="give it another name",
             )
+        if new.schemes and self._serves != "own":
+            raise PluginError(f"{self.kind} {new.name!r} cannot own schemes, which models have")
+        for own in self:
+            if shared := sorted(set(own.schemes).intersection(new.schemes)):
+                raise PluginError(
+                    f"{self.who(new)} owns the scheme {shared[0]!r}, which {own.name!r} from "
+                    f"{own.plugin!r} owns already",
+                    hint="uninstall one of them, or block it with VLMKIT_BLOCK",
+                )
         if (new.name, new.plugin) in self._providers:
             raise PluginError(
                 f"{self.kind} {new.name!r} is registered twice by {new.plugin!r}",
@@ -296,3 +355,11 @@ class Registry(Generic[T]):
     def _take(self, new: Provider[T]) -> None:
         self._refuse_taken(new)
         self._providers[new.name, new.plugin] = new
+
+
+def _refuses_others(schemes: object) -> Callable[[str], str | None]:
+    """Return the ``cannot_serve`` of a source that has schemes and states none."""
+    owned = schemes if isinstance(schemes, tuple) else ()
+    begun = " or ".join(f"'{scheme}://'" for scheme in owned)
+    reason = f"it has only what begins with {begun}"
+    return lambda reference: None if scheme_of(reference) in owned else reason

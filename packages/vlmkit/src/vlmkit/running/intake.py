@@ -20,6 +20,7 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.stage import ImageTimings
 from vlmkit.errors import ConstraintError, PromptTooLong, RequestError
 from vlmkit.kit.pooling import Pooled, Pooling
+from vlmkit.kit.request_fields import checked_fields
 from vlmkit.running.answer_places import answer_places, check_places
 from vlmkit.running.blame import UNKNOWN, Makers, blaming
 from vlmkit.running.calling import Answering, answering
@@ -35,6 +36,7 @@ from vlmkit.running.text import AnswerText
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt, PromptPlan
+from vlmkit.seams.request_field import RequestField
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.tokenizer import Tokenizer
@@ -69,6 +71,7 @@ class Intake:
         facts: the model's name, defaults and bounds.
         pooling: returns how hidden states become a vector.
         constraint: makes what compiles constraints; None where nothing can.
+        request_fields: fields that plugins added to requests, by name.
         makers: who made all of these.
     """
 
@@ -82,8 +85,10 @@ class Intake:
         facts: RunnerFacts,
         pooling: Callable[[], Pooling],
         constraint: MakeCompiler | None,
+        request_fields: Mapping[str, RequestField[Any]],
         makers: Makers = UNKNOWN,
     ) -> None:
+        self._request_fields = request_fields
         self._makers = makers
         self._tokenizer = tokenizer
         self._prompts = prompts
@@ -131,6 +136,7 @@ class Intake:
         if request.options.light:
             raise RequestError("a light prompt has nothing that could be computed", param="light")
         params = checked_params(request, self._facts, self._tokenizer)
+        fields = checked_fields(request.fields, self._request_fields) if request.fields else {}
         made = self._prompts.made(request, place)
         prompt = made.prompt
         if request.places:
@@ -138,7 +144,7 @@ class Intake:
         else:
             prompt = replace(prompt, place_format=None)
         asked = answering(request, prompt, holds=self._constraints is not None)
-        sequences = self._sequences(request, asked, params)
+        sequences = self._sequences(request, asked, params, fields)
         if len(sequences) != params.n:
             params = msgspec.structs.replace(params, n=len(sequences))
         pages = tuple(part.page for part in image_parts_of(made.messages))
@@ -148,12 +154,16 @@ class Intake:
         return 0 <= token_id < self._limits.vocab_size
 
     def _sequences(
-        self, request: Request, asked: Answering, params: SamplingParams
+        self,
+        request: Request,
+        asked: Answering,
+        params: SamplingParams,
+        fields: Mapping[str, msgspec.Struct],
     ) -> list[Sequence]:
         prompt = asked.prompt
-        choices = self._choices(request, asked, params)
+        scope = self._scope(request, fields)
+        choices = self._choices(request, asked, params, scope)
         banned_ids = tuple(sorted(asked.banned_ids.union(self._banned_ids)))
-        scope = self._scope(request)
         eos_ids = self._eos_ids.union(params.stop_token_ids)
         plans: dict[int, PromptPlan] = {}  # by length: prompts of one request begin alike
         made = []
@@ -171,13 +181,14 @@ class Intake:
                     scope=scope,
                     priority=request.priority,
                     plan=plans[len(begun)],
+                    fields=fields,
                     **own,
                 )
             )
         return made
 
     def _choices(
-        self, request: Request, asked: Answering, params: SamplingParams
+        self, request: Request, asked: Answering, params: SamplingParams, scope: bytes
     ) -> list[dict[str, Any]]:
         """Return what sets each sequence of a request apart."""
         prompt = asked.prompt
@@ -188,7 +199,7 @@ class Intake:
                 return to_score(request, prompt, self._tokenizer, self._limits)
         max_tokens = self._max_tokens(prompt, params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        guides = self._guides(asked.constraint, params, self._scope(request))
+        guides = self._guides(asked.constraint, params, scope)
         return [
             {"max_tokens": max_tokens, "seed": seed + index, "guide": guide}
             for index, guide in enumerate(guides)
@@ -233,11 +244,14 @@ class Intake:
         with blaming(self._makers, "engine", "this prompt"):
             return self._engine.read(prompt)
 
-    def _scope(self, request: Request) -> bytes:
+    def _scope(self, request: Request, fields: Mapping[str, msgspec.Struct]) -> bytes:
         """Return what keeps a client's part of all caches apart, and one encoder's features."""
         identity = "" if self._encoder is None else self._encoder.identity
         names = (request.tenant, identity, request.cache_salt)
-        parts = (name.encode(errors="surrogatepass") for name in names)
+        parts = [name.encode(errors="surrogatepass") for name in names]
+        for name in sorted(fields):
+            if self._request_fields[name].changes == "states":
+                parts += [name.encode(), msgspec.json.encode(fields[name], order="deterministic")]
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
     def _max_tokens(self, prompt: Prompt, params: SamplingParams) -> int:

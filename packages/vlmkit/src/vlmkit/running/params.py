@@ -1,6 +1,8 @@
 """A request's parameters, and whether the model that it asks can honour them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from msgspec.structs import replace
 
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.message import TextPart, image_parts_of, parts_of
@@ -10,6 +12,8 @@ from vlmkit.errors import RequestError
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.seams.tokenizer import Option, Tokenizer
+
+SAYS_NOTHING = SamplingParams()
 
 
 def checked_params(request: Request, facts: RunnerFacts, tokenizer: Tokenizer) -> SamplingParams:
@@ -26,11 +30,32 @@ def checked_params(request: Request, facts: RunnerFacts, tokenizer: Tokenizer) -
             n=max(1, len(request.continuations)),
         ).checked()
     params = (request.params or facts.defaults).checked()
+    check_followed(params, facts.sampler.ignores)
     check_ids(params.logit_bias, facts.limits, "logit_bias")
     check_ids(params.stop_token_ids, facts.limits, "stop_token_ids")
     if not params.skip_special_tokens:
         check_honoured("skip_special_tokens", tokenizer)
     return params
+
+
+def check_followed(params: SamplingParams, ignored: Collection[str]) -> None:
+    """Refuse parameters that the model's sampler does not follow, unless they say nothing.
+
+    Raises:
+        RequestError: there is one.
+    """
+    for name in sorted(ignored):
+        if getattr(params, name) != getattr(SAYS_NOTHING, name):
+            raise RequestError(
+                f"{name} is not followed by this model's sampler",
+                param=name,
+                code="unsupported_parameter",
+            )
+
+
+def followed(params: SamplingParams, ignored: Collection[str]) -> SamplingParams:
+    """Return parameters without those that a sampler does not follow."""
+    return replace(params, **{name: getattr(SAYS_NOTHING, name) for name in ignored})
 
 
 def check_ids(token_ids: Iterable[int], limits: EngineLimits, param: str) -> None:

@@ -5,8 +5,8 @@ other runners, or to another process: whoever holds it cannot tell. How a reques
 computed is no part of this seam.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Seq
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from vlmkit.ask.completion import Chunk, Completion, FinishReason, Timings, Usage
@@ -15,6 +15,8 @@ from vlmkit.ask.request import Request
 from vlmkit.ask.runner_stats import RunnerStats
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.request_field import FieldFacts
+from vlmkit.seams.sampler import SamplerClaims
 from vlmkit.settings.pipeline import PipelineSettings
 
 CONSTRAINT = "constraint"
@@ -35,6 +37,8 @@ class RunnerFacts:
         options: what may be asked that not every model has: options that its tokenizer honours, and
             :data:`CONSTRAINT`.
         media_loaders: what opens files, by name.
+        sampler: what its sampler does not follow.
+        request_fields: fields that its plugins added to requests, by name.
     """
 
     name: str
@@ -45,6 +49,8 @@ class RunnerFacts:
     bounds: PipelineSettings
     options: frozenset[str] = frozenset()
     media_loaders: tuple[str, ...] = ()
+    sampler: SamplerClaims = field(default_factory=SamplerClaims)
+    request_fields: Mapping[str, FieldFacts] = field(default_factory=dict)
 
     @property
     def takes_images(self) -> bool:

@@ -4,6 +4,7 @@ Its methods run in the loop's thread.
 """
 
 from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -34,10 +35,43 @@ Pick = Callable[[Array], Array]
 """Maps logits ``[rows, vocab]`` to token ids ``[rows]``, an integer array on the same device."""
 
 
+FOLLOWED = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "min_tokens",
+    }
+)
+"""The fields of :class:`vlmkit.ask.sampling.SamplingParams` that are a sampler's to follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerClaims:
+    """What a sampler says of itself.
+
+    Attributes:
+        ignores: which of :data:`FOLLOWED` it does not follow. A request that asks for one of them
+            is refused, and the model's own default of it has no effect.
+        is_exact: whether plain sampling follows the softmax of the logits at the temperature. It
+            does not where a sampler filters or lowers tokens of its own accord.
+    """
+
+    ignores: frozenset[str] = frozenset()
+    is_exact: bool = True
+
+
 class Sampler(Protocol):
     """Chooses the next tokens of a step.
 
-    A simple one prepares nothing: ``return lambda logits: logits.argmax(-1)``.
+    A simple one prepares nothing: ``return lambda logits: logits.argmax(-1)``. One that does not
+    follow all of :data:`FOLLOWED`, or does more, says so by attributes ``ignores`` and ``is_exact``
+    as :class:`SamplerClaims` has them; without them it claims to follow all, and to be exact.
     """
 
     def prepare(self, rows: Seq[Row]) -> Pick:

@@ -4,7 +4,7 @@ A sequence is state without behaviour of its own: the scheduler decides when it 
 computes it, the sampler picks its tokens, the loop ends it.
 """
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,7 +52,11 @@ class Sequence:
         encoded: by indices of the slots whose features were not there when it first asked for them:
             when they were encoded; zeros before.
         is_held: its reader is behind, so it does not run, and gives its place to whoever needs it.
-        sampler_state: whatever the sampler keeps between its steps.
+        fields: what the request says by fields that plugins added, by their names; see
+            :class:`vlmkit.seams.request_field.RequestField`.
+        kept: what components keep for it between its steps, each under a key of its own: see
+            :class:`vlmkit.kit.per_sequence.PerSequence`.
+        sampler_state: the same for a sampler that never hands sequences on; nobody's by now.
         guide: what keeps the answer within a constraint, for the executor; None leaves it free.
     """
 
@@ -77,6 +81,8 @@ class Sequence:
     encoding: set[int] = field(default_factory=set)
     encoded: dict[int, Stage] = field(default_factory=dict)
     is_held: bool = False
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    kept: dict[object, Any] = field(default_factory=dict, init=False)
     sampler_state: Any = None
     guide: Any = None
 

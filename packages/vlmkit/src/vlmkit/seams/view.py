@@ -4,7 +4,7 @@ A log could replay it in another process: it is made of values.
 """
 
 from collections.abc import Hashable, Mapping, Sequence as Seq
-from typing import Protocol
+from typing import Any, Protocol
 
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import Prompt, PromptPlan
@@ -36,6 +36,11 @@ class SequenceView(Hashable, Protocol):
     @property
     def features(self) -> Mapping[int, MediaFeatures]:
         """Encoder results by index of their slot, there while items touch that."""
+        ...
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """What the request says by fields that plugins added, by their names."""
         ...
 
     @property

@@ -68,6 +68,10 @@ def create_app(
     converter = Converter(service.settings, fetcher, files, service.desk)
     scraper = Scraper(service)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)
+
+    def describe() -> bytes:
+        return openapi_document(app, service.request_fields)
+
     app = Litestar(
         [
             *([ManagementController] if service.settings.fleet.manage else []),
@@ -96,7 +100,7 @@ def create_app(
             "responses": Provide(lambda: responses, sync_to_thread=False, use_cache=True),
             "scraper": Provide(lambda: scraper, sync_to_thread=False, use_cache=True),
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
-            "document": Provide(lambda: openapi_document(app), sync_to_thread=True, use_cache=True),
+            "document": Provide(describe, sync_to_thread=True, use_cache=True),
         },
         guards=[*([Guard(service.keys)] if service.keys else []), Entrance(service.accounts)],
         on_startup=[service.fleet.start, service.accounts.start, service.monitors.start],

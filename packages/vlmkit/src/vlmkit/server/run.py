@@ -41,7 +41,7 @@ from vlmkit.server.operate.notify import Notifier
 from vlmkit.server.operate.supervisor import Supervisor
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.gate import is_loopback
-from vlmkit.server.work.service import Service
+from vlmkit.server.work.service import KnownFields, Service
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ def serve(
     *,
     tool_sources: Mapping[str, ToolSource] = MappingProxyType({}),
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
+    request_fields: KnownFields = MappingProxyType({}),
     on_loaded: OnLoaded | None = None,
 ) -> None:
     """Serve models until a signal ends it; closes every runner at the end.
@@ -69,6 +70,8 @@ def serve(
         tool_sources: whose tools requests may ask for; they are closed at the end.
         monitors: who looks on; they are closed at the end. How the requests of a model fare they
             are told by their observers, which are the pipeline's.
+        request_fields: fields that plugins added to requests, where a model that takes them is
+            loaded later; of :func:`vlmkit.server_parts.request_fields`, for example.
         on_loaded: called in a thread with the names of the models that are there, when all are
             loaded that are to be from the start.
 
@@ -80,7 +83,7 @@ def serve(
     settings = settings or ServerSettings()
     if settings.tls_certificate or settings.tls_private_key:
         _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-    service = Service(models, settings, Toolbox(tool_sources), monitors)
+    service = Service(models, settings, Toolbox(tool_sources), monitors, request_fields)
     service.fleet.on_loaded = partial(_settle, on_loaded)
     with contextlib.ExitStack() as last:
         try:

@@ -1,6 +1,7 @@
 """A sequence as an engine may see it: what :class:`SequenceView` says, and nothing else."""
 
 from collections.abc import Iterable, Mapping, Sequence as Seq
+from typing import Any
 
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import Prompt, PromptPlan
@@ -32,6 +33,7 @@ class EngineSequence:
         self.id, self.prompt, self.plan, self.scope = id, prompt, plan, scope
         self.encoded = encoded
         self.features: dict[int, MediaFeatures] = {}
+        self.fields: Mapping[str, Any] = {}
         self.answer = list(answer)
         self.num_done = 0  # tokens that the engine has computed
         self.wants_from: int | None = None  # the first row; None is the newest token's

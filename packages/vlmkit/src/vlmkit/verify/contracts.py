@@ -107,10 +107,10 @@ def _maker(
         nonlocal is_broken
         if is_broken:
             pytest.skip("it cannot be built")
-        context = BuildContext(registries=plugins.by_kind)
-        if given.model is not None:
-            context = given.model.context()
         try:
+            context = BuildContext(registries=plugins.by_kind)
+            if given.model is not None:
+                context = given.model.context(beside_tokenizer=kind.name != "tokenizer")
             return plugins.of(kind).build(name, settings, replace(context, **parts))
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             is_broken = True

@@ -111,7 +111,7 @@ class EncoderComparison:
         """Load one encoder, use it and close it, so that the next one has its room."""
         chosen, settings = self._model.choice["media_encoder"]
         encoder = self._plugins.of(MEDIA_ENCODER).build(
-            name, settings if name == chosen else {}, self._model.context()
+            name, settings if name == chosen else {}, self._model.context(beside_tokenizer=True)
         )
         try:
             features = encoder.encode(slots)

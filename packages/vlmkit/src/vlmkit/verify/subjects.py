@@ -72,13 +72,14 @@ class ModelParts:
         """Whether it takes images."""
         return "media_encoder" in self.choice and "image" in self._encoder.media_kinds
 
-    def context(self) -> BuildContext:
-        """Return what a component of this model is built with, alone."""
+    def context(self, *, beside_tokenizer: bool) -> BuildContext:
+        """Return what a component of this model is built with, alone or beside the tokenizer."""
         return BuildContext(
             self._entry.model,
             self._checkpoint,
             revision=self._entry.revision,
             registries=self._plugins.by_kind,
+            text_side=self.tokenizer if beside_tokenizer else None,
         )
 
     @cached_property
@@ -134,7 +135,8 @@ class ModelParts:
         if section in self._missing:
             raise self._missing[section]
         name, settings = self.choice[section]
-        return registry_of(self._plugins, section).build(name, settings, self.context())
+        context = self.context(beside_tokenizer=section != "tokenizer")
+        return registry_of(self._plugins, section).build(name, settings, context)
 
     def _asked(self, question: str, seed: int | None = None) -> Prompt:
         from vlmkit.testing import picture

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlmkit.running.choosing.edits import Changes, Edits, edits_of, has_penalty
+from vlmkit.running.choosing.edits import EDITS, Changes, Edits, has_penalty
 from vlmkit.running.choosing.noise import WORD, keys
 from vlmkit.seams.sampler import Row
 
@@ -52,7 +52,7 @@ class Choice(NamedTuple):
 
 def choice(row: Row) -> Choice:
     """Return how a row's token is chosen."""
-    edits = edits_of(row.sequence)
+    edits = EDITS.of(row.sequence)
     if edits.settled is None:
         made = _choice(row, edits)
         if made.is_drawn or not edits.is_settled(len(row.sequence.output_ids)):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlmkit.ask.sampling import SamplingParams
+from vlmkit.kit.per_sequence import PerSequence
 from vlmkit.seams.sampler import Row
 from vlmkit.seams.sequence import Sequence
 
@@ -120,12 +121,8 @@ class Edits:
             self._is_in_prompt = self._is_in_prompt[:-1]
 
 
-def edits_of(sequence: Sequence) -> Edits:
-    """Return a sequence's edits, which it keeps between its steps."""
-    if sequence.sampler_state is None:
-        sequence.sampler_state = Edits(sequence)
-    edits: Edits = sequence.sampler_state
-    return edits
+EDITS = PerSequence(Edits)
+"""A sequence's edits, which any sampler of this kind may go on with: its tokens decide them."""
 
 
 def has_penalty(params: SamplingParams) -> bool:

@@ -16,6 +16,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import QueueFull
+from vlmkit.kit.request_fields import refusal
 from vlmkit.seams.runner import CONSTRAINT, Runner, RunnerFacts
 from vlmkit.server.chat.answer import AnswerHead
 from vlmkit.server.chat.convert import Converter
@@ -51,6 +52,10 @@ class Call(ABC, Generic[B]):
         request: what was sent.
         service: the models, and whether work is taken.
         reader: reads the body.
+
+    Attributes:
+        added: what the body says by fields that plugins added: those that the model takes, once
+            that is known.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Call(ABC, Generic[B]):
         self.service = service
         self.caller = caller_of(request)
         self.headers: dict[str, str] = {}
+        self.added: dict[str, Any] = {}
         self._ignored: frozenset[str] = frozenset()
         self._request = request
         self._reader = reader
@@ -118,13 +124,16 @@ class Call(ABC, Generic[B]):
             name: None takes the only model.
 
         Raises:
-            RequestError: there is no such model, or none is named and there are several.
+            RequestError: there is no such model, or none is named and there are several; or the
+                model does not take a field that changes answers.
             Unavailable: it can answer nothing now, or was not loaded in time.
             Overloaded: too many requests wait for their models.
         """
         fleet = self.service.fleet
         leased = fleet.leased(self.service.name(name))
         runner = await self._leases.enter_async_context(leased)
+        if self.added:
+            self._settle_added(runner.facts)
         if self._charge is None and self._noted is None and self._whole is None:
             return runner
         return Watched(runner, self._charge, self._noted, self._whole)
@@ -151,11 +160,27 @@ class Call(ABC, Generic[B]):
         self.headers |= self.service.ignore(ignored, self._request.headers, besides=self._ignored)
         self._ignored |= ignored
 
+    def _settle_added(self, facts: RunnerFacts) -> None:
+        """Keep fields that plugins added if the model takes them; note those without effect."""
+        idle = frozenset(self.added.keys() - facts.request_fields.keys())
+        for name in sorted(idle):
+            del self.added[name]
+            if any(each.changes != "nothing" for each in self.service.request_fields[name]):
+                raise refusal(name)
+        self.note(idle)
+
     async def _read(self, content: bytes) -> tuple[B, frozenset[str]]:
         """Decode a body, a large one beside the event loop."""
         if is_light(content):
-            return self._reader.read(content)
-        return await self.service.desk.do(partial(self._reader.read, content))
+            return self._decoded(content)
+        return await self.service.desk.do(partial(self._decoded, content))
+
+    def _decoded(self, content: bytes) -> tuple[B, frozenset[str]]:
+        names = self.service.request_fields
+        read = self._reader.read(content, names)
+        if names:
+            self.added = self._reader.added(content, names)
+        return read
 
     async def _content(self, sent: Body) -> bytes:
         """Read the body; a page in a browser cannot announce JSON without asking first."""
@@ -211,7 +236,9 @@ class MessagesCall(Call[B]):
         if chat.reasoning_effort is not None and EFFORT not in facts.options:
             idle |= {effort}
         self.note(idle)
-        return await self.converter.request(chat, facts, request_id, self.caller, light=light)
+        return await self.converter.request(
+            chat, facts, request_id, self.caller, added=self.added, light=light
+        )
 
     def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
         """Tell the client and the operator where nothing keeps calls of tools to their schemas."""

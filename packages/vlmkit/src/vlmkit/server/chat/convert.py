@@ -1,8 +1,10 @@
 """From a body of the chat API to a request for a runner: messages, checked images, parameters."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -73,6 +75,7 @@ class Converter:
         request_id: str,
         caller: Caller = NOBODY,
         *,
+        added: Mapping[str, Any] = MappingProxyType({}),
         light: bool = False,
     ) -> tuple[Request, float]:
         """Return a request, and how many seconds fetching and checking its images took.
@@ -82,6 +85,7 @@ class Converter:
             facts: bounds of the model.
             request_id: how logs call it.
             caller: who asks, and whose stored files may be named.
+            added: what the body says by fields that plugins added.
             light: whether no more of images is wanted than their sizes.
 
         Raises:
@@ -97,6 +101,7 @@ class Converter:
         request = Request(
             messages=messages,
             params=params,
+            fields=added,
             constraint=form.constraint if form else None,
             options=replace(prompt_options(chat, self._template_kinds, facts.options), light=light),
             tenant=caller.tenant,

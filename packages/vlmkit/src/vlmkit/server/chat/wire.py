@@ -198,5 +198,5 @@ REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type == NotS
 _REFUSED_NAMES = REFUSED_FIELDS.union(
     f.name for f in fields(AssistantMessage) if f.type == NotSupported
 )
-CHAT = BodyReader(ChatRequest, _REFUSED_NAMES, HINTS)
+CHAT = BodyReader(ChatRequest, _REFUSED_NAMES, HINTS, takes_added=True)
 """Reads bodies of the chat API."""

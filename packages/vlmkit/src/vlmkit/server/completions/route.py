@@ -1,7 +1,7 @@
 """``POST /v1/completions``: plain texts go on, whole or streamed, with their prompts if wished."""
 
 import asyncio
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,7 +66,7 @@ class _CompletionCall(Call[CompletionRequest]):
         runner = await self.runner(body.model)
         params = completion_params(body, runner.facts)
         texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
-        prompts = _Prompts(body, runner, params, texts, self.caller)
+        prompts = _Prompts(body, runner, params, texts, self.caller, self.added)
         head = answer_head("cmpl", body.model, runner)
         echoes = await prompts.echoes() if body.echo else []
         scores = await prompts.scores()
@@ -108,11 +108,13 @@ class _Prompts:
         params: SamplingParams,
         texts: Seq[Plain],
         caller: Caller,
+        added: Mapping[str, Any],
     ) -> None:
         self._body = body
         self._runner = runner
         self._params = params
         self._caller = caller
+        self._added = added
         self._form = asked_form(body)
         self._named = list(zip(plain_names(texts, "prompt"), texts, strict=True))
 
@@ -123,7 +125,7 @@ class _Prompts:
         try:
             for name, text in self._named:
                 with self._blaming(name):
-                    asked = self._plain(text) | {"params": self._params}
+                    asked = self._plain(text) | {"params": self._params, "fields": self._added}
                     request = self._request(constraint=constraint, **asked)
                     streams.append(await self._runner.asubmit(request))
         except BaseException:

@@ -29,4 +29,4 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 _REFUSED = {"suffix"}.union(f.name for f in fields(CompletionRequest) if f.type == NotSupported)
-COMPLETIONS = BodyReader(CompletionRequest, _REFUSED)
+COMPLETIONS = BodyReader(CompletionRequest, _REFUSED, takes_added=True)

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Collection
-from typing import Generic, TypeVar
+from functools import cache
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -16,6 +17,12 @@ D = TypeVar("D", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
+@cache
+def _with(names: frozenset[str]) -> type[msgspec.Struct]:
+    """Return a struct with optional fields of any value."""
+    return msgspec.defstruct("Added", [(name, Any, None) for name in sorted(names)])
+
+
 class BodyReader(Generic[B]):
     """Reads bodies of one shape.
 
@@ -23,27 +30,49 @@ class BodyReader(Generic[B]):
         shape: a struct.
         refused: fields, by their last name, that are refused whatever they hold.
         hints: fields that are read, and ignored as keys without a field are.
+        takes_added: whether such bodies may hold fields that plugins added to requests.
 
     Attributes:
+        shape: the struct.
         fields: of the struct itself.
         refused: those of them that are refused.
+        takes_added: as above.
     """
 
     def __init__(
-        self, shape: type[B], refused: Collection[str] = (), hints: Collection[str] = ()
+        self,
+        shape: type[B],
+        refused: Collection[str] = (),
+        hints: Collection[str] = (),
+        *,
+        takes_added: bool = False,
     ) -> None:
         self._decoder = msgspec.json.Decoder(shape)
+        self.shape = shape
         self.fields = frozenset(shape.__struct_fields__)
         self.refused = frozenset(refused) & self.fields
         self._refused_names = frozenset(refused)
         self._hints = tuple(hints)
+        self.takes_added = takes_added
 
     def of(self, shape: type[D]) -> "BodyReader[D]":
         """Return a reader of another shape, which refuses fields of the same names."""
         return BodyReader(shape, self._refused_names)
 
-    def read(self, body: bytes) -> tuple[B, frozenset[str]]:
+    def added(self, body: bytes, names: Collection[str]) -> dict[str, Any]:
+        """Return what a body that was read says by fields that plugins added, but for nulls."""
+        if not names or not self.takes_added:
+            return {}
+        found = msgspec.json.decode(body, type=_with(frozenset(names)))
+        said = {name: getattr(found, name) for name in names}
+        return {name: value for name, value in said.items() if value is not None}
+
+    def read(self, body: bytes, added: Collection[str] = ()) -> tuple[B, frozenset[str]]:
         """Decode and check a body; return it with the names of keys that are ignored.
+
+        Args:
+            body: what was sent.
+            added: fields that plugins added, which are nobody's to ignore here.
 
         Raises:
             RequestError: names the first field that is wrong, and never shows what it held.
@@ -53,7 +82,9 @@ class BodyReader(Generic[B]):
         try:
             made = self._decoder.decode(body)
             idle = {name for name in self._hints if getattr(made, name) not in HINTS[name]}
-            return made, ignored_names(unused_keys(made, body)) | idle
+            known = added if self.takes_added else ()
+            unused = (key for key in unused_keys(made, body) if key.place not in known)
+            return made, ignored_names(unused) | idle
         except MemoryError as error:
             raise OutOfMemory("this body") from error
         except msgspec.ValidationError as error:

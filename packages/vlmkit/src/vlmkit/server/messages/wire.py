@@ -269,5 +269,6 @@ class CountedTokens(msgspec.Struct):
 MESSAGES = BodyReader(
     MessagesRequest,
     {"thread"}.union(f.name for f in fields(MessagesRequest) if f.type == NotSupported),
+    takes_added=True,
 )
 COUNT = BodyReader(CountRequest, {f.name for f in fields(CountRequest) if f.type == NotSupported})

@@ -33,13 +33,13 @@ from vlmkit.server.prompts.wire_render import (
 )
 from vlmkit.server.prompts.wire_tokens import DETOKENIZE, TOKENIZE
 from vlmkit.server.responses.wire import INPUT_TOKENS, RESPONSES
-from vlmkit.server.work.service import Service
+from vlmkit.server.work.service import KnownFields, Service
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.server import FilesSettings
 
 _Bodies = Mapping[str, BodyReader[Any]]
 
-_BODIES: dict[str, BodyReader[Any]] = {
+BODIES: dict[str, BodyReader[Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/chat/completions/render": RENDER_CHAT,
     "/v1/completions": COMPLETIONS,
@@ -54,7 +54,7 @@ _BODIES: dict[str, BodyReader[Any]] = {
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }
-_GENERATE = {"/inference/v1/generate": GENERATE}
+GENERATE_BODIES = {"/inference/v1/generate": GENERATE}
 
 
 class Endpoint(msgspec.Struct):
@@ -74,12 +74,19 @@ class Limits(msgspec.Struct):
     images: ImageLimits
 
 
+class SamplerFacts(msgspec.Struct):
+    """How tokens are chosen: what is not followed, and whether draws follow the softmax."""
+
+    ignores: list[str]
+    is_exact: bool
+
+
 class ModelCapabilities(msgspec.Struct):
     """One model; all but its names and state is null before it was first loaded.
 
-    ``media_loaders`` open the files that requests hold, such as ``image`` and ``pdf``.
-    ``precision`` is null, too, where the engine does not say it, and ``embedding_size`` where there
-    are no embeddings.
+    ``request_fields`` are those that plugins added, each with its JSON schema. ``media_loaders``
+    open the files that requests hold, such as ``image`` and ``pdf``. ``precision`` is null, too,
+    where the engine does not say it, and ``embedding_size`` where there are no embeddings.
     """
 
     id: str
@@ -92,6 +99,8 @@ class ModelCapabilities(msgspec.Struct):
     limits: Limits | None = None
     defaults: SamplingParams | None = None
     endpoints: dict[str, Endpoint] | None = None
+    sampler: SamplerFacts | None = None
+    request_fields: dict[str, dict[str, Any]] | None = None
 
 
 class BatchBounds(msgspec.Struct):
@@ -127,11 +136,12 @@ class CapabilitiesController(Controller):
 
 
 def _models(service: Service) -> list[ModelCapabilities]:
-    bodies = _BODIES | (_GENERATE if service.settings.takes_generate else {})
-    return [_model(each, bodies) for each in service.models.values()]
+    bodies = BODIES | (GENERATE_BODIES if service.settings.takes_generate else {})
+    known = service.request_fields
+    return [_model(each, bodies, known) for each in service.models.values()]
 
 
-def _model(model: ServedModel, bodies: _Bodies) -> ModelCapabilities:
+def _model(model: ServedModel, bodies: _Bodies, known: KnownFields) -> ModelCapabilities:
     if (facts := model.facts) is None:
         return ModelCapabilities(model.name, model.offer.aliases, model.state)
     return ModelCapabilities(
@@ -150,19 +160,27 @@ def _model(model: ServedModel, bodies: _Bodies) -> ModelCapabilities:
             facts.bounds.images,
         ),
         facts.defaults,
-        _endpoints(facts, bodies),
+        _endpoints(facts, bodies, known),
+        SamplerFacts(sorted(facts.sampler.ignores), facts.sampler.is_exact),
+        {name: dict(field.schema) for name, field in facts.request_fields.items()},
     )
 
 
-def _endpoints(facts: RunnerFacts, bodies: _Bodies) -> dict[str, Endpoint]:
+def _endpoints(facts: RunnerFacts, bodies: _Bodies, known: KnownFields) -> dict[str, Endpoint]:
     """Return what can be posted, but for what this model would refuse."""
+    taken = facts.request_fields.keys() & known.keys()  # others are not looked for in a body
+    changing = {name for name, each in known.items() if any(f.changes != "nothing" for f in each)}
     idle = {EFFORT} - facts.options
     absent = set(get_args(Option)) - facts.options - idle
     if CONSTRAINT not in facts.options:
         absent |= set(Formed.__struct_fields__)
+    absent |= facts.sampler.ignores
     endpoints = {}
     for path, reader in bodies.items():
         if path != "/v1/embeddings" or facts.limits.hidden_size:
             refused = reader.refused | (absent & reader.fields)
-            endpoints[path] = Endpoint(sorted(reader.fields - refused - idle), sorted(refused))
+            own = reader.fields - refused - idle
+            if reader.takes_added:
+                own, refused = own | taken, refused | (changing - taken)
+            endpoints[path] = Endpoint(sorted(own), sorted(refused))
     return endpoints

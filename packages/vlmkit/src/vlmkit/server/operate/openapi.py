@@ -5,6 +5,7 @@ encoded from. What types cannot say, such as that two fields exclude each other,
 """
 
 from collections.abc import Iterable, Mapping, Sequence as Seq
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -18,9 +19,12 @@ from vlmkit.server.fields.ignored import HEADER, STRICT_HEADER
 from vlmkit.server.http.errors import ErrorBody
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
+from vlmkit.server.operate.capabilities import BODIES, GENERATE_BODIES
+from vlmkit.server.work.service import KnownFields
 
 _Json = dict[str, Any]
 _TEXT = {"type": "string"}
+_DEFINED = "#/$defs/"
 _BINARY = "application/octet-stream"
 _AS_NAME = str.maketrans({" ": "_", "/": "_", "{": None, "}": None, ".": "_"})
 _REFUSALS = {
@@ -67,13 +71,19 @@ class OpenApiController(Controller):
         return Response(document, media_type=MediaType.JSON)
 
 
-def openapi_document(app: Litestar) -> bytes:
-    """Return the document of an application's routes; takes tens of milliseconds."""
+def openapi_document(app: Litestar, added: KnownFields = MappingProxyType({})) -> bytes:
+    """Return the document of an application's routes; takes tens of milliseconds.
+
+    Args:
+        app: the application.
+        added: fields that plugins added to requests.
+    """
     handlers = list(_handlers(app))
     types = dict.fromkeys(kind for *_, told in handlers for kind in told.types)
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
+    _add_fields(components, added)
     _require_tags_of_unions_alone(components)
     names = dict(zip(types, schemas, strict=True))
     paths: dict[str, _Json] = {}
@@ -95,6 +105,34 @@ def openapi_document(app: Litestar) -> bytes:
             "components": {"schemas": dict(sorted(components.items()))},
         }
     )
+
+
+def _add_fields(components: dict[str, Any], added: KnownFields) -> None:
+    """Add the fields of plugins to the bodies that may hold them."""
+    properties: _Json = {}
+    for name, meanings in added.items():
+        own = []
+        for number, each in enumerate(meanings):
+            prefix = f"{name}.{number}."
+            schema = _moved(each.schema, prefix)
+            for inner, shape in schema.pop("$defs", {}).items():
+                components[prefix + inner] = shape
+            own.append(schema)
+        properties[name] = {"anyOf": [*own, {"type": "null"}], "default": None}
+    for reader in (BODIES | GENERATE_BODIES).values():
+        if reader.takes_added and (body := components.get(reader.shape.__name__)):
+            body["properties"].update(properties)
+
+
+def _moved(schema: Any, prefix: str) -> Any:
+    """Return a schema whose definitions are found among an OpenAPI document's components."""
+    if isinstance(schema, Mapping):
+        return {key: _moved(value, prefix) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [_moved(each, prefix) for each in schema]
+    if isinstance(schema, str) and schema.startswith(_DEFINED):
+        return f"#/components/schemas/{prefix}{schema.removeprefix(_DEFINED)}"
+    return schema
 
 
 def _operation_id(method: str, path: str) -> str:

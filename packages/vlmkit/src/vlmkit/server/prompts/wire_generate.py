@@ -132,5 +132,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 _SHAPES = (GenerateRequest, GenerateParams, GenerateFeatures, Places)
 GENERATE = BodyReader(
-    GenerateRequest, {f.name for shape in _SHAPES for f in fields(shape) if f.type == NotSupported}
+    GenerateRequest,
+    {f.name for shape in _SHAPES for f in fields(shape) if f.type == NotSupported},
+    takes_added=True,
 )

@@ -270,5 +270,6 @@ RESPONSES = BodyReader(
     ResponsesRequest,
     _refused(ResponsesRequest),
     {"prompt_cache_options", "prompt_cache_retention", "service_tier"},
+    takes_added=True,
 )
 INPUT_TOKENS = BodyReader(InputTokensRequest, _refused(InputTokensRequest))

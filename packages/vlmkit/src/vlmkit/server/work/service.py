@@ -18,6 +18,7 @@ from litestar.types import Receive, Scope
 
 from vlmkit.errors import RequestError
 from vlmkit.seams.monitor import Monitor
+from vlmkit.seams.request_field import FieldFacts
 from vlmkit.server.fields.ignored import (
     HEADER,
     STRICT_HEADER,
@@ -45,6 +46,9 @@ from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
+KnownFields = Mapping[str, tuple[FieldFacts, ...]]
+"""Fields that plugins added, by name: what one means to each component that takes it."""
+
 T = TypeVar("T")
 
 
@@ -57,6 +61,8 @@ class Service:
         settings: bounds.
         toolbox: the tools that the server runs; none when None.
         monitors: who looks on, each by its name.
+        request_fields: fields that plugins added to requests, as far as they are known before the
+            models are there; those of models that are there are known anyway.
 
     Raises:
         ConfigError: two models have one name, they cannot be within the memory budget, or the file
@@ -69,7 +75,9 @@ class Service:
         settings: ServerSettings,
         toolbox: Toolbox | None = None,
         monitors: Mapping[str, Monitor] = MappingProxyType({}),
+        request_fields: KnownFields = MappingProxyType({}),
     ) -> None:
+        self.request_fields = dict(request_fields)
         offers = {name: _offer(given) for name, given in models.items()}
         self.roster = Roster(offers, settings.fleet)
         self.models = self.roster.models
@@ -80,6 +88,10 @@ class Service:
         for name, given in models.items():
             if isinstance(given, Served):
                 self.fleet.add(self.models[name], runner_of(given))
+                for field, facts in runner_of(given).facts.request_fields.items():
+                    known = self.request_fields.get(field, ())
+                    if facts not in known:
+                        self.request_fields[field] = (*known, facts)
         self.settings = settings
         self.keys = KeyRing(Path(settings.keys_file)) if settings.keys_file else None
         self.accounts = Accounts(settings.limits)

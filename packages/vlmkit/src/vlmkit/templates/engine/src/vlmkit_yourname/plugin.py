@@ -17,14 +17,6 @@ def _cannot_serve(checkpoint: Checkpoint) -> str | None:
     return None if checkpoint.model_type == NAME else f"it serves only models of type {NAME!r}"
 
 
-def _is_not_ours(reference: str) -> str | None:
-    return None if reference == NAME else f"it has only the model {NAME!r}"
-
-
-def _build_model(_: BuildContext) -> Checkpoint:
-    return Checkpoint(NAME, Path(__file__).with_name("model"))
-
-
 def _build_tokenizer(_: BuildContext) -> Tokenizer:
     from vlmkit_yourname.tokenizer import ByteTokenizer
 
@@ -40,7 +32,7 @@ def _build_engine(context: BuildContext) -> Engine:
 @vlmkit.hookimpl
 def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
     """Offer the model ``yourname``."""
-    registry.add(NAME, _build_model, cannot_serve=_is_not_ours)
+    registry.add_packaged(NAME, Path(__file__).with_name("model"))
 
 
 @vlmkit.hookimpl

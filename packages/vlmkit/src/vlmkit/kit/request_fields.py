@@ -1,0 +1,147 @@
+"""Fields that plugins add to requests: whether one can work, and what a request says by it."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from vlmkit.errors import RequestError
+from vlmkit.seams.request_field import Changes, FieldFacts, RequestField
+
+MAX_NAME_CHARS = 64
+_NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{MAX_NAME_CHARS - 1}}}")
+_SHAPE = "class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)"
+
+RESERVED = frozenset(
+    """
+    access_programs add_generation_prompt add_special_tokens audio background background_options
+    best_of cache_salt chat_template_kwargs container context_management continue_final_message
+    conversation dimensions ec_transfer_params echo encoding_format features frequency_penalty
+    function_call functions guided_choice guided_grammar guided_json guided_regex ignore_eos
+    image images include include_stop_str_in_output input instructions kv_transfer_params light
+    logit_bias logprobs max_completion_tokens max_image_tokens max_model_len max_output_tokens
+    max_tokens max_tool_calls mcp_servers messages metadata min_p min_tokens mm_processor_kwargs
+    modalities model moderation n no_stop_trim num_tokens output_config parallel_tool_calls
+    personality prediction prefill presence_penalty previous_response_id priority prompt
+    prompt_cache_key prompt_cache_options prompt_cache_retention prompt_logprobs reasoning
+    reasoning_effort repetition_penalty request_id response_format return_image_transforms
+    return_places return_token_ids return_token_strs safety_identifier sampling_params seed
+    server_tools service_tier skip_special_tokens speed stop stop_sequences stop_token_ids store
+    stream stream_options structured_outputs suffix system temperature text thinking thread
+    token_ids tokens tool_choice tools top_k top_logprobs top_p truncation user verbosity
+    web_search_options
+    """.split()  # noqa: SIM905 - as a list it is three pages
+)
+"""Fields that bodies of vlmkit's own server have already."""
+
+
+def flaw_of_field(field: object, able: Collection[Changes]) -> str | None:
+    """Say why something cannot be a field of requests; None where it can.
+
+    Args:
+        field: what somebody adds.
+        able: what fields may change that are added there.
+    """
+    if not isinstance(field, RequestField):
+        return f"a value of type {type(field).__name__!r} is no RequestField"
+    name: object = field.name
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return f"its name {name!r} is not up to {MAX_NAME_CHARS} small letters, digits and '_'"
+    if name in RESERVED:
+        return f"{name!r} is a field of requests already"
+    if field.changes not in able:
+        may = f"which can be {' or '.join(able)}" if able else "but none can be added there"
+        return f"{name!r} changes {field.changes!r}, {may}"
+    return _flaw_of_shape(field)
+
+
+def _flaw_of_shape(field: RequestField[Any]) -> str | None:
+    shape: object = field.shape
+    if not (isinstance(shape, type) and issubclass(shape, msgspec.Struct)):
+        return f"the shape of {field.name!r} is no subclass of msgspec.Struct"
+    config = shape.__struct_config__
+    if not (config.frozen and config.forbid_unknown_fields) or config.array_like:
+        return f"the shape of {field.name!r} must be declared as in {_SHAPE}"
+    try:
+        msgspec.json.Decoder(shape)
+        facts_of(field)
+    except Exception as error:  # noqa: BLE001 - msgspec's, or of a type whose plugin it is
+        text = " ".join(str(error).split())
+        return f"the shape of {field.name!r} cannot be read from JSON: {text}"
+    return None
+
+
+def facts_of(field: RequestField[Any]) -> FieldFacts:
+    """Return what may be told of a field."""
+    return FieldFacts(msgspec.json.schema(field.shape), field.changes)
+
+
+def plain_values(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as JSON has them, of such values or of structs.
+
+    Raises:
+        RequestError: one is something else.
+    """
+    made = {}
+    for name, value in said.items():
+        try:
+            made[name] = msgspec.to_builtins(value, str_keys=True)
+        except (TypeError, ValueError, RecursionError):
+            raise RequestError(f"{name}: not what JSON could hold", param=name) from None
+    return made
+
+
+def checked_fields(
+    said: Mapping[str, Any], taken: Mapping[str, RequestField[Any]]
+) -> dict[str, msgspec.Struct]:
+    """Return what a request says by such fields, as their structs.
+
+    Args:
+        said: values as JSON has them, by names.
+        taken: the fields that the model takes, by the same.
+
+    Raises:
+        RequestError: names the field that is not taken, or the one in it that is wrong.
+    """
+    made = {}
+    for name, value in said.items():
+        if (field := taken.get(name)) is None:
+            raise refusal(name)
+        made[name] = _checked(field, value)
+    return made
+
+
+def refusal(name: str) -> RequestError:
+    """Return why a field is refused that no component of a model takes."""
+    return RequestError(
+        f"{name} is taken by no component of this model",
+        param=name,
+        code="unsupported_parameter",
+    )
+
+
+def _checked(field: RequestField[Any], value: Any) -> msgspec.Struct:
+    try:
+        made: msgspec.Struct = msgspec.convert(value, field.shape)
+    except msgspec.ValidationError as error:
+        wrong, _, path = str(error).partition(" - at ")
+        place = f"{field.name}{_place(path)}"
+        raise RequestError(f"{place}: {_without_values(wrong, field)}", param=place) from None
+    return made
+
+
+def _place(path: str) -> str:
+    """Return where in a value something is, as errors name it."""
+    found = re.fullmatch(r"(?:`key` in )?`\$([^`]*)`", path)
+    return found[1].replace("[...]", "") if found else ""
+
+
+def _without_values(wrong: str, field: RequestField[Any]) -> str:
+    """Return what is wrong without what the client sent."""
+    if wrong.startswith("Object contains unknown field"):
+        known = ", ".join(each.encode_name for each in msgspec.structs.fields(field.shape))
+        return f"there is no such field in it; {field.name} has {known}"
+    if wrong.startswith("Invalid enum value"):
+        return "this value is none of those that are taken"
+    return wrong

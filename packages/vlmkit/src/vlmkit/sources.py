@@ -1,0 +1,169 @@
+"""Who has a model, by what a user calls it: whoever owns its scheme, a package, a folder or a hub.
+
+Asks in that order, and has the files fetched. What runs them is chosen elsewhere.
+"""
+
+import difflib
+import logging
+from pathlib import Path
+
+from vlmkit.config.layers import expanded
+from vlmkit.config.structs import ModelEntry
+from vlmkit.errors import CheckpointError, VlmkitError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.model_folder import model_file, model_folder
+from vlmkit.kit.model_uri import model_uri, shown, without_secrets
+from vlmkit.kit.objection import hint_of
+from vlmkit.plugins.build_context import BuildContext
+from vlmkit.plugins.kinds import MODEL
+from vlmkit.plugins.loader import Plugins
+from vlmkit.plugins.provider import Provider
+
+log = logging.getLogger(__name__)
+
+
+def name_of(entry: ModelEntry) -> str:
+    """Return how clients call a model: its own name, its folder's, or what it was asked for by.
+
+    Of a URI it is the last part of the path.
+    """
+    if entry.name is not None:
+        return entry.name
+    if (uri := model_uri(entry.model)) is not None:
+        return uri.name
+    if _is_path(entry.model):
+        return expanded(entry.model).resolve().name
+    return entry.model
+
+
+def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
+    """Return the files of a model, after fetching them if they are not on this disk.
+
+    Raises:
+        CheckpointError: nothing of that name is known; the hint says what is.
+    """
+    found = find(reference, plugins)
+    if isinstance(found, Path):
+        return model_folder(found)
+    models = plugins.of(MODEL)
+    context = BuildContext(reference, revision=revision, registries=plugins.by_kind)
+    try:
+        return models.build(models.key(found), {}, context)
+    except VlmkitError as error:
+        if (told := without_secrets(str(error), reference)) == str(error):
+            raise
+        raise CheckpointError(told, hint=without_secrets(error.hint, reference)) from None
+
+
+def resolve_local(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
+    """Return the files of a model that is on this disk already; fetches nothing.
+
+    Raises:
+        CheckpointError: nothing of that name is known, or it would have to be fetched.
+    """
+    found = find(reference, plugins)
+    is_source = isinstance(found, Provider) and not found.is_packaged
+    if is_source and not any(reference in fetched(p) for p in plugins.models):
+        raise CheckpointError(
+            f"model {shown(reference)!r} is not on this disk",
+            hint=f"vlmkit models pull {shown(reference)}",
+        )
+    return resolve(reference, plugins, revision)
+
+
+def fetched(source: Provider[Checkpoint]) -> list[str]:
+    """Return the references of a source's models that are on this disk, in order.
+
+    A source that cannot say it has none: it must not stand in the way of the others.
+    """
+    if source.list_models is None:
+        return []
+    try:
+        return sorted(source.list_models())
+    except Exception as error:
+        log.warning("%s: the list of %r failed", source.plugin, source.name, exc_info=error)
+        return []
+
+
+def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
+    """Return who has a model: a source of its scheme, a package, a folder, or a hub that takes it.
+
+    Raises:
+        CheckpointError: nobody has it; the hint says what there is.
+    """
+    if (uri := model_uri(reference)) is not None:
+        return _owner(uri.scheme, reference, plugins)
+    models = plugins.of(MODEL)
+    if models.offers(reference) and models.get(reference).is_packaged:
+        return models.get(reference)
+    folder = expanded(reference)
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise model_file(folder)
+    if _is_path(reference):
+        raise CheckpointError(f"model folder {reference!r} does not exist", hint="check the path")
+    able = [p for p in plugins.models if p.objection(reference) is None]
+    if not able:
+        raise CheckpointError(
+            f"model {reference!r} is not a packaged name, a folder or a hub id that a plugin "
+            "can fetch",
+            hint=_what_there_is(reference, plugins),
+        )
+    return max(able, key=lambda provider: provider.priority_for(reference))
+
+
+def _owner(scheme: str, reference: str, plugins: Plugins) -> Provider[Checkpoint]:
+    """Return the source that owns a scheme.
+
+    Raises:
+        CheckpointError: there is none, or it refuses the reference.
+    """
+    owner = next((p for p in plugins.models if scheme in p.schemes), None)
+    if owner is None:
+        there = ", ".join(schemes(plugins))
+        raise CheckpointError(
+            f"no installed plugin has models that begin with '{scheme}://'",
+            hint=f"there are: {there}" if there else "none has models of any scheme",
+        )
+    if reason := owner.objection(reference):
+        raise CheckpointError(
+            f"model {shown(reference)!r} cannot be had of {owner.name!r} from {owner.plugin!r}: "
+            f"{without_secrets(reason, reference)}",
+            hint=without_secrets(hint_of(reason), reference),
+        )
+    return owner
+
+
+def schemes(plugins: Plugins) -> list[str]:
+    """Return how references begin that some source owns, and whose they are."""
+    return [f"{each}:// ({p.plugin})" for p in plugins.models for each in p.schemes]
+
+
+def _is_path(reference: str) -> bool:
+    """Tell whether a reference can only be meant as a path, here or on Windows.
+
+    A hub id has at most one slash, no backslash and no drive.
+    """
+    has_drive = reference[1:2] == ":" and reference[0].isalpha()
+    is_rooted = reference.startswith((".", "~", "/")) or "\\" in reference
+    return has_drive or is_rooted or reference.count("/") > 1
+
+
+def _what_there_is(reference: str, plugins: Plugins) -> str:
+    """Return the nearest model's name, or else all packaged ones and what could fetch more."""
+    packaged = packaged_models(plugins)
+    near = difflib.get_close_matches(reference, packaged, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    listed = f"packaged: {', '.join(packaged) or 'none'}"
+    if not any(provider.list_models for provider in plugins.models):
+        return f"{listed}; pip install vlmkit-hf fetches models from the Hugging Face hub"
+    begun = "".join(f"; {each}" for each in schemes(plugins))
+    return f"{listed}{begun}; a hub id reads owner/name"
+
+
+def packaged_models(plugins: Plugins) -> list[str]:
+    """Return the names of the models that installed distributions carry."""
+    models = plugins.of(MODEL)
+    return [models.key(provider) for provider in models if provider.is_packaged]
