@@ -229,7 +229,7 @@ def report(seen: dict[str, Any]) -> int:
     """Print what was seen; return how much of it should not have been."""
     course = seen["course"]
     waits = [wait for _, wait in seen["honest"]["first_token_s"]]
-    tenth = max(len(course.rows) // 10, 1)
+    tenth, half = max(len(course.rows) // 10, 1), course.rows[len(course.rows) // 2 :]
     for name in ("honest", "bad", "idle"):
         print(name, json.dumps(seen[name]["counts"]), *seen[name]["wrong"][:10], sep="\n  ")
     print(f"killed: {len(course.kills)} processes")
@@ -238,7 +238,8 @@ def report(seen: dict[str, Any]) -> int:
         early, late = (statistics.median(row[name] for row in rows) for rows in parts)
         print(
             f"{name}: {seen['before'][name]:.0f} before, {early:.0f} early, {late:.0f} late, "
-            f"{max(r[name] for r in course.rows):.0f} at most, {seen['after'][name]:.0f} after"
+            f"{max(r[name] for r in course.rows):.0f} at most, {seen['after'][name]:.0f} after, "
+            f"{_rise_a_minute(half, name):+.2f} a minute in the second half"
         )
     print(
         f"first byte: median {statistics.median(waits) * 1000:.0f} ms, "
@@ -248,6 +249,14 @@ def report(seen: dict[str, Any]) -> int:
     print("at the end:", json.dumps(seen["ready"]))
     counts = seen["honest"]["counts"]
     return sum(counts.get(n, 0) for n in ("mixed up", "refused")) + len(seen["bad"]["wrong"])
+
+
+def _rise_a_minute(rows: list[dict[str, float]], name: str) -> float:
+    """Return the slope of a figure: Theil and Sen's, which few outliers change little."""
+    far = len(rows) // 2
+    pairs = zip(rows, rows[far:], strict=False)
+    slopes = [(late[name] - early[name]) / (late["at_s"] - early["at_s"]) for early, late in pairs]
+    return 60 * statistics.median(slopes)
 
 
 def _base(address: server.Address) -> str:

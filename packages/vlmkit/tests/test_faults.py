@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import time
+import tracemalloc
 from contextlib import contextmanager
 
 import numpy as np
@@ -301,6 +302,21 @@ def test_features_of_unknown_size_are_not_kept():
     for number in range(1000):
         cache.put("", number.to_bytes(2, "big"), MediaFeatures(1, np.zeros((1, 1))))
     assert len(cache._entries) == 0
+
+
+def test_features_take_no_more_memory_than_the_bound_however_small_they_are():
+    cache = FeatureCache(2**20)
+    tracemalloc.start()
+    try:
+        for number in range(5000):
+            features = MediaFeatures(1, np.zeros((1, 1)), {"size": np.zeros(2)}, num_bytes=24)
+            cache.put(b"", number.to_bytes(32, "big"), features)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert cache.num_bytes <= 2**20
+    assert num_bytes < 1.25 * 2**20
+    assert cache.get(b"", (4999).to_bytes(32, "big")) is not None
 
 
 # Requests that no schema has seen.

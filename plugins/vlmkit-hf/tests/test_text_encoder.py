@@ -1,6 +1,7 @@
 """Control tokens come from trusted text only, also where the vocabulary itself would make them."""
 
 import threading
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -60,6 +61,19 @@ def test_an_expansion_keeps_the_ordinary_text_around_it_apart() -> None:
 
     assert encoder.expand("b<end>a<end>b") == ("b", (end, a, end), "b")
     assert encoder.expand("ab") is None
+
+
+def test_nothing_is_kept_of_long_texts() -> None:
+    """White space of clients stands between a template's words, and there may be megabytes."""
+    encoder = TextEncoder(bpe(), {"<end>"})
+    tracemalloc.start()
+    try:
+        for num in range(100):
+            encoder.encode([Segment("<end>" + " " * (100_000 + num), is_client=False)])
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < 2_000_000
 
 
 def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:

@@ -168,7 +168,8 @@ def running(
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[Running]:
-    """Run a server in a thread of this process."""
+    """Run a server in a thread of this process; what is under way at the end is soon cut off."""
+    settings = {"drain_timeout_s": 0.5} | settings
     served = {"mock": mock_pipeline()} if models is None else models
     service = Service(served, ServerSettings(port=0, **settings), toolbox, monitors)
     server = Server(service)

@@ -11,10 +11,10 @@ afterwards. Client text has no way to spell a twin.
 
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -24,6 +24,9 @@ from vlmkit_hf.sentinel import Segment
 SLOT = -1
 MAX_PASSES = 16  # each reads the whole text, and cuts wherever that is needed
 LONG_CHARS = 2**12
+KEPT_CHARS = 2**10  # of a text whose reading is kept; a template's may hold a client's white space
+
+T = TypeVar("T")
 
 
 class Expansion(NamedTuple):
@@ -66,8 +69,8 @@ class TextEncoder:
         self._real_ids = {self._id(twin): self._ids[text] for text, twin in self._twins.items()}
         self._real_ids[self._id(self._slot)] = SLOT
         self._cut_id = self._id(self._cut)
-        self._with_twins = lru_cache(4096)(self._replace)
-        self._plain_ids = lru_cache(1024)(self._encode_between)
+        self._with_twins = _kept(4096, self._replace)
+        self._plain_ids = _kept(1024, self._encode_between)
 
     def encode(
         self, segments: Iterable[Segment | None], *, adds_special: bool = False
@@ -148,6 +151,12 @@ class TextEncoder:
         if token_id is None:
             raise KeyError(text)
         return token_id
+
+
+def _kept(num: int, read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a function that keeps what became of so many texts, but of none that is long."""
+    kept = lru_cache(num)(read)
+    return lambda text: kept(text) if len(text) <= KEPT_CHARS else read(text)
 
 
 def _copy(tokenizer: Tokenizer) -> Tokenizer:

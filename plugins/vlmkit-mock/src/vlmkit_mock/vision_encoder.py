@@ -45,7 +45,7 @@ class MockVisionEncoder:
 
 
 def _features(slot: MediaSlot, size: Any) -> MediaFeatures:
-    digest = _numbers(slot, "digest")
+    digest, size = _numbers(slot, "digest").copy(), size.copy()  # inputs are held by nobody then
     embeddings = (digest.astype(np.float32) / 255.0).reshape(slot.num_features, HIDDEN)
     num_bytes = embeddings.nbytes + digest.nbytes + size.nbytes
     return MediaFeatures(slot.num_features, embeddings, {"digest": digest, "size": size}, num_bytes)

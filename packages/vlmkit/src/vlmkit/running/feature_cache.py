@@ -8,9 +8,11 @@ from collections import OrderedDict
 
 from vlmkit.seams.features import MediaFeatures
 
+ENTRY_BYTES = 2048  # what keeping an entry takes beside its arrays' contents: objects and digests
+
 
 class FeatureCache:
-    """Keeps up to ``max_bytes`` of features."""
+    """Keeps features in up to ``max_bytes`` of memory, their entries included."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -21,7 +23,7 @@ class FeatureCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the kept features take."""
+        """Memory that the kept features take, with their entries."""
         return self._num_bytes
 
     def get(self, scope: bytes, digest: bytes) -> MediaFeatures | None:
@@ -38,10 +40,14 @@ class FeatureCache:
         """Keep features, unless they alone are over the bound or do not say their size."""
         if (scope, digest) in self._entries:
             return
-        if not 0 < features.num_bytes <= self._max_bytes:
+        if features.num_bytes <= 0 or _num_bytes(features) > self._max_bytes:
             return
         self._entries[scope, digest] = features
-        self._num_bytes += features.num_bytes
+        self._num_bytes += _num_bytes(features)
         while self._num_bytes > self._max_bytes:
             _, dropped = self._entries.popitem(last=False)
-            self._num_bytes -= dropped.num_bytes
+            self._num_bytes -= _num_bytes(dropped)
+
+
+def _num_bytes(features: MediaFeatures) -> int:
+    return features.num_bytes + ENTRY_BYTES

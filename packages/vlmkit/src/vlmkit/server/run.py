@@ -34,7 +34,7 @@ from vlmkit.server.fleet.fleet import OnLoaded
 from vlmkit.server.http.acceptor import Acceptor
 from vlmkit.server.http.connection import Connection
 from vlmkit.server.http.listening import opened, shown
-from vlmkit.server.http.open_files import room_for_connections
+from vlmkit.server.http.open_files import SpareFile, room_for_connections
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.operate.health_listener import HealthListener
 from vlmkit.server.operate.notify import Notifier
@@ -125,6 +125,7 @@ class Server(uvicorn.Server):
             host = settings.health_host or settings.host
             place = opened(host, settings.health_port, "server.health_port")
             self._health = HealthListener(place, self._supervisor.live, self._supervisor.ready)
+        self._spare = SpareFile()  # now: models that are loaded may take all there are
         room = service.ledger.connections
         room.most = room_for_connections(settings.max_connections)
         connection = type("Connection", (Connection,), {"settings": settings, "room": room})
@@ -156,6 +157,7 @@ class Server(uvicorn.Server):
             self._service.ledger.connections,
             self.config.ssl,
             self._service.settings.header_timeout_s,
+            self._spare,
         )
         self._acceptor.start(sockets or ())
         scheme = "https" if self.config.is_ssl else "http"
@@ -185,7 +187,8 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def close(self) -> None:
-        """Close the port of health, the last of all."""
+        """Close the port of health, the last of all, and a file that was kept."""
+        self._spare.give()
         if self._health is not None:
             self._health.stop()
 

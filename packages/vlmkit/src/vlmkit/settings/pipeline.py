@@ -19,7 +19,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         max_output_tokens: most tokens of one answer, whatever a request asks; null leaves that
             to the context.
         max_unread_tokens: chunks a slow reader may have unread before its request is held.
-        feature_cache_bytes: memory for features of media that were there before; 0 keeps none.
+        feature_cache_bytes: memory for features of media that were there before, of which each
+            counts 2 KiB besides its arrays; 0 keeps none.
         max_decoding_pixels: pixels of all images that are decoded and made ready at once; requests
             with more than are free wait.
         max_prepared_bytes: what images come to that wait for an answer, above which no other is

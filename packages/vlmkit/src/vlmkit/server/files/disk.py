@@ -181,9 +181,12 @@ class FilesOnDisk:
         file = await self.find(file_id, owner)
         try:
             most = min(num_bytes, file.num_bytes - start)
-            return await asyncio.to_thread(self.folder.read, file.id, start, most)
+            content = await asyncio.to_thread(self.folder.read, file.id, start, most)
         except FileNotFoundError:  # it was deleted meanwhile
             raise not_stored() from None
+        if len(content) < most:  # somebody else has cut it
+            raise not_stored()
+        return content
 
     async def forget_expired(self) -> None:
         """Remove files whose time is over and that no batch reads."""

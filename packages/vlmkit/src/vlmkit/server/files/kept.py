@@ -85,7 +85,7 @@ class FilesInMemory:
     async def piece(self, file_id: str, owner: bytes, start: int, num_bytes: int) -> bytes:
         """Return a part of what a file holds."""
         content = self.store.find(file_id, owner).content
-        return content if not start and num_bytes >= len(content) else content[start:][:num_bytes]
+        return content[start : start + num_bytes]
 
 
 async def whole(files: KeptFiles, file_id: str, owner: bytes, most_bytes: int) -> bytes:

@@ -36,6 +36,7 @@ class Acceptor:
         room: counts them; who has no room is refused by the connection itself.
         context: encrypts them; None does not.
         handshake_s: how long that may take to begin.
+        spare: a file that was opened before anybody could take the last.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class Acceptor:
         room: FairRoom,
         context: ssl.SSLContext | None,
         handshake_s: float,
+        spare: SpareFile,
     ) -> None:
         self._make = make
         self._room = room
         self._context = context
         self._handshake_s = handshake_s
-        self._spare = SpareFile()
+        self._spare = spare
         self._tasks: dict[asyncio.Task[None], socket.socket | None] = {}  # None has begun
         self._listening: list[asyncio.Task[None]] = []
         self._told_s: dict[str, float] = {}
