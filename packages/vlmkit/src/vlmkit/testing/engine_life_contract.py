@@ -13,6 +13,7 @@ from vlmkit.testing.engine_host import EngineHost
 from vlmkit.testing.engine_subject import EngineSubject
 
 NUM_ROUNDS_BESIDE_READERS = 3
+BREATH_S = 0.001  # of a reader, which would take the interpreter from each step again and again
 
 
 class _Prompt(Prompt):
@@ -34,7 +35,7 @@ class EngineLifeContract(EngineSubject):
         stop, found = threading.Event(), []
 
         def read() -> None:
-            while not stop.is_set():
+            while not stop.wait(BREATH_S):
                 found.append([host.engine.read(prompt).spans for prompt in prompts])
 
         with ThreadPoolExecutor(2) as workers:
