@@ -20,7 +20,7 @@ from running_server import (
     scripted,
 )
 
-from vlmkit.server.batches import asker, writer
+from vlmkit.server.batches import line_answers, writer
 from vlmkit.server.identity.key import made
 from vlmkit.server.identity.key_file import add_line
 from vlmkit.server.kept.folder import Folder
@@ -451,7 +451,7 @@ def test_a_line_has_all_the_time_of_its_batch(tmp_path):
 
 def test_lines_that_are_refused_again_and_again_hold_up_no_others(tmp_path, yard, monkeypatch):
     """A model that cannot be loaded is asked later and later; the rest of the batch goes on."""
-    monkeypatch.setattr(asker, "MAX_PAUSE_S", 0.1)
+    monkeypatch.setattr(line_answers, "MAX_PAUSE_S", 0.1)
     yard.breaks("broken")
     models = {"mock": mock_pipeline(), "broken": yard.offer("broken")}
     with running(models, data=kept(tmp_path, max_batch_requests=2)) as server:

@@ -2,7 +2,8 @@
 
 Who tells only leaves a note: each observer reads its notes in a thread of its own. One that raises
 is switched off and told of in the log, once; one that has too many notes unread loses new ones,
-which are counted. Nothing is noted that no observer listens to.
+which are counted, but no end of a request whose beginning it read: what it keeps of one it lets go of
+then. Nothing is noted that no observer listens to.
 """
 
 import logging
@@ -23,6 +24,7 @@ CLOSE_S = 5.0  # for the last notes, until a slow observer is left behind
 
 Event = Literal["accepted", "first_token", "tokens", "finished", "failed", "step"]
 EVENTS: tuple[Event, ...] = ("accepted", "first_token", "tokens", "finished", "failed", "step")
+ENDS = frozenset[Event]({"finished", "failed"})
 
 
 class Observers:
@@ -71,6 +73,8 @@ class _Listener:
         self._who = who
         self._observer = observer
         self._notes: deque[tuple[Event, tuple[object, ...], float]] = deque()
+        self._begun: set[object] = set()  # requests whose end must be told
+        self._minds_ends = all(map(self.hears, ("accepted", *ENDS)))
         self._num_lost = 0
         self._is_off = False
         self._bell = threading.Event()
@@ -85,11 +89,16 @@ class _Listener:
     def note(self, event: Event, facts: tuple[object, ...]) -> None:
         if self._is_off:
             return
-        if len(self._notes) >= MAX_UNREAD:
+        is_owed = event in ENDS and facts[0] in self._begun
+        if len(self._notes) >= MAX_UNREAD and not is_owed:
             if not self._num_lost:
                 log.warning("%s is too slow, and loses events", self._who)
             self._num_lost += 1
             return
+        if is_owed:
+            self._begun.remove(facts[0])
+        elif event == "accepted" and self._minds_ends:
+            self._begun.add(facts[0])
         self._notes.append((event, facts, time.time()))
         if not self._bell.is_set():
             self._bell.set()
@@ -122,6 +131,7 @@ class _Listener:
         except BaseException:  # a panic of a Rust library is no Exception
             self._is_off = True
             self._notes.clear()
+            self._begun.clear()
             log.exception("%s failed and is switched off", self._who)
         try:
             self._observer.close()

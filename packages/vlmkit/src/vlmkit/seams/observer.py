@@ -2,7 +2,8 @@
 
 Inherit :class:`Observer` and write the methods that you need; what is left out is never called.
 They run in a thread of the observer's own, soon after what they tell of and in its order, so none
-needs a lock. An observer that raises is switched off; one that is too slow loses events.
+needs a lock. An observer that raises is switched off; one that is too slow loses events, but no end
+of a request whose acceptance it was told, if it has methods for all three.
 """
 
 from collections.abc import Mapping

@@ -2,40 +2,33 @@
 
 Tenants take turns, and of a tenant's batches the oldest goes first. A line is a request like any
 other, of a priority below all that clients can ask for: a newcomer takes its place in the engine. A
-line that is refused for want of room is asked again later.
+line that is refused for want of room is asked again later. How one is asked, and what is written of
+it, is the business of :mod:`vlmkit.server.batches.line_answers`.
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
-import msgspec
-
-from vlmkit.ask.request import BACKGROUND
-from vlmkit.server.batches.entries import answered, new_id, unanswered, used
-from vlmkit.server.batches.inside import Answer, Inside
-from vlmkit.server.batches.lines import Line, line_of
+from vlmkit.server.batches.inside import Inside
+from vlmkit.server.batches.line_answers import Later, LineAnswers
 from vlmkit.server.batches.records import Done, OpenBatch, TakenLine
 from vlmkit.server.batches.store import BatchStore
 from vlmkit.server.batches.wire import Status
 from vlmkit.server.batches.writer import Writer
-from vlmkit.server.http.errors import CLIENT_GONE, RETRY_AFTER_S, Unavailable
+from vlmkit.server.http.errors import RETRY_AFTER_S, Unavailable
 from vlmkit.server.work.service import Service
 
 log = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3  # of a line whose request failed, or ended with the process
-MAX_PAUSE_S = 60.0
 LEFT_AT_ONCE = 1000  # lines without an answer that are written together
 CROWDED_S = 0.1  # between looks whether there is room
 REST_S = 60.0  # between looks whether a batch has expired
-_LATER = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _LEFT: dict[Status, tuple[str, str]] = {
     "expired": ("batch_expired", "the completion window ended before this request was answered"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request was answered"),
@@ -78,10 +71,11 @@ class Asker:
     def __init__(self, store: BatchStore, service: Service, inside: Inside) -> None:
         self._store = store
         self._service = service
-        self._inside = inside
+        self._answers = LineAnswers(store.folder, inside)
         self._most = store.folder.settings.max_batch_requests
         self._going: dict[int, Going] = {}
-        self._turns: deque[bytes] = deque()  # owners
+        self._turns: dict[bytes, int] = {}  # owners, and the number of each one's last turn
+        self._numbers = itertools.count(1)
         self._resting: dict[bytes, float] = {}  # owners, until when
         self._suspects: list[tuple[int, int]] = []
         self._bell = asyncio.Event()
@@ -96,8 +90,6 @@ class Asker:
             going.gone.set()
         self._going[batch.number] = going
         log.info("batch %s of account %s is asked", batch.id, batch.account)
-        if batch.owner not in self._turns:
-            self._turns.append(batch.owner)
         self._bell.set()
 
     def suspect(self, lines: Iterable[tuple[int, int]]) -> None:
@@ -175,10 +167,10 @@ class Asker:
                 first.setdefault(going.batch.owner, going)
         if not first:
             return None, 0
-        while (owner := self._turns.popleft()) not in first:
-            if any(going.batch.owner == owner for going in self._going.values()):
-                self._turns.append(owner)
-        self._turns.append(owner)
+        owners = {going.batch.owner for going in self._going.values()}
+        self._turns = {owner: self._turns.get(owner, 0) for owner in owners}
+        owner = min(first, key=self._turns.__getitem__)
+        self._turns[owner] = next(self._numbers)
         return first[owner], max(1, (self._most - self.num_asked) // len(first))
 
     async def _ask_lines(self, going: Going, num: int) -> None:
@@ -212,7 +204,7 @@ class Asker:
     async def _answered(self, going: Going, taken: TakenLine) -> None:
         """Ask a line, and keep what comes of it."""
         try:
-            done = await self._done(going, taken)
+            done = await self._came_of(going, taken)
             if done is not None:
                 await self._writer.keep(done)
         except Exception as error:  # the line stays noted as asked, and is found so later
@@ -224,58 +216,19 @@ class Asker:
             self.num_asked -= 1
             self._bell.set()
 
-    async def _done(self, going: Going, taken: TakenLine) -> Done | None:
+    async def _came_of(self, going: Going, taken: TakenLine) -> Done | None:
         """Return what came of a line; None where nothing did, and it is asked again or ended."""
-        batch = going.batch
-        line = await asyncio.to_thread(self._line, batch, taken)
-        if taken.attempts >= MAX_ATTEMPTS:
-            why = f"the server ended or failed {taken.attempts} times while it was answered"
-            return self._error(going, taken, line, "server_error", why)
-        if self._store.folder.is_full_for(batch.owner):
-            why = "there is no room to keep the answer: delete files that are not needed"
-            return self._error(going, taken, line, "storage_full", why)
-        request_id = new_id()
-        answer = await self._inside.post(
-            line.url,
-            bytes(line.body),
-            batch.caller(BACKGROUND),
-            request_id,
-            going.gone,
-        )
-        if await self._is_for_later(going, taken, answer):
-            return None
-        return await asyncio.to_thread(
-            _told, batch.number, taken.number, request_id, line.custom_id, answer
-        )
-
-    async def _is_for_later(self, going: Going, taken: TakenLine, answer: Answer) -> bool:
-        """Tell whether a line has no answer yet; it is then asked again, if that makes sense."""
-        if answer.status == CLIENT_GONE:
-            return True
-        if answer.status == HTTPStatus.TOO_MANY_REQUESTS and "retry-after" not in answer.headers:
-            return False  # no waiting helps
-        is_fault = answer.status >= 500 and answer.status not in _LATER
-        if answer.status not in _LATER and not (is_fault and taken.attempts + 1 < MAX_ATTEMPTS):
-            return False
-        pause_s = float(answer.headers.get("retry-after", RETRY_AFTER_S))
-        self._rest(going.batch.owner, min(pause_s, MAX_PAUSE_S))
-        await self._store.lines.give_back(going.batch.number, taken.number, counts=is_fault)
+        done = await self._answers.ask(going.batch, taken, going.gone)
+        if not isinstance(done, Later):
+            return done
+        self._rest(going.batch.owner, done.pause_s)
+        await self._store.lines.give_back(going.batch.number, taken.number, counts=done.counts)
         going.is_dry = False
-        return True
+        return None
 
     def _rest(self, owner: bytes, pause_s: float) -> None:
         """Ask nothing of an owner's for a while."""
         self._resting[owner] = time.monotonic() + pause_s
-
-    def _line(self, batch: OpenBatch, taken: TakenLine) -> Line:
-        """Read a line."""
-        read = self._store.folder.read
-        return line_of(read(batch.input_id, taken.start, taken.num_bytes))
-
-    @staticmethod
-    def _error(going: Going, taken: TakenLine, line: Line, code: str, why: str) -> Done:
-        entry = unanswered(line.custom_id, code, why)
-        return Done(going.batch.number, taken.number, entry, is_error=True)
 
     # The end of a batch.
 
@@ -290,10 +243,12 @@ class Asker:
         while True:
             try:
                 is_over = await self._is_over(going)
+                break
             except Unavailable:  # the disk cannot be written; the log says it
                 await asyncio.sleep(RETRY_AFTER_S)
-            else:
-                break
+            except Exception:  # it is not given up: whoever waits for it would wait for ever
+                log.exception("batch %s could not be ended", going.batch.id)
+                await asyncio.sleep(RETRY_AFTER_S)
         if is_over:
             del self._going[going.batch.number]
         self._bell.set()
@@ -313,32 +268,11 @@ class Asker:
         return True
 
     async def _end_lines(self, batch: OpenBatch, code: str, why: str) -> None:
+        def left_out(lines: Iterable[TakenLine]) -> list[Done]:
+            return [self._answers.left_out(batch, line, code, why) for line in lines]
+
         while lines := await self._store.lines.left(batch.number, LEFT_AT_ONCE):
-            await self._store.lines.finish(
-                await asyncio.to_thread(self._unanswered, batch, lines, code, why)
-            )
-
-    def _unanswered(
-        self, batch: OpenBatch, lines: Iterable[TakenLine], code: str, why: str
-    ) -> list[Done]:
-        """Return what is written of lines without an answer; takes time where they are many."""
-        return [
-            Done(
-                batch.number,
-                line.number,
-                unanswered(self._custom_id(batch, line), code, why),
-                is_error=True,
-                is_left_out=True,
-            )
-            for line in lines
-        ]
-
-    def _custom_id(self, batch: OpenBatch, line: TakenLine) -> str:
-        try:
-            return self._line(batch, line).custom_id
-        except (OSError, msgspec.DecodeError):  # somebody else has changed the file
-            log.error("line %d of batch %s cannot be read", line.number, batch.id)  # noqa: TRY400
-            return f"line-{line.number}"
+            await self._store.lines.finish(await asyncio.to_thread(left_out, lines))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -349,11 +283,3 @@ class Asker:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a line of a batch could not be asked", exc_info=error)
-
-
-def _told(batch: int, number: int, request_id: str, custom_id: str, answer: Answer) -> Done:
-    """Return what is written of an answer; takes time where it is long."""
-    is_error = answer.status != HTTPStatus.OK
-    entry = answered(request_id, custom_id, answer)
-    tokens = used(answer.body)
-    return Done(batch, number, entry, is_error, tokens)
