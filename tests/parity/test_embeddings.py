@@ -126,7 +126,7 @@ def expected_scores(name: str, folder: Path, asked: runner.Request) -> list[list
     return made
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_vl", "paligemma"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_vl", "paligemma"])
 @pytest.mark.parametrize("engine", ["torch", "tight", "onnx"])
 def test_scores_are_the_sums_of_transformers_log_softmax(
     engine: str, name: str, saved: Saved, exported: Saved

@@ -324,7 +324,7 @@ def test_an_answer_goes_on_through_the_whole_pipeline_while_prompts_are_read(mix
         answer = iter(model.stream('{"mock": {"text": "on ", "tokens": 3000}}'))
         next(answer)
         steps.clear()
-        asked = [model.submit(model.request(f"{n} " + "a word " * 300)) for n in range(2)]
+        asked = [model.submit(model.request(f"{n} " + "a word " * 100)) for n in range(2)]
         for stream in asked:
             stream.result()
         seen = list(steps)

@@ -466,6 +466,19 @@ def test_lines_that_are_refused_again_and_again_hold_up_no_others(tmp_path, yard
         assert left == {f"bad {n}" for n in range(4)}
 
 
+def test_lines_whose_file_was_changed_are_told_and_end_the_batch(tmp_path):
+    with running(data=kept(tmp_path, max_batch_requests=1)) as server:
+        client = server.client()
+        slow = chat(scripted(text="x", tokens=200, latency_s=0.01))
+        batch = begun(client, [line("first", slow), line("second"), line("third")])
+        assert eventually(lambda: server.runner().stats().num_running == 1)
+        (tmp_path / "data/files" / batch.input_file_id).write_bytes(b"rubbish")
+        batch = ended(client, batch)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 2)
+        left = {each["error"]["code"] for each in entries(client, batch.error_file_id)}
+        assert left == {"unreadable_line"}
+
+
 def test_a_full_disk_is_told_and_what_was_answered_is_kept_once_it_is_not(
     tmp_path, monkeypatch, caplog
 ):
