@@ -2,8 +2,8 @@
 
 Who tells only leaves a note: each observer reads its notes in a thread of its own. One that raises
 is switched off and told of in the log, once; one that has too many notes unread loses new ones,
-which are counted, but no end of a request whose beginning it read: what it keeps of one it lets go of
-then. Nothing is noted that no observer listens to.
+which are counted, but no end of a request whose beginning it heard of: what it keeps of one it lets
+go of then. Nothing is noted that no observer listens to.
 """
 
 import logging

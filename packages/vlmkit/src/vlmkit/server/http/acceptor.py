@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import errno
 import logging
+import select
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Sequence as Seq
 from typing import Any
@@ -121,6 +123,10 @@ class Acceptor:
 
     async def _find_files(self, listener: socket.socket) -> None:
         """Let idle connections go, so that files can be opened; meanwhile the spare one serves."""
+        if not _is_awaited(listener):  # Linux asks for a file before it looks who is there
+            self._spare.keep()
+            await asyncio.sleep(PAUSE_S)
+            return
         self._tell("no more files can be opened: idle ones of %d connections close", self._num)
         for _ in range(max(1, self._num // PART)):
             if not self._room.make_way():
@@ -141,3 +147,12 @@ class Acceptor:
         if now_s - self._told_s.get(message, -TOLD_S) >= TOLD_S:
             self._told_s[message] = now_s
             log.warning(message, number)
+
+
+def _is_awaited(listener: socket.socket) -> bool:
+    """Tell whether somebody waits to be accepted; where that cannot be told, take it that way."""
+    if sys.platform == "win32":
+        return True
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))
