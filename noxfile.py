@@ -31,8 +31,8 @@ PATHS = [path.partition("[")[0] for path in ALL]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
 )
-# Tests run side by side, three processes for two cores, since some wait rather than compute; four of
-# them have torch in memory four times.
+# Tests run side by side, three processes for two cores, since some wait rather than compute; four
+# of them have torch in memory four times.
 NUM_PROCESSES = min(4, (3 * (os.cpu_count() or 1) + 1) // 2)
 SIDE_BY_SIDE = ("-n", str(NUM_PROCESSES), "--dist", "worksteal")
 # What is installed beside a distribution whose oldest dependencies are tried.
