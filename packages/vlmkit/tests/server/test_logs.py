@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -341,6 +342,40 @@ def served(folder, *options):
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0", *options]
     with process(command, folder) as server:
         yield server
+
+
+LOUD = """
+import logging
+import os
+
+import vlmkit
+from vlmkit.seams.monitor import Monitor
+
+VLMKIT_API = (1, 0)
+
+class Loud(Monitor):
+    def observer(self, model):
+        logging.getLogger(__name__).info("all is well")
+        logging.getLogger(__name__).warning("the disk is nearly full")
+        logging.getLogger("stranger").error("a stranger speaks")
+
+@vlmkit.hookimpl
+def vlmkit_register_monitors(registry):
+    registry.add("loud", lambda context: Loud())
+"""
+
+
+def test_what_an_installed_plugin_warns_of_is_in_the_log(tmp_path, monkeypatch):
+    info = tmp_path / "site" / "vlmkit_loud-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vlmkit-loud\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[vlmkit]\nloud = vlmkit_loud\n")
+    (tmp_path / "site/vlmkit_loud.py").write_text(LOUD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+    with served(tmp_path, "--set", 'monitors.use=["loud"]') as server:
+        assert eventually(lambda: "WARNING the disk is nearly full" in server.log.read_text())
+        assert "all is well" not in server.log.read_text()
+        assert "stranger" not in server.log.read_text()
 
 
 def secret_requests(url, key):

@@ -1,5 +1,6 @@
 """``vlmkit serve``: OpenAI's API in front of one or more models."""
 
+import importlib.metadata
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vlmkit.cli import options
+from vlmkit.plugins.hookspecs import PROJECT
 
 if TYPE_CHECKING:
     from vlmkit.config import Config
@@ -134,6 +136,12 @@ def _url(settings: "ServerSettings") -> str:
     return f"{scheme}://{host}:{settings.port}/v1"
 
 
+def _packages() -> set[str]:
+    """Return the packages of plugins that are installed: by convention, loggers are named so."""
+    entries = importlib.metadata.entry_points(group=PROJECT)
+    return {entry.module.partition(".")[0] for entry in entries}
+
+
 @contextmanager
 def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
     """Write the server's log to standard error, and keep floods from it, while it serves."""
@@ -142,7 +150,8 @@ def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
 
     form = (JsonFormat if log_format == "json" else TextFormat)(tells_all=debug)
     logging.getLogger("vlmkit").setLevel(logging.DEBUG if debug else logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for name in ("uvicorn", *_packages()):
+        logging.getLogger(name).setLevel(logging.WARNING)
     with ExitStack() as after:
         for handler in logging.getLogger().handlers:
             floods = Floods(handler)
