@@ -50,6 +50,7 @@ SHARED = {
         "seams.chat_format",
         "seams.place_format",
     ),
+    "fields of requests": ("seams.request_field",),
     "providers": ("plugins.build_context", "plugins.provider"),
     "runners": ("seams.runner",),
 }

@@ -89,8 +89,9 @@ class ModelParts:
         return made
 
     def objection(self, section: str, name: str) -> str | None:
-        """Say why a provider cannot serve it here; None where it can."""
-        return told(registry_of(self._plugins, section).get(name).objection(self._checkpoint))
+        """Say why a provider that is named cannot serve it here; None where it can."""
+        provider = registry_of(self._plugins, section).get(name)
+        return told(provider.objection(self._checkpoint, is_named=True))
 
     def special_texts(self) -> list[str]:
         """Return how its vocabulary writes special tokens; empty where its files do not say."""

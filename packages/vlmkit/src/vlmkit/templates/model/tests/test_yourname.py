@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import vlmkit
-from vlmkit_yourname.plugin import cannot_serve
 
 
 @pytest.fixture(autouse=True)
@@ -19,18 +18,23 @@ def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_is_found_by_its_name() -> None:
-    checkpoint = vlmkit.fetch("yourname/tiny")
-    assert checkpoint.name == "yourname/tiny"
+    checkpoint = vlmkit.fetch("yourname://tiny")
     assert checkpoint.model_type == "tiny"
 
 
-@pytest.mark.parametrize("name", ["nothing", "..", "", "Tiny\n"])
+@pytest.mark.parametrize("name", ["nothing", "a/tiny", "Tiny"])
 def test_what_is_not_there_is_told_with_what_is(name: str) -> None:
     with pytest.raises(vlmkit.VlmkitError) as error:
-        vlmkit.fetch(f"yourname/{name}")
-    assert "yourname/tiny" in error.value.hint
+        vlmkit.fetch(f"yourname://{name}")
+    assert "yourname://tiny" in error.value.hint
 
 
-def test_other_references_are_left_to_others() -> None:
-    assert cannot_serve("others/tiny")
-    assert cannot_serve("tiny")
+@pytest.mark.parametrize("name", ["..", "%2e%2e/secret", "tiny/../../secret"])
+def test_nothing_leads_out_of_the_store(name: str) -> None:
+    with pytest.raises(vlmkit.VlmkitError):
+        vlmkit.fetch(f"yourname://{name}")
+
+
+def test_a_revision_is_refused() -> None:
+    with pytest.raises(vlmkit.VlmkitError, match="has no revision 'main'"):
+        vlmkit.fetch("yourname://tiny", revision="main")
