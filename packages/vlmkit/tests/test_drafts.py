@@ -203,22 +203,3 @@ def test_a_long_prompt_is_read_a_piece_at_a_time(length):
     found = [list(proposer.propose(sequence, 2)) for _ in range(4)]
     assert found[0] == []
     assert found[-1] == [3, 4]
-
-
-@pytest.mark.parametrize(
-    ("method", "broken", "test"),
-    [
-        ("propose", lambda s, n: [1.5], "guesses_are_token_ids"),
-        ("propose", lambda s, n: [1] * 99, "guesses_are_token_ids"),
-        ("propose", lambda s, n: [s.output_ids.pop()], "a_sequence_is_only_looked_at"),
-        ("forget", lambda s: None, "who_is_gone_is_forgotten"),
-    ],
-)
-def test_a_broken_proposer_is_caught(method, broken, test):
-    contract = TestNgramProposer()
-    proposer = contract.make()
-    setattr(proposer, method, broken)
-    contract.make = lambda: proposer
-    arguments = [1] if test == "guesses_are_token_ids" else []
-    with pytest.raises((AssertionError, LookupError)):
-        getattr(contract, f"test_{test}")(*arguments)

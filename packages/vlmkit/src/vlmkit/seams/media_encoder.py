@@ -12,7 +12,10 @@ class MediaEncoder(Protocol):
 
     @property
     def identity(self) -> str:
-        """Says what computes the features: weights, precision, code; for caches that outlive it."""
+        """Says what computes the features: weights, precision, code; for caches that outlive it.
+
+        Never empty, and constant.
+        """
         ...
 
     @property
@@ -22,6 +25,9 @@ class MediaEncoder(Protocol):
 
     def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         """Return the features of each medium, in order; batched where that is faster.
+
+        They are a function of a slot's ``inputs`` alone, which are not written, and belong to who
+        asked: their memory is not used again, and nothing of slots or features is kept.
 
         ``encode`` runs in a thread of its own, at the same time as the engine's methods, and never
         twice at once. What it shares with the engine, such as weights, must stand that.
