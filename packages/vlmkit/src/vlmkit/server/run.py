@@ -18,7 +18,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import partial
-from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import cast
 
@@ -32,6 +31,7 @@ from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.fleet.fleet import OnLoaded
 from vlmkit.server.http.acceptor import Acceptor
+from vlmkit.server.http.certificate import load_certificate
 from vlmkit.server.http.connection import Connection
 from vlmkit.server.http.listening import opened, shown
 from vlmkit.server.http.open_files import SpareFile, room_for_connections
@@ -82,7 +82,7 @@ def serve(
     """
     settings = settings or ServerSettings()
     if settings.tls_certificate or settings.tls_private_key:
-        _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
+        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
     service = Service(models, settings, Toolbox(tool_sources), monitors, request_fields)
     service.fleet.on_loaded = partial(_settle, on_loaded)
     with contextlib.ExitStack() as last:
@@ -222,7 +222,7 @@ class Server(uvicorn.Server):
                 audit.note("keys_read", added=changed.added, revoked=changed.revoked)
         if self.config.ssl is not None:
             try:
-                _load_certificate(self.config.ssl, settings)
+                load_certificate(self.config.ssl, settings)
             except ConfigError as error:
                 log.error("the certificate of before is kept: %s", error)  # noqa: TRY400
             else:
@@ -248,29 +248,6 @@ def _on_hangup(reload: Callable[[], None]) -> None:
     """Let SIGHUP reload, where there is such a signal and it is ours to take."""
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-
-
-def _load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:
-    """Use the certificate that is in its files now.
-
-    Raises:
-        ConfigError: there is none, or its key is another's.
-    """
-    certificate, key = settings.tls_certificate, settings.tls_private_key or None
-    for name, file in (("tls_certificate", certificate), ("tls_private_key", key or certificate)):
-        if not Path(file).is_file():
-            raise ConfigError(f"server.{name} {file!r} is no file")
-
-    def ask() -> str:  # on a terminal, it would be asked for there, and all would wait
-        raise ConfigError(f"the key of server.tls_certificate {certificate!r} is encrypted")
-
-    try:
-        context.load_cert_chain(certificate, key, ask)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"server.tls_certificate {certificate!r} cannot be used with its key: they are not "
-            "both in PEM, or do not belong together"
-        ) from error
 
 
 def _listener(settings: ServerSettings) -> socket.socket:

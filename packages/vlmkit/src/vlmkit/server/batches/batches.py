@@ -217,6 +217,19 @@ def _next(lots: Iterator[list[Place]]) -> list[Place] | None:
     return next(lots, None)
 
 
+def where_kept(batches: Batches | None) -> Batches:
+    """Return what may keep a batch that is asked for by its id.
+
+    Raises:
+        NotStored: nothing keeps any.
+    """
+    if batches is None:
+        raise NotStored(
+            "no batch of this id is stored here", param="batch_id", code="batch_not_found"
+        )
+    return batches
+
+
 def keeping(batches: Batches | None) -> Batches:
     """Return what keeps the batches of a server.
 

@@ -11,7 +11,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp
 
 from vlmkit.errors import RequestError
-from vlmkit.server.batches.batches import Batches, keeping
+from vlmkit.server.batches.batches import Batches, keeping, where_kept
 from vlmkit.server.batches.wire import (
     BatchBody,
     BatchesPage,
@@ -22,7 +22,7 @@ from vlmkit.server.batches.wire import (
 from vlmkit.server.chat.call import Call
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.http.caller import caller_of
-from vlmkit.server.http.errors import MayNot, NotStored
+from vlmkit.server.http.errors import MayNot
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Access, Operation
 from vlmkit.server.work.service import Service
@@ -69,7 +69,7 @@ class BatchesController(Controller):
         batch_id: FromPath[str],
     ) -> Response[bytes]:
         """Tell how far a batch is."""
-        kept = _kept(batches)
+        kept = where_kept(batches)
         return _json(await kept.store.find(batch_id, caller_of(request).owner))
 
     @post(
@@ -84,7 +84,7 @@ class BatchesController(Controller):
         batch_id: FromPath[str],
     ) -> Response[bytes]:
         """Let a batch end; one that is over stays as it is."""
-        return _json(await _kept(batches).cancel(batch_id, caller_of(request)))
+        return _json(await where_kept(batches).cancel(batch_id, caller_of(request)))
 
 
 class _CreateCall(Call[BatchRequest]):
@@ -105,14 +105,6 @@ class _CreateCall(Call[BatchRequest]):
             raise MayNot(f"this API key may not do this: it needs the scope {access!r}")
         made = await batches.create(body, self.caller)
         return ASGIResponse(body=msgspec.json.encode(made), headers=self.headers)
-
-
-def _kept(batches: Batches | None) -> Batches:
-    if batches is None:
-        raise NotStored(
-            "no batch of this id is stored here", param="batch_id", code="batch_not_found"
-        )
-    return batches
 
 
 def _query(query: dict[str, str]) -> BatchesQuery:

@@ -13,7 +13,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
-from vlmkit.server.batches.batches import Batches, keeping
+from vlmkit.server.batches.batches import Batches, keeping, where_kept
 from vlmkit.server.batches.messages import check, lines, results, told
 from vlmkit.server.batches.wire import BatchBody
 from vlmkit.server.batches.wire_messages import (
@@ -26,7 +26,7 @@ from vlmkit.server.batches.wire_messages import (
 from vlmkit.server.chat.call import Call
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.http.caller import caller_of
-from vlmkit.server.http.errors import NotStored, error_handlers
+from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.message_errors import MessageErrorBody, message_error
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
@@ -90,7 +90,7 @@ class MessageBatchesController(Controller):
         message_batch_id: FromPath[str],
     ) -> Response[bytes]:
         """Tell how far a batch of messages is, or forget it and what came of it."""
-        kept, owner = _kept(batches), caller_of(request).owner
+        kept, owner = where_kept(batches), caller_of(request).owner
         if request.method == HttpMethod.DELETE:
             await kept.delete(message_batch_id, owner)
             return _json(DeletedMessageBatch(message_batch_id))
@@ -108,7 +108,7 @@ class MessageBatchesController(Controller):
         message_batch_id: FromPath[str],
     ) -> Response[bytes]:
         """Let a batch of messages end; one that is over stays as it is."""
-        kept = _kept(batches)
+        kept = where_kept(batches)
         body = await kept.cancel(message_batch_id, caller_of(request), "msgbatch")
         return _json(await _told(kept, body))
 
@@ -124,7 +124,7 @@ class MessageBatchesController(Controller):
         message_batch_id: FromPath[str],
     ) -> ASGIApp:
         """Return what became of each request of a batch, once it has ended."""
-        kept, owner = _kept(batches), caller_of(request).owner
+        kept, owner = where_kept(batches), caller_of(request).owner
         body = await kept.store.find(message_batch_id, owner, "msgbatch")
         if body.ended_at is None:
             raise RequestError("the batch has not ended", code="batch_not_ended")
@@ -191,12 +191,6 @@ def _piece(body: bytes, *, more: bool) -> HTTPResponseBodyEvent:
 async def _told(batches: Batches, body: BatchBody) -> MessageBatch:
     is_cut = body.status in ("cancelled", "expired")
     return told(body, await batches.store.num_left_out(body.id) if is_cut else 0)
-
-
-def _kept(batches: Batches | None) -> Batches:
-    if batches is None:
-        raise NotStored("no batch of this id is stored here", code="batch_not_found")
-    return batches
 
 
 def _query(query: dict[str, str]) -> MessageBatchesQuery:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vlmkit.errors import RequestError
-from vlmkit.server.files.store import not_stored
+from vlmkit.server.files.store import not_stored, too_large
 from vlmkit.server.http.errors import Overloaded
 from vlmkit.server.kept.database import not_written
 from vlmkit.server.kept.folder import Folder, room_of
@@ -234,7 +234,7 @@ class IncomingFile:
         self.num_bytes += num_bytes
         most = self._folder.settings.max_file_bytes
         if self.num_bytes > most:
-            raise RequestError(f"file is over {most} bytes", param="file", code="file_too_large")
+            raise too_large(most)
         more = room_of(self.num_bytes) - self._num_counted
         if more > 0:
             self._folder.take(self.owner, more)

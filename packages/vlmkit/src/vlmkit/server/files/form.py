@@ -35,6 +35,16 @@ class SentFile(NamedTuple):
     media_type: str
     ignored: frozenset[str]
 
+    @property
+    def purpose(self) -> str:
+        """What it is sent for; where that is not said, to be used by whoever sends it."""
+        return self.form.purpose or "user_data"
+
+    @property
+    def lives_s(self) -> int | None:
+        """Time after which it is to be forgotten, as the clients of either API say it."""
+        return self.form.expires_after_seconds or self.form.expires_in_seconds
+
 
 def boundary_of(headers: Headers) -> str:
     """Return what parts the body.

@@ -110,7 +110,7 @@ class FileStore:
         self.check()
         most = self._settings.max_stored_bytes
         if len(content) > most:
-            raise RequestError(f"file is over {most} bytes", param="file", code="file_too_large")
+            raise too_large(most)
         self._forget_expired()
         self._make_room(account, len(content))
         created_at = int(self._now())
@@ -189,6 +189,11 @@ class FileStore:
     def _forget(self, file_id: str) -> None:
         file = self._files.pop(file_id)
         self._holdings.add(file.account, -1, -len(file.content))
+
+
+def too_large(most_bytes: int) -> RequestError:
+    """Return the refusal of a file that is larger than one may be."""
+    return RequestError(f"file is over {most_bytes} bytes", param="file", code="file_too_large")
 
 
 def not_stored() -> NotStored:

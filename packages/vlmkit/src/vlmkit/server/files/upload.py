@@ -63,8 +63,7 @@ class _ToMemory:
     async def _kept(self, body: bytes, boundary: str) -> ASGIApp:
         sent, content = await asyncio.to_thread(sent_file, body, boundary)
         headers = _ignored(sent, self._service, self._request)
-        form = sent.form
-        if form.purpose == "batch":
+        if sent.purpose == "batch":
             raise RequestError(
                 "this server keeps no batches",
                 param="purpose",
@@ -76,9 +75,9 @@ class _ToMemory:
             caller.owner,
             content,
             filename=sent.filename,
-            purpose=form.purpose or "user_data",
+            purpose=sent.purpose,
             media_type=sent.media_type,
-            lives_s=form.expires_after_seconds or form.expires_in_seconds,
+            lives_s=sent.lives_s,
             account=caller.account,
         )
         return ASGIResponse(body=told(file, self._request.headers), headers=headers)
@@ -113,13 +112,12 @@ class _ToDisk:
             with self._service.admitted(account):
                 headers = _ignored(sent, self._service, self._request)
                 await incoming.end()
-                form = sent.form
                 file = await self._files.keep(
                     incoming,
                     filename=sent.filename,
-                    purpose=form.purpose or "user_data",
+                    purpose=sent.purpose,
                     media_type=sent.media_type,
-                    lives_s=form.expires_after_seconds or form.expires_in_seconds,
+                    lives_s=sent.lives_s,
                 )
                 undo.pop_all()
         response = ASGIResponse(body=told(file, self._request.headers), headers=headers)
