@@ -57,11 +57,12 @@ def _options() -> argparse.Namespace:
 
 
 def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
-    from vlmkit.assembly import load_plugins, monitors as built
+    from vlmkit.assembly import load_plugins
     from vlmkit.config import read_config
     from vlmkit.pipeline import Pipeline
     from vlmkit.running.loop import Loop
     from vlmkit.server.run import serve
+    from vlmkit.server_parts import monitors as built
     from vlmkit.settings.pipeline import PipelineSettings
     from vlmkit.settings.server import ServerSettings
     from vlmkit_mock.engine import MockEngine

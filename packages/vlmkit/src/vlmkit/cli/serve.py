@@ -103,15 +103,20 @@ def _run(
 
 def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
     """Write whose code this process runs, and what an operator may not have meant."""
+    from vlmkit.config.providers import described
     from vlmkit.server.work.gate import is_loopback
 
     for plugin in plugins.found:
+        for remark in plugin.remarks:
+            log.warning("%s %s", plugin.who, remark)
         if plugin.is_loaded:
             what = " ".join(filter(None, (plugin.source, plugin.version)))
             log.info("plugin %r of %s, sha256 %s", plugin.name, what, plugin.digest() or "unknown")
+        elif plugin.error:
+            log.warning("%s could not be loaded: %s", plugin.who, described(plugin.error))
         else:
-            why = "it is broken" if plugin.error else "it is left out"
-            log.info("plugin %r of %s offers nothing: %s", plugin.name, plugin.source, why)
+            name, source = plugin.name, plugin.source
+            log.info("plugin %r of %s offers nothing: it is left out", name, source)
     if is_loopback(config.server.host):
         return
     if config.plugins.only is None:
