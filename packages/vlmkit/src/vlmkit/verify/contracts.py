@@ -8,6 +8,7 @@ from the model that it is tried on, or skipped.
 import contextlib
 import importlib.util
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import replace
@@ -136,7 +137,7 @@ def _run(kinds: Seq[Kind[Any]], subjects: Mapping[str, Mapping[str, Any]]) -> li
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
-        file = Path(folder) / "test_contracts.py"
+        file = Path(folder) / f"test_contracts_{secrets.token_hex(4)}.py"  # none before had it
         bodies = [TESTS_OF_KIND.format(name=kind.name, contract=kind.contract) for kind in kinds]
         file.write_text(TESTS + "".join(bodies))
         options = ["-c", f"{folder}/pytest.ini", "--rootdir", folder, "--import-mode=importlib"]

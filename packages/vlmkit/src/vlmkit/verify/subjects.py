@@ -175,7 +175,7 @@ def subject_of(
     if kind.name == "constraint":
         return {"make": lambda vocabulary: make(vocabulary=vocabulary), "forms": None}
     if kind.name == "model":
-        return {"name": provider.name, "registry": lambda: plugins.of(kind)}
+        return _source(provider, kind, plugins)
     if kind.name == "command":
         return {"name": provider.name, "environ": lambda: given.environ}
     if kind.name == "media_loader":
@@ -198,6 +198,13 @@ def _of_model(
     if kind.name == "media_encoder" and not model.is_seeing:
         return "the model takes no images"
     return {"make": make, **parts(model)}
+
+
+def _source(provider: Provider[Any], kind: Kind[Any], plugins: Plugins) -> dict[str, Any]:
+    subject: dict[str, Any] = {"name": provider.name, "registry": lambda: plugins.of(kind)}
+    if provider.schemes:
+        subject["absent"] = lambda: f"{provider.schemes[0]}://nobody-has-this-model"
+    return subject
 
 
 def _media_loader(make: Callable[..., Any], given: Given) -> dict[str, Any]:
