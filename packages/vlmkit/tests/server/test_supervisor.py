@@ -10,11 +10,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import httpx2
 import pytest
 from running_server import chat, eventually, http_client, http_request, process, running, scripted
 from test_strangers import is_closed, opened
+from two_keys import headers_of
 
 from vlmkit.errors import ConfigError
+from vlmkit.seams.monitor import Monitor, Page
 from vlmkit.server.operate import health_listener, supervisor
 from vlmkit.server.operate.notify import Notifier
 from vlmkit.server.run import serve
@@ -109,6 +112,65 @@ def test_nothing_else_is_told_there(place, request_line, status):
         with socket.create_connection(("127.0.0.1", port), 300) as stranger:
             stranger.sendall(request_line + b"\r\n\r\n")
             assert stranger.recv(65_536).split()[1] == status
+
+
+class Told(Monitor):
+    """Shows who asks for the page, in which thread."""
+
+    def __init__(self):
+        self.threads = set()
+
+    def page(self, state, accept):
+        self.threads.add(threading.current_thread())
+        return Page(f"{state.status} {accept}".encode(), "text/plain")
+
+
+def numbers(place, method="GET", **headers):
+    with http_client() as http:
+        return http.request(method, f"{place()}/metrics", headers=headers)
+
+
+def test_numbers_are_told_at_the_port_of_health_where_that_is_wanted(place, tmp_path):
+    told, (key,) = Told(), headers_of(tmp_path, "metrics", scopes=("metrics",))
+    wanted = {"health_port": 0, "health_metrics": True, "max_connections": 1}
+    keys = str(tmp_path / "keys.jsonl")
+    with running(monitors={"told": told}, keys_file=keys, **wanted) as server:
+        assert server.get("/metrics").status_code == 401
+        assert server.get("/metrics", headers=key | {"accept": "a/b"}).text == "ready a/b"
+        busy = opened(server, b"GET /healthz HTTP/1.1\r\n")
+        answer = numbers(place, accept="x/y")
+        assert (answer.status_code, answer.text) == (200, "ready x/y")
+        assert answer.headers["content-type"] == "text/plain"
+        assert numbers(place, "HEAD").content == b""
+        assert numbers(place, "POST").status_code == 405
+        assert health(place) == (200, "ok")
+        assert len(told.threads) == 1
+        busy.close()
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_no_numbers_are_told_there_where_nobody_shows_any_or_wants_it(place, is_wanted):
+    monitors = {} if is_wanted else {"told": Told()}
+    with running(monitors=monitors, health_port=0, health_metrics=is_wanted):
+        assert numbers(place).status_code == 404
+
+
+def test_who_asks_for_numbers_is_not_answered_while_the_event_loop_hangs(place, monkeypatch):
+    monkeypatch.setattr(health_listener, "PATIENCE_S", 0.2)
+    gate = threading.Event()
+    with running(monitors={"told": Told()}, health_port=0, health_metrics=True) as server:
+        server.service.fleet._loop.call_soon_threadsafe(gate.wait)
+        with pytest.raises(httpx2.RemoteProtocolError):
+            numbers(place)
+        assert health(place) == (200, "ok")
+        gate.set()
+        assert eventually(lambda: numbers(place).status_code == 200)
+
+
+def test_numbers_at_a_port_that_is_not_there_are_refused():
+    with pytest.raises(ConfigError, match="health_metrics") as caught:
+        serve({}, ServerSettings(port=0, health_metrics=True))
+    assert caught.value.hint == "set server.health_port"
 
 
 def test_a_port_of_health_that_is_taken_is_told_before_anything_is_loaded():

@@ -44,7 +44,10 @@ from vlmkit.settings.server import ServerSettings
 
 
 def create_app(
-    models: Service | Mapping[str, Offer | Served | Loader], settings: ServerSettings | None = None
+    models: Service | Mapping[str, Offer | Served | Loader],
+    settings: ServerSettings | None = None,
+    *,
+    scraper: Scraper | None = None,
 ) -> Litestar:
     """Return the ASGI application that serves some models.
 
@@ -55,6 +58,7 @@ def create_app(
         models: what a service takes, by the name it is served under, or a service. What is to be
             loaded is loaded when the application starts, and closed by whoever made the service.
         settings: bounds; the defaults when None. A service brings its own.
+        scraper: writes the page of numbers, where others want it, too; it is closed at the end.
     """
     if isinstance(models, Service):
         service = models
@@ -66,7 +70,7 @@ def create_app(
     files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
     fetcher = ImageFetcher(fetch) if fetch.enabled else None
     converter = Converter(service.settings, fetcher, files, service.desk)
-    scraper = Scraper(service)
+    scraper = scraper or Scraper(service)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)
 
     def describe() -> bytes:

@@ -17,6 +17,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence as Seq
+from concurrent.futures import Future
 from functools import partial
 from types import FrameType, MappingProxyType
 from typing import cast
@@ -26,17 +27,19 @@ import uvicorn
 from vlmkit._version import __version__
 from vlmkit.errors import ConfigError
 from vlmkit.kit import heap
-from vlmkit.seams.monitor import Monitor
+from vlmkit.seams.monitor import Monitor, Page
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
 from vlmkit.server.fleet.fleet import OnLoaded
 from vlmkit.server.http.acceptor import Acceptor
 from vlmkit.server.http.certificate import load_certificate
 from vlmkit.server.http.connection import Connection
+from vlmkit.server.http.errors import Unavailable
 from vlmkit.server.http.listening import opened, shown
 from vlmkit.server.http.open_files import SpareFile, room_for_connections
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.operate.health_listener import HealthListener
+from vlmkit.server.operate.metrics import Scraper
 from vlmkit.server.operate.notify import Notifier
 from vlmkit.server.operate.supervisor import Supervisor
 from vlmkit.server.tools.toolbox import Toolbox
@@ -120,18 +123,15 @@ class Server(uvicorn.Server):
         self._acceptor: Acceptor | None = None
         settings = service.settings
         self._supervisor = Supervisor(service, Notifier(os.environ))
-        self._health: HealthListener | None = None
-        if settings.health_port is not None:
-            host = settings.health_host or settings.host
-            place = opened(host, settings.health_port, "server.health_port")
-            self._health = HealthListener(place, self._supervisor.live, self._supervisor.ready)
+        self._scraper = Scraper(service)
+        self._health = self._opened_health(settings)
         self._spare = SpareFile()  # now: models that are loaded may take all there are
         room = service.ledger.connections
         room.most = room_for_connections(settings.max_connections)
         connection = type("Connection", (Connection,), {"settings": settings, "room": room})
         super().__init__(
             uvicorn.Config(
-                create_app(service),
+                create_app(service, scraper=self._scraper),
                 http=connection,
                 ws="none",
                 access_log=False,
@@ -143,6 +143,34 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=LAST_WORDS_S,
             )
         )
+
+    def _opened_health(self, settings: ServerSettings) -> HealthListener | None:
+        """Open the port of health, if there is to be one."""
+        if settings.health_port is None:
+            if settings.health_metrics:
+                raise ConfigError(
+                    "server.health_metrics wants numbers at a port that is not there",
+                    hint="set server.health_port",
+                )
+            return None
+        place = opened(
+            settings.health_host or settings.host, settings.health_port, "server.health_port"
+        )
+        numbers = self._numbers if settings.health_metrics else None
+        return HealthListener(place, self._supervisor.live, self._supervisor.ready, numbers)
+
+    def _numbers(self, accept: str) -> "Future[Page]":
+        """Have the page of numbers made in the event loop; called in any thread."""
+        page = self._scraper.page(accept)
+        try:
+            if self._loop is not None:
+                return asyncio.run_coroutine_threadsafe(page, self._loop)
+        except RuntimeError:  # it has ended
+            log.debug("numbers were asked for too late")
+        page.close()
+        none: Future[Page] = Future()
+        none.set_exception(Unavailable("the server is shutting down", code="server_draining"))
+        return none
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the port."""

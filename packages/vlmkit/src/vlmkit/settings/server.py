@@ -96,6 +96,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             encryption, whatever the server is doing: ``/healthz`` and ``/readyz``; 0 takes a free
             one, null opens none.
         health_host: address of that port; ``host`` when empty.
+        health_metrics: whether ``/metrics`` is answered at that port, too, to whoever reaches it.
         keys_file: API keys that are taken, as ``vlmkit keys`` writes them; every request but
             ``/healthz`` then needs one. None is asked for when empty.
         allowed_hosts: names under which clients reach the server, besides its own, such as that of
@@ -161,6 +162,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8000
     health_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
     health_host: str = ""
+    health_metrics: bool = False
     keys_file: str = ""
     allowed_hosts: tuple[HostName, ...] = ()
     allowed_origins: tuple[Origin, ...] = ()

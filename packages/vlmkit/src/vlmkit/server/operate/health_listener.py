@@ -1,8 +1,9 @@
 """Liveness and readiness at a port of their own, in a thread of its own.
 
 They are told whatever the server itself has to do: while all its connections are taken, its event
-loop is busy or hangs, or there are no files to spare. Says no more than one word; whoever knocks
-has two seconds, and of many the one who came first makes way.
+loop is busy or hangs, or there are no files to spare. Says no more than one word, and numbers where
+that is wanted, which the server has to make; whoever knocks has two seconds, and of many the one
+who came first makes way.
 """
 
 import asyncio
@@ -12,9 +13,12 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from http import HTTPStatus
 from typing import NamedTuple
 
+from vlmkit.seams.monitor import Page
+from vlmkit.server.http.errors import NotStored, Overloaded, Unavailable
 from vlmkit.server.http.open_files import SpareFile
 
 log = logging.getLogger(__name__)
@@ -24,6 +28,7 @@ MOST = 64  # who are answered at a time
 MAX_HEAD_BYTES = 8192
 PAUSE_S = 0.1  # where nobody can be let in
 LIVE, READY = frozenset({"/healthz", "/health", "/ping"}), frozenset({"/readyz"})
+NUMBERS = "/metrics"
 
 
 class Word(NamedTuple):
@@ -45,17 +50,23 @@ class HealthListener:
         listener: where; it is closed in the end.
         live: says whether the process is of use.
         ready: says whether it takes work.
+        numbers: has the page of numbers made, given what is accepted; None shows none.
 
     Attributes:
         listener: the same.
     """
 
     def __init__(
-        self, listener: socket.socket, live: Callable[[], Word], ready: Callable[[], Word]
+        self,
+        listener: socket.socket,
+        live: Callable[[], Word],
+        ready: Callable[[], Word],
+        numbers: Callable[[str], "Future[Page]"] | None = None,
     ) -> None:
         self.listener = listener
         self._live = live
         self._ready = ready
+        self._numbers = numbers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[None] | None = None
         self._answers: dict[asyncio.Task[None], None] = {}
@@ -118,24 +129,47 @@ class HealthListener:
                     if not part:
                         return
                     head += part
-                await loop.sock_sendall(accepted, self._answer_to(head))
+                await loop.sock_sendall(accepted, await self._answer_to(head))
 
-    def _answer_to(self, head: bytes) -> bytes:
+    async def _answer_to(self, head: bytes) -> bytes:
         """Return a whole answer of HTTP."""
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        if path not in LIVE | READY:
-            return _response(HTTPStatus.NOT_FOUND, "", method)
+        numbers = self._numbers if path == NUMBERS else None
+        if numbers is None and path not in LIVE | READY:
+            return _response(HTTPStatus.NOT_FOUND, b"", method)
         if method not in ("GET", "HEAD"):
-            return _response(HTTPStatus.METHOD_NOT_ALLOWED, "", method)
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"", method)
+        if numbers is not None:
+            return await _page(numbers(_accepted(head)), method)
         word = self._live() if path in LIVE else self._ready()
         status = HTTPStatus.OK if word.is_good else HTTPStatus.SERVICE_UNAVAILABLE
-        return _response(status, f'{{"status":"{word.status}"}}', method)
+        return _response(status, b'{"status":"%b"}' % word.status.encode(), method)
 
 
-def _response(status: HTTPStatus, body: str, method: str) -> bytes:
+async def _page(made: "Future[Page]", method: str) -> bytes:
+    """Return the answer that has the numbers, as soon as they are made."""
+    try:
+        page = await asyncio.wrap_future(made)
+    except NotStored:
+        return _response(HTTPStatus.NOT_FOUND, b"", method)
+    except (Overloaded, Unavailable, RuntimeError):  # or it has ended meanwhile
+        return _response(HTTPStatus.SERVICE_UNAVAILABLE, b"", method)
+    return _response(HTTPStatus.OK, page.content, method, page.media_type)
+
+
+def _accepted(head: bytes) -> str:
+    """Return what a request accepts."""
+    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    found = (value for name, _, value in lines if name.strip().lower() == b"accept")
+    return next(found, b"").strip().decode("latin-1")
+
+
+def _response(
+    status: HTTPStatus, body: bytes, method: str, media_type: str = "application/json"
+) -> bytes:
     head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: {media_type}\r\n"
         f"cache-control: no-store\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return (head if method == "HEAD" else head + body).encode()
+    ).encode()
+    return head if method == "HEAD" else head + body

@@ -12,7 +12,7 @@ from typing import Any
 from litestar import Controller, Request, Response, route
 from litestar.di import NamedDependency
 
-from vlmkit.seams.monitor import ModelState, ServerState
+from vlmkit.seams.monitor import ModelState, Page, ServerState
 from vlmkit.server.fleet.served_model import ServedModel
 from vlmkit.server.http.errors import NotStored, Overloaded
 from vlmkit.server.http.methods import READ
@@ -31,7 +31,7 @@ class Scraper:
         self._thread = ThreadPoolExecutor(1, "vlmkit-metrics")
         self._num_waiting = 0
 
-    async def page(self, accept: str) -> Response[bytes]:
+    async def page(self, accept: str) -> Page:
         """Return the page.
 
         Raises:
@@ -48,7 +48,7 @@ class Scraper:
             self._num_waiting -= 1
         if page is None:
             raise NotStored("no monitor shows numbers here", code="not_found")
-        return Response(page.content, headers={"content-type": page.media_type})
+        return page
 
     async def close(self) -> None:
         """Write no more."""
@@ -63,7 +63,8 @@ class MetricsController(Controller):
         self, request: Request[Any, Any, Any], scraper: NamedDependency[Scraper]
     ) -> Response[bytes]:
         """Tell all numbers."""
-        return await scraper.page(request.headers.get("accept", ""))
+        page = await scraper.page(request.headers.get("accept", ""))
+        return Response(page.content, headers={"content-type": page.media_type})
 
 
 def state_of(service: Service) -> ServerState:
