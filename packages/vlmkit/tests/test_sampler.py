@@ -450,7 +450,7 @@ def test_what_a_plugin_keeps_in_the_sequence_that_it_holds_is_let_go(keep):
 
     seq = sequence()
     seq.guide = Guide()
-    seq.sampler_state = keep(seq)
+    seq.kept["it"] = keep(seq)
     held = weakref.ref(seq.guide)
     del seq
     gc.collect()

@@ -121,7 +121,7 @@ class Changes(ArraySampler):
     def prepare(self, rows: Seq[Row]) -> Pick:
         changed = []
         for place, row in enumerate(rows):
-            fields = {"sampler_state": None, "output_ids": list(row.sequence.output_ids)}
+            fields: dict[str, Any] = {"output_ids": list(row.sequence.output_ids)}
             fields |= self.other(row, place, rows)
             changed.append(Row(dataclasses.replace(row.sequence, **fields), row.ahead))
         return super().prepare(changed)
@@ -172,10 +172,10 @@ class CountsOneTokenAStep(Changes):
 
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         sequence = row.sequence
-        seen, length = sequence.sampler_state or (list(sequence.output_ids), len(sequence))
+        seen, length = sequence.kept.get(self) or (list(sequence.output_ids), len(sequence))
         if len(sequence) > length:
             seen = [*seen, sequence.output_ids[-1]]
-        sequence.sampler_state = seen, len(sequence)
+        sequence.kept[self] = seen, len(sequence)
         return {"output_ids": list(seen)}
 
 
@@ -194,8 +194,8 @@ class NeedsWhatItKept(Changes):
 
     def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
         sequence = row.sequence
-        sequence.sampler_state = (sequence.sampler_state or 0) + 1
-        return {"seed": sequence.seed + sequence.sampler_state}
+        sequence.kept[self] = num_calls = sequence.kept.get(self, 0) + 1
+        return {"seed": sequence.seed + num_calls}
 
 
 class NotesTheSeed(ArraySampler):
@@ -219,8 +219,8 @@ class ForgetsWhatIsAhead(ArraySampler):
 
 class KeepsCountOfDrafts(Plain):
     def adjusted(self, row: Row, logits: Any) -> Any:
-        seen = row.sequence.sampler_state or []
-        row.sequence.sampler_state = [*seen, *row.ahead]
+        seen = row.sequence.kept.get(self, [])
+        row.sequence.kept[self] = [*seen, *row.ahead]
         for token_id in seen:
             logits[token_id] -= row.sequence.params.frequency_penalty
         return super().adjusted(row, logits)

@@ -40,7 +40,7 @@ class Drops(ArraySampler):
 
     def _without(self, row: Row, plain: dict[str, Any]) -> Row:
         params = structs.replace(row.sequence.params, **plain)
-        return Row(replace(row.sequence, params=params, sampler_state=None), row.ahead)
+        return Row(replace(row.sequence, params=params), row.ahead)
 
 
 class DropsTopK(Drops):

@@ -11,6 +11,7 @@ from msgspec import structs
 
 import vlmkit
 from vlmkit.ask.sampling import SamplingParams
+from vlmkit.kit.per_sequence import PerSequence
 from vlmkit.seams.sampler import Pick, Row
 from vlmkit.seams.sequence import Sequence
 
@@ -181,6 +182,12 @@ class Mirostat:
 
     def __init__(self) -> None:
         self._plain = vlmkit.ArraySampler()
+        self._surprises = PerSequence(self._begun)
+
+    def _begun(self, sequence: Sequence) -> Surprise:
+        params = structs.replace(sequence.params, top_p=1.0, top_k=0, min_p=0.0)
+        plain = replace(sequence, params=params)  # which has the same list of tokens
+        return Surprise(plain, 2 * self.target_bits)
 
     def prepare(self, rows: Seq[Row]) -> Pick:
         states = [self._state(row.sequence) for row in rows]
@@ -204,11 +211,7 @@ class Mirostat:
 
     def _state(self, sequence: Sequence) -> Surprise:
         """Return a sequence's state, brought up to its newest token."""
-        state: Surprise | None = sequence.sampler_state
-        if state is None:
-            params = structs.replace(sequence.params, top_p=1.0, top_k=0, min_p=0.0)
-            plain = replace(sequence, params=params)  # which has the same list of tokens
-            state = sequence.sampler_state = Surprise(plain, 2 * self.target_bits)
+        state = self._surprises.of(sequence)
         for token_id in sequence.output_ids[state.num_seen :]:
             state.limit = self._limit(state.limit, state.counts, token_id)
             state.counts[token_id] += 1

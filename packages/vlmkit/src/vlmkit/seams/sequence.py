@@ -56,7 +56,6 @@ class Sequence:
             :class:`vlmkit.seams.request_field.RequestField`.
         kept: what components keep for it between its steps, each under a key of its own: see
             :class:`vlmkit.kit.per_sequence.PerSequence`.
-        sampler_state: the same for a sampler that never hands sequences on; nobody's by now.
         guide: what keeps the answer within a constraint, for the executor; None leaves it free.
     """
 
@@ -83,7 +82,6 @@ class Sequence:
     is_held: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     kept: dict[object, Any] = field(default_factory=dict, init=False)
-    sampler_state: Any = None
     guide: Any = None
 
     def __len__(self) -> int:

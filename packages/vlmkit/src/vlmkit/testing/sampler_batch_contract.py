@@ -152,7 +152,7 @@ class SamplerBatchContract(SamplerSubject):
             kept.output_ids.append(chosen)
 
     def test_a_sequence_stays_as_it_is(self) -> None:
-        """But for what the sampler keeps in ``sampler_state``."""
+        """But for what the sampler keeps in ``kept``."""
         rows, sequences = flat_rows(NUM_ROWS), mixed_sequences(NUM_ROWS)
         before = [_values(each) for each in sequences]
         ahead = [Row(each, (1, 2)) for each in sequences]
@@ -211,7 +211,7 @@ class SamplerBatchContract(SamplerSubject):
 def _anew(sequence: Sequence, ahead: Seq[int] = ()) -> Sequence:
     """Return an equal sequence that no sampler has seen."""
     output_ids = [*sequence.output_ids, *ahead]
-    return dataclasses.replace(sequence, output_ids=output_ids, sampler_state=None)
+    return dataclasses.replace(sequence, output_ids=output_ids)
 
 
 def _with_drafts(sequence: Sequence, chance: np.random.Generator) -> list[Row]:
@@ -223,6 +223,6 @@ def _with_drafts(sequence: Sequence, chance: np.random.Generator) -> list[Row]:
 
 def _values(sequence: Sequence) -> dict[str, Any]:
     """Return what a sequence holds, copied where it could change in place."""
-    fields = {field.name for field in dataclasses.fields(sequence)} - {"sampler_state", "kept"}
+    fields = {field.name for field in dataclasses.fields(sequence)} - {"kept"}
     values = {name: getattr(sequence, name) for name in fields}
     return values | {"output_ids": list(sequence.output_ids), "features": dict(sequence.features)}

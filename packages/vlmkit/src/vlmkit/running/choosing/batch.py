@@ -52,7 +52,7 @@ class Choice(NamedTuple):
 
 def choice(row: Row) -> Choice:
     """Return how a row's token is chosen."""
-    edits = EDITS.of(row.sequence)
+    edits: Edits = row.sequence.kept.get(EDITS) or EDITS.of(row.sequence)
     if edits.settled is None:
         made = _choice(row, edits)
         if made.is_drawn or not edits.is_settled(len(row.sequence.output_ids)):
