@@ -23,6 +23,7 @@ from PIL import Image as PilImage
 from vlmkit.ask.message import ImagePart, Message
 from vlmkit.ask.request import Request
 from vlmkit.pipeline import Pipeline
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.seams.monitor import Monitor
@@ -166,12 +167,14 @@ def running(
     models: Mapping[str, Offer | Runner | Loader | None] | None = None,
     toolbox: Toolbox | None = None,
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
+    makers: Makers = UNKNOWN,
     **settings: Any,
 ) -> Iterator[Running]:
     """Run a server in a thread of this process; what is under way at the end is soon cut off."""
     settings = {"drain_timeout_s": 0.5} | settings
     served = {"mock": mock_pipeline()} if models is None else models
-    service = Service(served, ServerSettings(port=0, **settings), toolbox, monitors)
+    settled = ServerSettings(port=0, **settings)
+    service = Service(served, settled, toolbox, monitors, makers=makers)
     server = Server(service)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -8,6 +8,7 @@ import pytest
 from running_server import chat, eventually, mock_pipeline, running, scripted
 
 from vlmkit.pipeline import Pipeline
+from vlmkit.running.blame import Makers
 from vlmkit.seams.monitor import Monitor, Page
 from vlmkit.server.offer import Offer
 from vlmkit.server.operate import metrics
@@ -163,13 +164,14 @@ def test_a_monitor_that_raises_is_switched_off_and_told_of_once(caplog):
             raise RuntimeError("a bug")
 
     good = Notes()
-    with running(monitors={"bad": Raises(), "good": good}) as server:
+    makers = Makers({"monitor.bad": "monitor 'bad' from 'vlmkit-bad'"})
+    with running(monitors={"bad": Raises(), "good": good}, makers=makers) as server:
         for _ in range(3):
             assert server.post(chat()).status_code == 200
     assert len(good.begun) == 3
     told = [r for r in caplog.records if "switched off" in r.getMessage()]
     assert [(r.levelno, r.getMessage()) for r in told] == [
-        (logging.ERROR, "monitor 'bad' failed and is switched off")
+        (logging.ERROR, "monitor 'bad' from 'vlmkit-bad' failed and is switched off")
     ]
 
 

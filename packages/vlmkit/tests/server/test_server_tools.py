@@ -124,7 +124,9 @@ def test_the_operators_log_tells_who_called_what_and_never_what_was_said(
     assert "private" not in caplog.text
     assert "secret" not in caplog.text
     assert "broken" not in caplog.text
-    assert "line" in next(each.getMessage() for each in caplog.records if each.levelname == "ERROR")
+    failed = next(each.getMessage() for each in caplog.records if each.levelname == "ERROR")
+    assert failed.startswith("tool 'crash' of tool source 'own' failed:")
+    assert "line" in failed
 
 
 def test_streams_say_the_same_and_are_well_formed(served: Running) -> None:

@@ -15,6 +15,7 @@ from vlmkit.plugins.hookspecs import PROJECT
 if TYPE_CHECKING:
     from vlmkit.config import Config
     from vlmkit.plugins.loader import Plugins
+    from vlmkit.running.blame import Makers
     from vlmkit.seams.monitor import Monitor
     from vlmkit.seams.tool_source import ToolSource
     from vlmkit.server.offer import Offer
@@ -54,7 +55,7 @@ def serve(
     """Serve MODELs, or those of the config, over HTTP."""
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.cli.offers import offer
-    from vlmkit.config.providers import check_components
+    from vlmkit.config.providers import check_components, makers_of
     from vlmkit.server_parts import monitors, request_fields, tool_sources
     from vlmkit.sources import find, name_of
 
@@ -71,9 +72,11 @@ def serve(
     if len(offers) < len(entries):
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
+    makers = makers_of(plugins, {}, {"tool_sources": sources, "monitors": looking_on})
     with _shown_log(config.server.log_format, debug=context.obj.debug):
         _tell_plugins(plugins, config)
-        _run(offers, config.server, sources, looking_on, request_fields(plugins))
+        fields = request_fields(plugins)
+        _run(offers, config.server, sources, looking_on, fields, makers)
 
 
 def _run(
@@ -82,6 +85,7 @@ def _run(
     sources: "dict[str, ToolSource]",
     looking_on: "dict[str, Monitor]",
     fields: "KnownFields",
+    makers: "Makers",
 ) -> None:
     """Serve, and say how to talk to the server once its models are loaded."""
     from vlmkit.server.run import serve as run_server
@@ -97,6 +101,7 @@ def _run(
         tool_sources=sources,
         monitors=looking_on,
         request_fields=fields,
+        makers=makers,
         on_loaded=tell,
     )
 

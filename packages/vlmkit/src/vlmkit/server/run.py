@@ -27,6 +27,7 @@ import uvicorn
 from vlmkit._version import __version__
 from vlmkit.errors import ConfigError
 from vlmkit.kit import heap
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.seams.monitor import Monitor, Page
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.app import create_app
@@ -59,6 +60,7 @@ def serve(
     tool_sources: Mapping[str, ToolSource] = MappingProxyType({}),
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
     request_fields: KnownFields = MappingProxyType({}),
+    makers: Makers = UNKNOWN,
     on_loaded: OnLoaded | None = None,
 ) -> None:
     """Serve models until a signal ends it; closes every runner at the end.
@@ -75,6 +77,7 @@ def serve(
             are told by their observers, which are the pipeline's.
         request_fields: fields that plugins added to requests, where a model that takes them is
             loaded later; of :func:`vlmkit.server_parts.request_fields`, for example.
+        makers: how the log calls who made the sources of tools and the monitors.
         on_loaded: called in a thread with the names of the models that are there, when all are
             loaded that are to be from the start.
 
@@ -86,7 +89,8 @@ def serve(
     settings = settings or ServerSettings()
     if settings.tls_certificate or settings.tls_private_key:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
-    service = Service(models, settings, Toolbox(tool_sources), monitors, request_fields)
+    toolbox = Toolbox(tool_sources, makers)
+    service = Service(models, settings, toolbox, monitors, request_fields, makers)
     service.fleet.on_loaded = partial(_settle, on_loaded)
     with contextlib.ExitStack() as last:
         try:

@@ -13,6 +13,7 @@ from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ConfigError, RequestError, VlmkitError
 from vlmkit.kit.traces import trace_of
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.seams.tool_source import ToolSource
 from vlmkit.server.http.errors import Unavailable
 from vlmkit.server.together import together
@@ -45,14 +46,20 @@ class Toolbox:
 
     Args:
         sources: who has them, by the names of providers.
+        makers: who made the sources.
 
     Raises:
         ConfigError: two of them have a tool of one name.
     """
 
-    def __init__(self, sources: Mapping[str, ToolSource] = MappingProxyType({})) -> None:
-        self._sources = tuple(sources.values())
+    def __init__(
+        self,
+        sources: Mapping[str, ToolSource] = MappingProxyType({}),
+        makers: Makers = UNKNOWN,
+    ) -> None:
+        self._sources = {makers.of("tool_source", name): each for name, each in sources.items()}
         self._by_name: dict[str, ToolSource] = {}
+        self._whose: dict[str, str] = {}
         for provider, source in sources.items():
             for name in source.names:
                 if name in self._by_name:
@@ -61,6 +68,7 @@ class Toolbox:
                         hint="leave one of them out",
                     )
                 self._by_name[name] = source
+                self._whose[name] = makers.of("tool_source", provider)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +120,8 @@ class Toolbox:
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             outcome = f"error: {type(error).__name__}"
             # Its text may tell arguments.
-            log.error("tool %r failed:\n%s", call.name, trace_of(error))  # noqa: TRY400
+            whose, where = self._whose[call.name], trace_of(error)
+            log.error("tool %r of %s failed:\n%s", call.name, whose, where)  # noqa: TRY400
             return failure("the tool failed")
         finally:
             took_s = time.perf_counter() - started
@@ -123,15 +132,15 @@ class Toolbox:
 
     async def aclose(self) -> None:
         """End the sources, whether or not another one can be ended."""
-        for source in self._sources:
+        for who, source in self._sources.items():
             try:
                 await source.aclose()
             except Exception:
-                log.exception("a source of tools could not be closed")
+                log.exception("%s could not be closed", who)
 
     async def _described(self, name: str) -> Mapping[str, Any]:
         try:
             return await self._by_name[name].describe(name)
         except Exception as error:
-            log.warning("tool %r cannot be had: %s", name, error)
+            log.warning("tool %r of %s cannot be had: %s", name, self._whose[name], error)
             raise Unavailable("a tool of the server cannot be had", code="tool_failed") from error

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from litestar.types import HTTPScope
 
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.seams.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
 
 log = logging.getLogger(__name__)
@@ -27,9 +28,11 @@ class Monitors:
 
     Args:
         monitors: each by its name.
+        makers: who made them.
     """
 
-    def __init__(self, monitors: Mapping[str, Monitor]) -> None:
+    def __init__(self, monitors: Mapping[str, Monitor], makers: Makers = UNKNOWN) -> None:
+        self._makers = makers
         self._all = dict(monitors)
         self._monitors = dict(monitors)  # those that are not switched off
         self._lag: asyncio.Task[None] | None = None
@@ -90,7 +93,8 @@ class Monitors:
             try:
                 answers.append(question(monitor))
             except Exception:
-                log.exception("monitor %r failed and is switched off", name)
+                who = self._makers.of("monitor", name)
+                log.exception("%s failed and is switched off", who)
                 self._monitors.pop(name, None)
         return answers
 

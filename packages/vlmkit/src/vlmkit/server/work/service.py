@@ -17,6 +17,7 @@ from litestar.datastructures import Headers
 from litestar.types import Receive, Scope
 
 from vlmkit.errors import RequestError
+from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.seams.monitor import Monitor
 from vlmkit.seams.request_field import FieldFacts
 from vlmkit.server.fields.ignored import (
@@ -63,6 +64,7 @@ class Service:
         monitors: who looks on, each by its name.
         request_fields: fields that plugins added to requests, as far as they are known before the
             models are there; those of models that are there are known anyway.
+        makers: who made the monitors.
 
     Raises:
         ConfigError: two models have one name, they cannot be within the memory budget, or the file
@@ -76,6 +78,7 @@ class Service:
         toolbox: Toolbox | None = None,
         monitors: Mapping[str, Monitor] = MappingProxyType({}),
         request_fields: KnownFields = MappingProxyType({}),
+        makers: Makers = UNKNOWN,
     ) -> None:
         self.request_fields = dict(request_fields)
         offers = {name: _offer(given) for name, given in models.items()}
@@ -99,7 +102,7 @@ class Service:
             LateLineFile(settings.access_log, "server.access_log") if settings.access_log else None
         )
         self.toolbox = toolbox or Toolbox()
-        self.monitors = Monitors(monitors)
+        self.monitors = Monitors(monitors, makers)
         self.is_draining = False
         self._drained_s: float | None = None  # when that has its end, whatever is left
         self.num_open = 0
