@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import wave
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
@@ -26,7 +25,7 @@ from hearing.plugin import (
     WavLoader,
 )
 from vlmkit.ask.media import FilePart, MediaPart
-from vlmkit.ask.message import Message, Part, TextPart
+from vlmkit.ask.message import Message, TextPart
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.config import Config
 from vlmkit.errors import EngineError, MediaError, RequestError
@@ -339,111 +338,6 @@ def test_a_failing_encoder_is_told_by_the_kind_of_medium() -> None:
         model.generate("?", media=[sound(0.5)])
 
 
-# Components that are broken in one way.
-
-
-class OnLoader(MediaLoaderContract):
-    def __init__(self, kind: type[WavLoader]) -> None:
-        self._kind = kind
-
-    def make(self) -> WavLoader:
-        return self._kind()
-
-    def files(self) -> list[bytes]:
-        return [wav(0.1), wav(0.2)]
-
-
-class OpensAnything(WavLoader):
-    def recognises(self, data: bytes) -> bool:
-        return True
-
-
-class KnowsNoFile(WavLoader):
-    def recognises(self, data: bytes) -> bool:
-        return False
-
-
-class OpensNothing(WavLoader):
-    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
-        super().load(data, bounds)
-        return ()
-
-
-class PassesOn(WavLoader):
-    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
-        super().load(data, bounds)
-        return (FilePart(data),)
-
-
-class HearsOneSound(WavLoader):
-    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
-        super().load(data, bounds)
-        return (sound(0.5),)
-
-
-@dataclasses.dataclass(frozen=True)
-class Weightless(Sound):
-    num_bytes = 0
-
-
-class WeighsNothing(WavLoader):
-    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
-        (part,) = super().load(data, bounds)
-        return (MediaPart("audio", Weightless(part.media.samples)),)
-
-
-class KeepsTheLastFile(WavLoader):
-    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
-        self.data = data
-        time.sleep(0.01)
-        return super().load(self.data, bounds)
-
-
-class HasNoBounds(WavLoader):
-    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
-        return super().load(data, PipelineSettings())
-
-
-class CrashesOnRests(WavLoader):
-    def load(self, data: bytes, bounds: PipelineSettings) -> Any:
-        with wave.open(io.BytesIO(data)) as file:
-            whole = np.frombuffer(file.readframes(-1), np.int16)
-            assert len(whole) == file.getnframes()
-        return super().load(data, bounds)
-
-
-@pytest.mark.parametrize(
-    ("kind", "test", "arguments"),
-    [
-        (OpensAnything, "it_recognises_its_own_files_and_no_others", ()),
-        (KnowsNoFile, "it_recognises_its_own_files_and_no_others", ()),
-        (OpensNothing, "a_file_becomes_parts_of_a_message", ()),
-        (PassesOn, "a_file_becomes_parts_of_a_message", ()),
-        (WeighsNothing, "a_file_becomes_parts_of_a_message", ()),
-        (HearsOneSound, "what_is_opened_tells_files_apart_and_nothing_else", ()),
-        (KeepsTheLastFile, "what_is_opened_tells_files_apart_and_nothing_else", ()),
-        (CrashesOnRests, "a_file_that_was_cut_is_opened_or_refused", (0.5,)),
-        (HasNoBounds, "what_is_over_the_bounds_is_refused", ()),
-    ],
-)
-def test_a_broken_loader_is_caught(
-    kind: type[WavLoader], test: str, arguments: tuple[float, ...]
-) -> None:
-    with pytest.raises((*FAILURES, wave.Error, EOFError)):
-        getattr(OnLoader(kind), f"test_{test}")(*arguments)
-
-
-class OnTokenizer(TestHearingTokenizer):
-    def __init__(self, kind: type[HearingTokenizer]) -> None:
-        self._kind = kind
-
-    def make(self) -> HearingTokenizer:
-        return self._kind()
-
-
-OnTokenizer.__test__ = False  # type: ignore[attr-defined] - pytest would collect it
-
-
 class TakesAnySound(HearingTokenizer):
     def prompt(
         self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
@@ -453,36 +347,6 @@ class TakesAnySound(HearingTokenizer):
         return dataclasses.replace(made, media=tuple(slots))
 
 
-class CallsItAnImage(HearingTokenizer):
-    def prompt(
-        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
-    ) -> Prompt:
-        made = super().prompt(messages, tools=tools, options=options)
-        slots = [dataclasses.replace(slot, kind="image") for slot in made.media]
-        return dataclasses.replace(made, media=tuple(slots))
-
-
-class GivesOneTokenToAll(HearingTokenizer):
-    def prompt(
-        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
-    ) -> Prompt:
-        made = super().prompt(messages, tools=tools, options=options)
-        slots = [dataclasses.replace(slot, stop=slot.start + 1) for slot in made.media]
-        return dataclasses.replace(made, media=tuple(slots))
-
-
-class LeavesOutWhatIsUnknown(HearingTokenizer):
-    def prompt(
-        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
-    ) -> Prompt:
-        known = [dataclasses.replace(m, parts=tuple(filter(_is_known, m.parts))) for m in messages]
-        return super().prompt(known, tools=tools, options=options)
-
-
-def _is_known(part: Part) -> bool:
-    return not isinstance(part, MediaPart) or part.kind == "audio"
-
-
 def test_with_equal_digests_sounds_would_be_taken_for_each_other() -> None:
     runner = vlmkit.Pipeline(
         tokenizer=TakesAnySound(), engine=HearingEngine(), media_encoder=HearingEncoder()
@@ -490,17 +354,3 @@ def test_with_equal_digests_sounds_would_be_taken_for_each_other() -> None:
     with vlmkit.Model(runner) as model:
         found = [model.generate("How loud is it?", media=[sound(v)]) for v in (0.9, 0.2)]
         assert [done.choices[0].text for done in found] == ["loud", "loud"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "test"),
-    [
-        (TakesAnySound, "slots_of_media_have_their_kind_and_tell_them_apart"),
-        (GivesOneTokenToAll, "slots_of_media_have_their_kind_and_tell_them_apart"),
-        (CallsItAnImage, "slots_of_media_have_their_kind_and_tell_them_apart"),
-        (LeavesOutWhatIsUnknown, "media_of_unknown_kinds_are_refused_by_name"),
-    ],
-)
-def test_a_broken_tokenizer_of_sounds_is_caught(kind: type[HearingTokenizer], test: str) -> None:
-    with pytest.raises(FAILURES):
-        getattr(OnTokenizer(kind), f"test_{test}")()

@@ -36,8 +36,9 @@ from vlmkit.settings.pipeline import PipelineSettings
 
 VLMKIT_API = (1, 0)
 AUDIO = "audio"
-END, USER, ANSWER, SOUND = 256, 257, 258, 259  # after the bytes, where no text can reach them
-VOCAB_SIZE = 260
+END, SYSTEM, USER, ANSWER, TOOL, SOUND = range(256, 262)  # after the bytes: no text reaches them
+ROLES = {"system": SYSTEM, "user": USER, "assistant": ANSWER, "tool": TOOL}
+VOCAB_SIZE = 262
 FRAME_SAMPLES = 80
 HIDDEN = 8
 BLOCK_TOKENS = 4
@@ -76,7 +77,7 @@ class WavLoader:
             with wave.open(io.BytesIO(data)) as file:
                 is_known = (file.getnchannels(), file.getsampwidth()) == (1, 2)
                 content = file.readframes(bounds.max_media_bytes // 4 + 1)
-        except (wave.Error, EOFError) as error:
+        except (wave.Error, EOFError, RuntimeError) as error:  # of a chunk that leads outside
             raise MediaError("a sound is broken") from error
         samples = np.frombuffer(content[: len(content) // 2 * 2], np.int16) / np.float32(2**15)
         if not is_known or not len(samples):
@@ -93,7 +94,7 @@ class HearingTokenizer:
 
     vocab_size = VOCAB_SIZE
     eos_ids = frozenset({END})
-    banned_ids = frozenset({USER, ANSWER, SOUND})
+    banned_ids = frozenset({SYSTEM, USER, ANSWER, TOOL, SOUND})
     honours: frozenset[Option] = frozenset()
 
     def prompt(
@@ -110,7 +111,7 @@ class HearingTokenizer:
         ids: list[int] = []
         slots = []
         for message in messages:
-            ids.append(ANSWER if message.role == "assistant" else USER)
+            ids.append(ROLES[message.role])
             for part in message.parts:
                 if isinstance(part, MediaPart):
                     slot = slot_of(part.media, len(ids))

@@ -136,6 +136,7 @@ def test_what_is_broken_is_named_for_each_kind_a_plugins_own_too(tmp_path: Path)
     found = {(f["kind"], f["sentence"]): f for f in report["findings"] if f["outcome"] != "held"}
     assert set(found) == {
         ("observer", "a request that is over is let go"),
+        ("observer", "memory does not grow with the requests"),
         ("codec", "umlauts come back"),
         ("codec", "nothing is asked of emoji"),
     }

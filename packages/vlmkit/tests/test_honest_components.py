@@ -1,8 +1,15 @@
 """Components that keep every promise in a way of their own pass their contracts as they are."""
 
+from broken.media_loader import OnLoader
+from broken.tokenizer_media import OnBlind, OnHearing
+from broken.tool_source import OnTools
+from honest.media_loader import SheetLoader
+from honest.monitor import Tally
 from honest.sampler import Dry, Greedy, Mirostat, Plain
+from honest.tokenizer import HearingTokenizer, TextTokenizer
+from honest.tool_source import ToyTools
 
-from vlmkit.testing import SamplerContract
+from vlmkit.testing import MonitorContract, SamplerContract
 
 
 class TestPlain(SamplerContract):
@@ -19,3 +26,29 @@ class TestDry(SamplerContract):
 
 class TestMirostat(SamplerContract):
     make = Mirostat
+
+
+class TestTextTokenizer(OnBlind):
+    """Without pictures, tools and options, of which none is taken."""
+
+    __init__ = object.__init__
+    make = TextTokenizer
+
+
+class TestHearingTokenizer(OnHearing):
+    __init__ = object.__init__
+    make = HearingTokenizer
+
+
+class TestSheetLoader(OnLoader):
+    __init__ = object.__init__
+    make = SheetLoader
+
+
+class TestToyTools(OnTools):
+    __init__ = object.__init__
+    make = ToyTools
+
+
+class TestTally(MonitorContract):
+    make = Tally

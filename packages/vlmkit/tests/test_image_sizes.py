@@ -1,8 +1,6 @@
-"""Images in fewer tokens: what is asked for in Python, and tokenizers that claim it and forget."""
+"""Images in fewer tokens: what is asked for in Python."""
 
-import dataclasses
 import inspect
-from collections.abc import Sequence as Seq
 from typing import Any
 
 import PIL.Image
@@ -11,21 +9,16 @@ import pytest
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS, ImageOptions
 from vlmkit.ask.message import ImagePart, Message
-from vlmkit.ask.prompt_options import PromptOptions
-from vlmkit.errors import ImageError, RequestError, VlmkitError
+from vlmkit.errors import RequestError
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.image_detail import sized
-from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.seams.tokenizer import PLAIN
 from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.testing import TokenizerContract
+from vlmkit.testing.tokenizer_image_sizes_contract import TokenizerImageSizesContract
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
-
-FAILURES = (AssertionError, VlmkitError, pytest.fail.Exception)
 
 
 def model(tokenizer: MockTokenizer | None = None, **tokens: int) -> Model:
@@ -135,123 +128,7 @@ def test_a_tokenizer_that_knows_no_sizes_is_never_asked_for_one() -> None:
         assert mock.generate("?", images=[pair(ImageOptions(detail="low"))]).text
 
 
-# Broken ones.
-
-
-class ChangesOptions(MockTokenizer):
-    def change(self, options: ImageOptions) -> ImageOptions:
-        raise NotImplementedError
-
-    def prompt(
-        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
-    ) -> Prompt:
-        changed = [
-            dataclasses.replace(
-                message,
-                parts=tuple(
-                    dataclasses.replace(part, options=self.change(part.options))
-                    if isinstance(part, ImagePart)
-                    else part
-                    for part in message.parts
-                ),
-            )
-            for message in messages
-        ]
-        return super().prompt(changed, tools=tools, options=options)
-
-
-class ForgetsBounds(ChangesOptions):
-    def change(self, options: ImageOptions) -> ImageOptions:
-        return dataclasses.replace(options, max_tokens=None)
-
-
-class TakesBoundsForWishes(ChangesOptions):
-    def change(self, options: ImageOptions) -> ImageOptions:
-        return dataclasses.replace(options, max_tokens=None, wanted_tokens=options.most_tokens)
-
-
-class TakesWishesForBounds(ChangesOptions):
-    def change(self, options: ImageOptions) -> ImageOptions:
-        return dataclasses.replace(options, max_tokens=options.most_tokens)
-
-
-class ForgetsWishes(ChangesOptions):
-    def change(self, options: ImageOptions) -> ImageOptions:
-        return dataclasses.replace(options, wanted_tokens=None)
-
-
-class PassesOverLimits(ChangesOptions):
-    def change(self, options: ImageOptions) -> ImageOptions:
-        return dataclasses.replace(options, processor={})
-
-
-class TellsByThePictureAlone(MockTokenizer):
-    def prompt(
-        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
-    ) -> Prompt:
-        made = super().prompt(messages, tools=tools, options=options)
-        first: dict[bytes, MediaSlot] = {}
-        slots = []
-        for slot in made.media:
-            key = bytes(memoryview(slot.inputs["digest"]))[:8]  # type: ignore[arg-type]
-            digest = first.setdefault(key, slot).digest
-            slots.append(dataclasses.replace(slot, digest=digest))
-        return dataclasses.replace(made, media=tuple(slots))
-
-
-class TellsNotWhich(MockTokenizer):
-    def prompt(
-        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
-    ) -> Prompt:
-        try:
-            return super().prompt(messages, tools=tools, options=options)
-        except ImageError as error:
-            error.index = None
-            raise
-
-
-class ForgetsPlaces(MockTokenizer):
-    def prompt(
-        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
-    ) -> Prompt:
-        made = super().prompt(messages, tools=tools, options=options)
-        return dataclasses.replace(made, place_format=None)
-
-
-class OnTokenizer(TokenizerContract):
-    def __init__(self, kind: type[MockTokenizer]) -> None:
-        self._kind = kind
-
-    def make(self) -> MockTokenizer:
-        return self._kind()
-
-    def smaller(self) -> dict[str, int]:
-        return {"max_dynamic_patch": 1}
-
-
-@pytest.mark.parametrize(
-    ("kind", "test"),
-    [
-        (ForgetsBounds, "an_image_keeps_to_its_tokens_or_is_refused"),
-        (TakesBoundsForWishes, "an_image_keeps_to_its_tokens_or_is_refused"),
-        (TakesBoundsForWishes, "a_refused_bound_names_which_image_it_is"),
-        (TellsNotWhich, "a_refused_bound_names_which_image_it_is"),
-        (TakesWishesForBounds, "a_wish_is_never_refused"),
-        (ForgetsWishes, "a_wish_makes_pictures_smaller"),
-        (TellsByThePictureAlone, "one_picture_in_two_sizes_is_two_pictures"),
-        (ForgetsPlaces, "who_knows_how_places_are_written_says_it"),
-        (PassesOverLimits, "limits_by_the_processors_names_are_taken_or_refused"),
-    ],
-)
-def test_a_tokenizer_that_forgets_what_it_claims_is_caught(
-    kind: type[MockTokenizer], test: str
-) -> None:
-    with pytest.raises(FAILURES):
-        getattr(OnTokenizer(kind), f"test_{test}")()
-    getattr(OnTokenizer(MockTokenizer), f"test_{test}")()
-
-
 def test_what_the_contract_asks_is_asked_of_every_option() -> None:
-    asked = inspect.getsource(TokenizerContract.__mro__[2])
+    asked = inspect.getsource(TokenizerImageSizesContract)
     for option in ("image_detail", "max_image_tokens", "mm_processor_kwargs", "return_places"):
         assert f'self._needs("{option}")' in asked

@@ -81,6 +81,7 @@ class TestLlama(Contract):
 
 class TestGptOss(Contract):
     name = "gpt_oss"
+    ends_turns = False  # the last message ends with <|return|>, earlier ones with <|end|>
     takes_images = False
 
     def reasoning_marks(self) -> tuple[list[int], list[int]]:

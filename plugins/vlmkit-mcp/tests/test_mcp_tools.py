@@ -67,6 +67,9 @@ class TestMcpTools(ToolSourceContract):
     def make(self) -> McpTools:
         return source(tools=("say", "show"), url=self.url)
 
+    def arguments(self) -> dict[str, dict[str, Any]]:
+        return {"t_say": {"text": "so it is"}, "t_show": {"num": 1}}
+
 
 def test_tools_return_what_they_say_and_show(url: str) -> None:
     async def work(tools: McpTools) -> None:

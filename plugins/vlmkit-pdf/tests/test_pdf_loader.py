@@ -26,6 +26,8 @@ NAMED = {(255, 0, 0): "red", (0, 128, 0): "green", (0, 0, 255): "blue", (0, 0, 0
 
 
 class TestPdfLoader(MediaLoaderContract):
+    num_harmed = 6
+
     def make(self) -> PdfLoader:
         return PdfLoader(PdfSettings(timeout_s=PATIENT_S))
 

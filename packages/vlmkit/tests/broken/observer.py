@@ -1,11 +1,15 @@
 """Observers that break one promise each, made of the counters."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from broken.broken import Broken, Table
-from vlmkit.errors import VlmkitError
+from vlmkit.ask.completion import Chunk
+from vlmkit.errors import EngineError, RequestError, VlmkitError
 from vlmkit.running.counters import Counters
-from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts, StepFacts
 from vlmkit.testing import ObserverContract
 
 
@@ -55,6 +59,80 @@ class WritesLatinNames(Observer):
 class NeedsAToken(Observer):
     def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
         assert end.timings.decode_s / end.usage.completion_tokens
+
+
+class ExpectsText(Counters):
+    num_letters = 0
+
+    def tokens(self, request: RequestFacts, chunk: Chunk, at_s: float) -> None:
+        self.num_letters += sum(len(delta.text) for delta in chunk.deltas)  # type: ignore[union-attr]
+
+
+class ExpectsAFirstToken(Counters):
+    begun: RequestFacts | None = None
+
+    def first_token(self, request: RequestFacts, at_s: float) -> None:
+        self.begun = request
+
+    def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
+        assert self.begun is request
+        self.begun = None
+
+
+class KnowsTwoErrors(Counters):
+    def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:
+        self._counts[{EngineError: "engine", RequestError: "request"}[type(error)]] += 1
+
+
+class DividesByTheTime(Counters):
+    def step(self, step: StepFacts, at_s: float) -> None:
+        self._seconds["tokens_per_s"] = step.num_tokens / step.step_s
+
+
+class TellsInfinity(Counters):
+    def step(self, step: StepFacts, at_s: float) -> None:
+        rate = step.num_tokens / step.step_s if step.step_s else math.inf
+        self._seconds["most_per_s"] = max(rate, self._seconds.get("most_per_s", 0.0))
+
+
+class KeepsErrors(Counters):
+    last: VlmkitError | None = None
+
+    def failed(self, request: RequestFacts, error: VlmkitError, at_s: float) -> None:
+        self.last = error
+
+
+class CountsEachId(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_id: Counter[str] = Counter()
+
+    def accepted(self, request: RequestFacts, at_s: float) -> None:
+        self.by_id[request.id] += 1
+
+
+class KeepsEveryTime(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_s: list[float] = []
+
+    def step(self, step: StepFacts, at_s: float) -> None:
+        self.times_s.append(at_s + step.step_s * len(self.times_s))
+
+
+class NamesNumbersByNumbers(Counters):
+    def stats(self) -> Any:
+        return {**super().stats(), 99: 1.0}
+
+
+class WritesItsNumbers(Counters):
+    def stats(self) -> Any:
+        return {name: str(number) for name, number in super().stats().items()}
+
+
+class TellsWhatItCountsOn(Counters):
+    def stats(self) -> Mapping[str, float]:
+        return self._counts
 
 
 class OnObserver(ObserverContract):
@@ -107,6 +185,63 @@ TABLE = Table(
             "it_takes_the_whole_life_of_a_request",
             raises=(ZeroDivisionError,),
         ),
+        Broken(
+            ExpectsText,
+            "A chunk may hold thoughts and calls, or nothing.",
+            "it_takes_all_that_a_request_may_want",
+            raises=(AttributeError,),
+        ),
+        Broken(
+            ExpectsAFirstToken,
+            "A text that is embedded has no first token.",
+            "it_takes_all_that_a_request_may_want",
+        ),
+        Broken(
+            KnowsTwoErrors,
+            "A request may fail with any error of ours.",
+            "a_request_may_fail_at_any_time",
+            raises=(KeyError,),
+        ),
+        Broken(
+            DividesByTheTime,
+            "A step may take no time that a clock can tell.",
+            "a_step_may_have_nothing_of_anything",
+            raises=(ZeroDivisionError,),
+        ),
+        Broken(
+            TellsInfinity,
+            "What is counted of steps is a number, too.",
+            "a_step_may_have_nothing_of_anything",
+        ),
+        Broken(
+            KeepsErrors,
+            "The error of a request is let go with it.",
+            "a_request_that_is_over_is_let_go",
+        ),
+        Broken(
+            CountsEachId,
+            "Nothing is kept for each id.",
+            "memory_does_not_grow_with_the_requests",
+        ),
+        Broken(
+            KeepsEveryTime,
+            "Nothing is kept for each step.",
+            "memory_does_not_grow_with_the_requests",
+        ),
+        Broken(
+            NamesNumbersByNumbers,
+            "Numbers have texts as names.",
+            "its_numbers_are_numbers_at_any_time",
+        ),
+        Broken(
+            WritesItsNumbers,
+            "Numbers are numbers, not texts.",
+            "its_numbers_are_numbers_at_any_time",
+        ),
+        Broken(
+            TellsWhatItCountsOn,
+            "stats() is called from any thread: what it told changes no more.",
+            "numbers_that_were_told_stay_as_they_are",
+        ),
     ),
-    is_whole=False,
 )

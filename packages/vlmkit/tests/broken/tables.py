@@ -3,12 +3,15 @@
 from broken import (
     engine,
     media_encoder,
+    media_loader,
+    monitor,
     observer,
     proposer,
     runner,
     sampler,
     scheduler,
     tokenizer,
+    tool_source,
 )
 
 TABLES = (
@@ -19,5 +22,8 @@ TABLES = (
     sampler.TABLE,
     scheduler.TABLE,
     tokenizer.TABLE,
+    media_loader.TABLE,
+    tool_source.TABLE,
     observer.TABLE,
+    monitor.TABLE,
 )

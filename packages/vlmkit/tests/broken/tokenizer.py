@@ -4,6 +4,13 @@ import dataclasses
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from broken import (
+    tokenizer_media,
+    tokenizer_prompts,
+    tokenizer_readers,
+    tokenizer_sizes,
+    tokenizer_texts,
+)
 from broken.broken import Broken, Table
 from vlmkit.ask.delta import Delta, TextDelta
 from vlmkit.ask.media import MediaPart
@@ -227,6 +234,9 @@ class OnTokenizer(TokenizerContract):
     def make(self) -> MockTokenizer:
         return self._kind()
 
+    def smaller(self) -> dict[str, int]:
+        return {"max_dynamic_patch": 1}
+
     def special_texts(self) -> list[str]:
         return list(SPECIAL_TOKENS)
 
@@ -378,6 +388,10 @@ TABLE = Table(
             "A light prompt has as many tokens as the whole one.",
             "sizes_alone_give_a_light_prompt_the_same_tokens",
         ),
+        *tokenizer_texts.BROKEN,
+        *tokenizer_readers.BROKEN,
+        *tokenizer_prompts.BROKEN,
+        *tokenizer_media.BROKEN,
+        *tokenizer_sizes.BROKEN,
     ),
-    is_whole=False,
 )

@@ -193,14 +193,16 @@ class HfTokenizer:
             shows_special=shows_special,
             after=prompt.token_ids[-NUM_BEFORE:] if prompt.is_plain else (),
         )
+        if prompt.is_plain:
+            return PlainReader(stream())
         calling = prompt.calling
-        if prompt.channels is not None and not prompt.is_plain:
+        if prompt.channels is not None:
             tools = calling.tools if calling else ()
             return ChannelReader(stream, prompt.channels, tools)
         said = None
         if calling is not None and isinstance(calling.format, CallFormat):
             said = CallReader(stream, calling.format, calling.tools)
-        if self._marks is None or prompt.is_plain:
+        if self._marks is None:
             return said or PlainReader(stream())
         start, end = self._marks.as_tokens(self._added)
         return ReasoningReader(stream, start, end, is_open=prompt.opens_reasoning, said=said)

@@ -34,7 +34,11 @@ pytest.register_assert_rewrite(
             "scheduler_contract",
             "scheduler_simulation",
             "tokenizer_contract",
+            "tokenizer_image_sizes_contract",
             "tokenizer_media_contract",
+            "tokenizer_prompt_contract",
+            "tokenizer_reader_contract",
+            "tokenizer_subject",
             "tool_source_contract",
         )
     )

@@ -1,45 +1,92 @@
 """What every media loader must do."""
 
-from collections.abc import Sequence as Seq
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
+import msgspec
 import pytest
 
-from vlmkit.ask.media import FilePart, MediaPart
+from vlmkit.ask.media import MediaPart
 from vlmkit.ask.message import ImagePart, Part, TextPart
 from vlmkit.ask.pages import Pages
-from vlmkit.errors import RequestError
+from vlmkit.errors import MediaError
 from vlmkit.seams.media_loader import MediaLoader, PagedMediaLoader
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 
-NOTHING = (b"", b"\0" * 64, b"Once upon a time there was a fox.", b"\xff" * 3 + b"fox" * 20)
+NOTHING = (
+    b"",
+    b"\0" * 64,
+    b"Once upon a time there was a fox.",
+    b"\xff" * 3 + b"fox" * 20,
+    b"RIFF\x40\0\0\0FOX " + b"\0" * 64,
+    b"a fox, and behind it RIFF\x40\0\0\0WAVE \x89PNG\r\n\x1a\n \xff\xd8\xff GIF89a BM",
+)
 ONE_BYTE = PipelineSettings(max_media_bytes=1, images=ImageLimits(max_bytes=1))
+BEGINNING_BYTES = 64
+SPARE_BYTES = 2**20
+
+T = TypeVar("T")
+Load = Callable[[PipelineSettings], Seq[Part]]
 
 
 class MediaLoaderContract:
-    """Inherit, override :meth:`make` and :meth:`files`, and run pytest."""
+    """Inherit, override :meth:`make` and :meth:`files`, and run pytest.
+
+    The other methods may say more of the format; what they leave open is skipped.
+
+    Attributes:
+        num_harmed: how many cut and changed files are tried of each; fewer suit a loader that needs
+            a process for each.
+    """
+
+    num_harmed = 96
 
     def make(self) -> MediaLoader:
         """Return the loader."""
         raise NotImplementedError
 
     def files(self) -> list[bytes]:
-        """Return at least two small files that it opens, of different content."""
+        """Return at least two small files that it opens, of different content.
+
+        Where files have pages, one has several.
+        """
         raise NotImplementedError
+
+    def nearly_equal(self) -> tuple[bytes, bytes] | None:
+        """Return two long files that differ in their last sample alone; None says nothing."""
+        return None
+
+    def swelling(self) -> bytes | None:
+        """Return a file that holds 16 MiB or more, and is far smaller; None where none can be."""
+        return None
 
     def test_it_recognises_its_own_files_and_no_others(self) -> None:
         """The first loader that recognises a file opens it."""
         loader = self.make()
-        assert all(loader.recognises(data) for data in self.files())
+        assert all(loader.recognises(data) is True for data in self.files())
         assert not any(loader.recognises(data) for data in NOTHING)
 
+    def test_the_beginning_tells_a_file(self) -> None:
+        """Nothing is opened for it: a file that is broken further on is recognised, too."""
+        loader = self.make()
+        for data in self.files():
+            half = max(len(data) // 2, BEGINNING_BYTES)
+            assert loader.recognises(data[:half])
+            assert loader.recognises(data[:half] + b"fox" * 1000)
+            assert all(loader.recognises(data[:num]) in (True, False) for num in range(half))
+
     def test_a_file_becomes_parts_of_a_message(self) -> None:
-        """None of which is a file again; a medium says what tells it apart, and its size."""
+        """Images, media and text, in a sequence; a medium has a digest and a size."""
         for data in self.files():
             parts = self._load(data)
+            assert isinstance(parts, Seq)
             assert len(parts) > 0
-            assert not any(isinstance(part, FilePart) for part in parts)
+            assert all(isinstance(part, ImagePart | MediaPart | TextPart) for part in parts)
             media = [part.media for part in parts if isinstance(part, MediaPart)]
             assert all(isinstance(medium.digest, bytes) for medium in media)
             assert all(len(medium.digest) == 32 and medium.num_bytes > 0 for medium in media)
@@ -54,36 +101,166 @@ class MediaLoaderContract:
             loaded = pool.map(lambda data: loader.load(data, PipelineSettings()), files * 4)
             assert [_content(parts) for parts in loaded] == contents * 4
 
-    @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
-    def test_a_file_that_was_cut_is_opened_or_refused(self, kept: float) -> None:
-        """A RequestError is an answer; any other exception is a crash."""
+    def test_a_digest_is_of_all_that_a_file_holds(self) -> None:
+        """Its last sample, too: caches find by digests alone."""
+        nearly = self.nearly_equal()
+        if nearly is None:
+            pytest.skip("nobody said which files are nearly equal")
+        one, other = (_content(self._load(data)) for data in nearly)
+        assert one != other
+
+    # Files that do harm
+
+    def test_a_file_that_was_cut_is_opened_or_refused(self) -> None:
+        """A MediaError is an answer; any other exception is a crash."""
         for data in self.files():
-            try:
-                self._load(data[: int(len(data) * kept)])
-            except RequestError as error:
-                assert str(error)
+            nums = (*range(BEGINNING_BYTES), *(len(data) * i // 32 for i in range(32)))
+            for num in self._some(nums):
+                self._opened_or_refused(data[:num])
+
+    def test_a_file_with_changed_bytes_is_opened_or_refused(self) -> None:
+        """Wherever they are: whoever sent it may have made it to do harm."""
+        for data in self.files():
+            beginning = range(min(len(data), BEGINNING_BYTES))
+            places = [*beginning, *random.Random(0).sample(range(len(data)), len(beginning))]
+            for place, value in self._some([(p, v) for p in places for v in (0, 0x7F, 0xFF)]):
+                changed = bytearray(data)
+                changed[place] = value
+                self._opened_or_refused(bytes(changed))
+
+    # Bounds
 
     def test_what_is_over_the_bounds_is_refused(self) -> None:
         """With an error that the client gets to see."""
         for data in self.files():
-            with pytest.raises(RequestError):
+            with pytest.raises(MediaError):
                 self.make().load(data, ONE_BYTE)
 
+    def test_no_bound_is_passed(self) -> None:
+        """One image, one pixel or one byte less than a file has: it is made to fit, or refused."""
+        for _, load in self._loads():
+            for bounds in _tight(load(PipelineSettings()), less=1):
+                try:
+                    parts = load(bounds)
+                except MediaError:
+                    continue
+                images = [part.image for part in parts if isinstance(part, ImagePart)]
+                sizes = [part.media.num_bytes for part in parts if isinstance(part, MediaPart)]
+                assert len(images) <= bounds.max_images
+                assert sum(sizes) <= bounds.max_media_bytes
+                most = bounds.images.max_pixels
+                assert all(image.width * image.height <= most for image in images)
+
+    def test_a_bound_that_just_suffices_refuses_nothing(self) -> None:
+        """What is allowed is opened as it is."""
+        for file_bytes, load in self._loads():
+            whole = load(PipelineSettings())
+            for bounds in _tight(whole, least_bytes=file_bytes):
+                assert _content(load(bounds)) == _content(whole)
+
+    def test_bounds_are_looked_at_before_memory_is_taken(self) -> None:
+        """A small file may hold more than there is memory."""
+        data = self.swelling()
+        if data is None:
+            pytest.skip("nobody said which file holds more than it is")
+        loader, bounds = self.make(), PipelineSettings(max_media_bytes=len(data) + SPARE_BYTES)
+        tracemalloc.start()
+        try:
+            with pytest.raises(MediaError):
+                loader.load(data, bounds)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 4 * bounds.max_media_bytes
+
+    # Pages
+
     def test_chosen_pages_are_those_of_the_whole_file(self) -> None:
-        """And a page that is not there is refused."""
-        loader = self.make()
-        if not isinstance(loader, PagedMediaLoader):
-            pytest.skip("this loader's files have no pages")
+        """Any of them, each alone or some together; one that is not there is refused."""
+        loader = self._paged()
+        nums = []
         for data in self.files():
             whole = _content(self._load(data))
-            first = _content(loader.load_pages(data, Pages(((1, 1),)), PipelineSettings()))
-            assert 0 < len(first) <= len(whole)
-            assert first == whole[: len(first)]
-            with pytest.raises(RequestError):
-                loader.load_pages(data, Pages(((999_999, 999_999),)), PipelineSettings())
+            each = list(self._each_page(loader, data))
+            assert tuple(part for page in each for part in page) == whole
+            nums.append(len(each))
+            ends = Pages(((1, 1), (len(each), len(each)))) if len(each) > 2 else None
+            if ends is not None:
+                parts = loader.load_pages(data, ends, PipelineSettings())
+                assert _content(parts) == (*each[0], *each[-1])
+            for absent in ((len(each) + 1,) * 2, (len(each), len(each) + 1), (999_999,) * 2):
+                with pytest.raises(MediaError):
+                    loader.load_pages(data, Pages((absent,)), PipelineSettings())
+        assert max(nums) > 1, "files() must return one of several pages"
+
+    def test_a_page_that_is_an_image_says_which_it_is(self) -> None:
+        """By its number in the file, from 1: answers name it."""
+        loader = self._paged()
+        for data in self.files():
+            parts = [part for part in self._load(data) if isinstance(part, ImagePart)]
+            pages = [part.page or 0 for part in parts]
+            assert pages == sorted(pages)
+            for number in {*pages}:
+                assert number > 0
+                chosen = loader.load_pages(data, Pages(((number, number),)), PipelineSettings())
+                assert {p.page for p in chosen if isinstance(p, ImagePart)} == {number}
+
+    # Helpers
 
     def _load(self, data: bytes) -> Seq[Part]:
         return self.make().load(data, PipelineSettings())
+
+    def _loads(self) -> Iterator[tuple[int, Load]]:
+        """Yield what opens each file, and the first page of those that have pages; its size too."""
+        loader, first = self.make(), Pages(((1, 1),))
+        for data in self.files():
+            yield len(data), partial(loader.load, data)
+            if isinstance(loader, PagedMediaLoader):
+                yield len(data), partial(loader.load_pages, data, first)
+
+    def _some(self, trials: Seq[T]) -> Seq[T]:
+        """Return as many as are to be tried, the same each time."""
+        num = min(self.num_harmed, len(trials))
+        return random.Random(0).sample(trials, num)
+
+    def _opened_or_refused(self, data: bytes) -> None:
+        try:
+            parts = self._load(data)
+        except MediaError as error:
+            assert str(error)
+        else:
+            assert len(parts) > 0
+
+    def _paged(self) -> PagedMediaLoader:
+        loader = self.make()
+        if not isinstance(loader, PagedMediaLoader):
+            pytest.skip("this loader's files have no pages")
+        return loader
+
+    def _each_page(
+        self, loader: PagedMediaLoader, data: bytes
+    ) -> Iterator[tuple[tuple[str, object], ...]]:
+        """Yield what each page holds, until there is none."""
+        for number in range(1, 1000):
+            try:
+                parts = loader.load_pages(data, Pages(((number, number),)), PipelineSettings())
+            except MediaError:
+                assert number > 1
+                return
+            yield _content(parts)
+
+
+def _tight(parts: Seq[Part], less: int = 0, least_bytes: int = 0) -> Iterator[PipelineSettings]:
+    """Yield bounds that suffice for some parts, less so much: one bound of them at a time."""
+    images = [part.image for part in parts if isinstance(part, ImagePart)]
+    num_bytes = sum(part.media.num_bytes for part in parts if isinstance(part, MediaPart))
+    if len(images) > less:
+        yield PipelineSettings(max_images=len(images) - less)
+    if images:
+        most = max(image.width * image.height for image in images) - less
+        yield PipelineSettings(images=msgspec.structs.replace(ImageLimits(), max_pixels=most))
+    if num_bytes:
+        yield PipelineSettings(max_media_bytes=max(num_bytes - less, least_bytes))
 
 
 def _content(parts: Seq[Part]) -> tuple[tuple[str, object], ...]:

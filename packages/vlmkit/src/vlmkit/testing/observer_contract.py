@@ -2,16 +2,19 @@
 
 import gc
 import math
+import tracemalloc
 import weakref
+from collections.abc import Sequence as Seq
 
 import pytest
 
 from vlmkit.ask.completion import Chunk, FinishReason, Timings, Usage
-from vlmkit.ask.delta import TextDelta
-from vlmkit.ask.sample import Sample
+from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from vlmkit.ask.sample import Logprob, Sample
 from vlmkit.ask.sampling import SamplingParams
-from vlmkit.errors import EngineError
+from vlmkit.errors import EngineError, OutOfMemory, QueueFull, RequestError, VlmkitError
 from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts, StepFacts
+from vlmkit.seams.sequence import Task
 
 STEP = StepFacts(
     num_sequences=2,
@@ -22,6 +25,22 @@ STEP = StepFacts(
     num_waiting=0,
     step_s=0.01,
 )
+ODD = ('"', "\n", "\\", "é", "\ud800", "\0", "{x}%s", "x" * 9999, "")
+NO_STEP = StepFacts(0, 0, 0, 0, 0, 0, 0.0)
+DELTAS: tuple[tuple[Delta, ...], ...] = (
+    (ReasoningDelta("hm"),),
+    (),
+    (TextDelta("a"), TextDelta("")),
+    (ToolCallDelta(0, "call-1", "find"), ToolCallDelta(0, arguments="{}")),
+)
+ERRORS: tuple[VlmkitError, ...] = (
+    EngineError("the engine failed"),
+    RequestError("it is wrong", param="messages", hint="ask otherwise"),
+    OutOfMemory("this request"),
+    QueueFull("wait"),
+    VlmkitError(""),
+)
+NUM_WARM, NUM_REQUESTS, MAX_LEFT_BYTES = 200, 2000, 48_000
 
 
 class ObserverContract:
@@ -41,16 +60,43 @@ class ObserverContract:
         observer.finished(request, self._end(("abort",), num_tokens=0), 7.0)
         observer.close()
 
-    def test_a_request_may_fail_at_any_time(self) -> None:
-        """Before it is accepted, before its first token and after it."""
+    @pytest.mark.parametrize("task", ["generate", "score", "embed"])
+    def test_it_takes_all_that_a_request_may_want(self, task: Task) -> None:
+        """Thoughts, calls and scores come in chunks, and a text that is embedded has none."""
         observer = self.make()
-        for num_events in range(3):
-            request = self._request()
-            if num_events > 0:
-                observer.accepted(request, 1.0)
-            if num_events > 1:
-                observer.first_token(request, 2.0)
-            observer.failed(request, EngineError("the engine failed"), 3.0)
+        request = RequestFacts("req-1", "model", "", SamplingParams(), 7, task=task, is_chat=False)
+        observer.accepted(request, 1.0)
+        if task != "embed":
+            observer.first_token(request, 2.0)
+            likely = (Logprob(1, -0.5), Logprob(2, -math.inf))
+            for deltas in DELTAS:
+                chunk = Chunk(0, deltas, (Sample(1, -0.5, likely, 1), Sample(2)))
+                observer.tokens(request, chunk, 2.0)
+            observer.tokens(request, Chunk(0, (), (), "stop", stop_string="\n"), 2.0)
+        observer.finished(request, RequestEnd(("stop",), Usage(), Timings()), 2.0)
+        observer.close()
+
+    def test_a_request_may_fail_at_any_time(self) -> None:
+        """Before it is accepted, before its first token and after it, of whatever error."""
+        observer = self.make()
+        for error in ERRORS:
+            for num_events in range(4):
+                request = self._request()
+                if num_events > 0:
+                    observer.accepted(request, 1.0)
+                if num_events > 1:
+                    observer.first_token(request, 2.0)
+                if num_events > 2:
+                    observer.tokens(request, Chunk(0, (TextDelta("a"),), (Sample(1),)), 2.0)
+                observer.failed(request, error, 3.0)
+        observer.close()
+
+    def test_a_step_may_have_nothing_of_anything(self) -> None:
+        """And take no time, as far as a clock can tell."""
+        observer = self.make()
+        observer.step(NO_STEP, 1.0)
+        observer.step(STEP, 1.0)
+        assert all(map(math.isfinite, observer.stats().values()))
         observer.close()
 
     def test_requests_may_overlap_and_share_an_id(self) -> None:
@@ -65,43 +111,78 @@ class ObserverContract:
             observer.finished(request, self._end(), 3.0)
         observer.close()
 
-    @pytest.mark.parametrize("text", ['"', "\n", "\\", "é", "\ud800", ""])
+    @pytest.mark.parametrize("text", ODD)
     def test_names_may_hold_any_character(self, text: str) -> None:
-        """Ids and tenants come from outside."""
+        """Ids, tenants and traces come from outside."""
         observer = self.make()
-        self._serve(observer, self._request(id=text, tenant=text, model=text or "model"))
+        request = RequestFacts(text, text or "model", text, SamplingParams(), 7, trace=text)
+        self._serve(observer, request)
+        observer.failed(request, EngineError("the engine failed"), 4.0)
         observer.close()
 
+    # Memory
+
     def test_a_request_that_is_over_is_let_go(self) -> None:
-        """An observer runs for months."""
+        """An observer runs for months. Of one that failed, its error too: much hangs on that."""
         observer = self.make()
         observer.stats()
-        gone = []
+        gone: list[weakref.ref[object]] = []
         for error in (None, EngineError("the engine failed")):
             request = self._request()
             gone.append(weakref.ref(request))
             if error is None:
                 self._serve(observer, request)
             else:
+                gone.append(weakref.ref(error))
                 observer.accepted(request, 1.0)
                 observer.failed(request, error, 2.0)
             del request, error
         gc.collect()
-        assert [ref() for ref in gone] == [None, None]
+        assert [ref() for ref in gone] == [None] * 3
         observer.close()
+
+    def test_memory_does_not_grow_with_the_requests(self) -> None:
+        """Nor with their ids, of which no two are the same."""
+        observer = self.make()
+        self._serve_many(observer, range(NUM_WARM))
+        tracemalloc.start()
+        try:
+            self._serve_many(observer, range(NUM_WARM, 2 * NUM_WARM))
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            self._serve_many(observer, range(2 * NUM_WARM, NUM_REQUESTS))
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        observer.close()
+        assert grown < MAX_LEFT_BYTES
+
+    # Numbers
 
     def test_its_numbers_are_numbers_at_any_time(self) -> None:
         """From the start until after the end, by names that are texts."""
         observer = self.make()
-        numbers = [observer.stats()]
+        numbers = [dict(observer.stats())]
         self._serve(observer, self._request())
-        numbers.append(observer.stats())
+        numbers.append(dict(observer.stats()))
         observer.close()
-        numbers.append(observer.stats())
+        numbers.append(dict(observer.stats()))
         for name, number in (pair for found in numbers for pair in found.items()):
             assert isinstance(name, str)
             assert isinstance(number, int | float)
             assert math.isfinite(number)
+
+    def test_numbers_that_were_told_stay_as_they_are(self) -> None:
+        """They are read in another thread than the one in which events are told."""
+        observer = self.make()
+        self._serve(observer, self._request())
+        told = observer.stats()
+        before = dict(told)
+        self._serve(observer, self._request(n=2), reasons=("length", "abort"))
+        observer.failed(self._request(), ERRORS[2], 9.0)
+        assert dict(told) == before
+        observer.close()
 
     def test_two_observers_count_apart(self) -> None:
         """Each pipeline has its own."""
@@ -113,15 +194,15 @@ class ObserverContract:
         self._serve(other, self._request())
         other.close()
 
+    # Helpers
+
     def _request(
         self,
         *,
         id: str = "req-1",  # noqa: A002 - the field's name
         n: int = 1,
-        tenant: str = "",
-        model: str = "model",
     ) -> RequestFacts:
-        return RequestFacts(id, model, tenant, SamplingParams(n=n), 7, (4,))
+        return RequestFacts(id, "model", "", SamplingParams(n=n), 7, (4,))
 
     def _end(
         self, reasons: tuple[FinishReason, ...] = ("stop",), *, num_tokens: int = 2
@@ -140,3 +221,12 @@ class ObserverContract:
             observer.tokens(request, Chunk(index, (TextDelta("a"),), (Sample(1),)), 2.0)
             observer.tokens(request, Chunk(index, (), (Sample(2),), reason), 3.0)
         observer.finished(request, self._end(reasons), 3.0)
+
+    def _serve_many(self, observer: Observer, numbers: Seq[int]) -> None:
+        for number in numbers:
+            request = self._request(id=f"req-{number:032}")
+            if number % 4:
+                self._serve(observer, request)
+            else:
+                observer.failed(request, EngineError(f"failed {number}"), 2.0)
+            observer.step(STEP, 3.0)

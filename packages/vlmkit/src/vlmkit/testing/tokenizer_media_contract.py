@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from vlmkit.ask.image import Image
-from vlmkit.ask.media import MediaPart
-from vlmkit.ask.message import ImagePart, Message, TextPart
+from vlmkit.ask.media import FilePart, MediaPart
+from vlmkit.ask.message import ImagePart, Message, Role, TextPart, parts_of
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import RequestError
-from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.testing.arrays import to_numpy
 from vlmkit.testing.pictures import awkward_pictures, picture
 from vlmkit.testing.tokenizer_subject import TokenizerSubject
@@ -23,6 +23,11 @@ class Unheard:
 
 class TokenizerMediaContract(TokenizerSubject):
     """Slots that a prompt has for them, and refusals by name."""
+
+    def test_a_file_that_nobody_opened_is_refused(self) -> None:
+        """What is in it is not known, and an answer must not be given without it."""
+        with pytest.raises(RequestError):
+            self._prompt([Message("user", (FilePart(b"fox"), TextPart("hello")))])
 
     def test_a_model_without_eyes_refuses_images(self) -> None:
         """With an error that the client gets to see."""
@@ -50,6 +55,7 @@ class TokenizerMediaContract(TokenizerSubject):
             pytest.skip("this model takes no media but images")
         prompt = self._prompt([Message.of("user", "hello", media=parts)])
         self._check_places(prompt)
+        self._check_banned(prompt)
         assert {slot.kind for slot in prompt.media} == {part.kind for part in parts}
         alone = [self._prompt([Message.of("user", "?", media=[part])]).media for part in parts]
         digests = [tuple(slot.digest for slot in slots) for slots in alone]
@@ -63,7 +69,32 @@ class TokenizerMediaContract(TokenizerSubject):
         self._needs_images()
         prompt = self._prompt([Message.of("user", "hello", [picture(seed=i) for i in range(3)])])
         assert len(prompt.media) == 3
+        assert {slot.kind for slot in prompt.media} == {"image"}
         self._check_places(prompt)
+
+    def test_placeholders_are_never_sampled(self) -> None:
+        """A token that stands for a row of features means nothing in an answer."""
+        self._needs_images()
+        self._check_banned(self._prompt([Message.of("user", "?", [picture(), picture(64, 48)])]))
+
+    @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+    def test_images_of_any_role_have_their_slots_or_are_refused(self, role: Role) -> None:
+        """None is left out, and none is shown twice."""
+        self._needs_images()
+        shown = (ImagePart(picture(seed=1)), TextPart("so"), ImagePart(picture(seed=2)))
+        *called, result = self._called("a")
+        turns = {
+            "system": [Message("system", shown), self._asked("?")],
+            "user": [Message("user", shown)],
+            "assistant": [Message("user", shown[1:]), Message("assistant", shown[:1])],
+            "tool": [*called, Message("tool", shown, result.call_id)],
+        }[role]
+        asked = [part.image for part in parts_of(turns) if isinstance(part, ImagePart)]
+        try:
+            slots = self._prompt(turns).media
+        except RequestError:
+            return
+        assert [slot.digest for slot in slots] == [self._digest(image) for image in asked]
 
     def test_an_image_stands_where_its_message_puts_it(self) -> None:
         """Before the text, or after it."""
@@ -103,6 +134,48 @@ class TokenizerMediaContract(TokenizerSubject):
         for name, array in alone.inputs.items():
             np.testing.assert_array_equal(to_numpy(array), to_numpy(among.inputs[name]))
 
+    def test_a_digest_is_of_every_pixel(self) -> None:
+        """One that differs by one step of one colour is another: caches find by digests alone."""
+        self._needs_images()
+        pixels = np.asarray(picture(200, 240).to_pil())
+        digests = {self._digest(Image.open(pixels))}
+        for place in ((0, 0, 0), (101, 77, 1), (199, 239, 2)):
+            other = pixels.copy()
+            other[place] ^= 1
+            digests.add(self._digest(Image.open(other)))
+        assert len(digests) == 4
+
+    def test_the_encoder_gets_the_picture(self) -> None:
+        """Another picture has other inputs, in one prompt as in two."""
+        self._needs_images()
+        one, other = picture(seed=1), picture(seed=2)
+        slots = self._prompt([Message.of("user", "?", [one, other])]).media
+        assert not _equal(slots[0], slots[1])
+        assert not _equal(self._slot_of(one), self._slot_of(other))
+
+    def test_inputs_of_an_earlier_prompt_stay_as_they_are(self) -> None:
+        """They wait for their turn, while others are made."""
+        self._needs_images()
+        slot = self._slot_of(picture(seed=1))
+        before = {name: to_numpy(array) for name, array in slot.inputs.items()}
+        self._slot_of(picture(seed=2))
+        for name, array in slot.inputs.items():
+            np.testing.assert_array_equal(to_numpy(array), before[name])
+
+    def test_a_transform_says_what_was_done_to_the_picture(self) -> None:
+        """Places in answers are told in the picture's own pixels by it."""
+        self._needs_images()
+        for image in (picture(), picture(64, 48), picture(200, 31)):
+            size = (image.height, image.width)
+            transform = self._slot_of(image).transform
+            if transform is None:
+                pytest.skip("this model's processor does not say what it does")
+            assert transform.source_size == transform.upright_size == size
+            assert not transform.turned
+            assert min(transform.used_size) > 0
+            used = tuple(u / s for u, s in zip(transform.used_size, size, strict=True))
+            assert transform.scale == pytest.approx(used, rel=0.05, abs=0.02)
+
     def test_awkward_pictures_are_taken_or_refused(self) -> None:
         """An ImageError is an answer; any other exception is a crash."""
         self._needs_images()
@@ -139,18 +212,37 @@ class TokenizerMediaContract(TokenizerSubject):
         messages = [Message.of("user", "hello", sizes)]
         return self.make().prompt(messages, options=PromptOptions(light=True))
 
+    def _slot_of(self, image: Image) -> MediaSlot:
+        return self._prompt([Message.of("user", "?", [image])]).media[0]
+
     def _digest(self, image: Image) -> bytes:
-        return self._prompt([Message.of("user", "?", [image])]).media[0].digest
+        return self._slot_of(image).digest
+
+    def _check_banned(self, prompt: Prompt) -> None:
+        banned = self.make().banned_ids
+        for slot in prompt.media:
+            ids = prompt.token_ids[slot.start : slot.stop]
+            assert sum(i in banned for i in ids) >= slot.num_features
 
     def _check_places(self, prompt: Prompt) -> None:
         end = 0
         for slot in prompt.media:
             assert end <= slot.start < slot.stop <= len(prompt)
             assert 0 < slot.num_features <= slot.stop - slot.start
+            assert slot.num_encoded >= 0
             assert slot.inputs
+            assert all(to_numpy(array).size for array in slot.inputs.values())
             assert len(slot.digest) == 32
             end = slot.stop
 
     def _needs_images(self) -> None:
         if not self.takes_images:
             pytest.skip("this model takes no images")
+
+
+def _equal(slot: MediaSlot, other: MediaSlot) -> bool:
+    """Tell whether an encoder gets the same of two slots."""
+    return slot.inputs.keys() == other.inputs.keys() and all(
+        np.array_equal(to_numpy(array), to_numpy(other.inputs[name]))
+        for name, array in slot.inputs.items()
+    )

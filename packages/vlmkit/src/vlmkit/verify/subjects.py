@@ -232,6 +232,9 @@ def _tokenizer(model: ModelParts) -> dict[str, Any]:
         "is_lossless": False,  # some normalise, and do not say so
         "keeps_places": False,  # some templates put images first, and do not say so either
         "marks_answers": False,  # and some mark no beginning of an answer
+        "marks_turns": False,  # or write turns as words,
+        "ends_turns": False,  # end the last answer in another way,
+        "tells_roles": False,  # or know two roles
         "special_texts": special_texts,
     }
 

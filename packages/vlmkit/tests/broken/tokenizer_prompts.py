@@ -1,0 +1,342 @@
+"""Tokenizers that break a promise about conversations: something is lost, or pretends."""
+
+import dataclasses
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from broken.broken import Broken
+from broken.changed_tokenizer import Changed, with_role
+from vlmkit.ask.message import Message, TextPart
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.seams.chat_format import CallFormat, Calling, JsonCall, Mark
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.tokenizer import PLAIN
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vocabulary import BEGIN, CALL, CALL_END, END, IMAGE
+
+
+class ReturnsAnArray(Changed):
+    def made(self, prompt: Prompt) -> Prompt:
+        return dataclasses.replace(prompt, token_ids=tuple(np.array(prompt.token_ids)))
+
+
+class InventsASlot(Changed):
+    def made(self, prompt: Prompt) -> Prompt:
+        return dataclasses.replace(prompt, media=(*prompt.media, MediaSlot(0, 1, bytes(32), {}, 1)))
+
+
+class DropsTheSystem(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [message for message in messages if message.role != "system"]
+
+
+class DropsResults(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [message for message in messages if message.role != "tool"]
+
+
+class DropsItsOwnAnswers(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [m for m in messages[:-1] if m.role != "assistant"] + list(messages[-1:])
+
+
+class SaysTheFirstText(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        said = []
+        for message in messages:
+            texts = [part for part in message.parts if isinstance(part, TextPart)]
+            others = [part for part in message.parts if not isinstance(part, TextPart)]
+            said.append(dataclasses.replace(message, parts=(*others, *texts[:1])))
+        return said
+
+
+class SortsTexts(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [dataclasses.replace(m, parts=tuple(sorted(m.parts, key=str))) for m in messages]
+
+
+class IgnoresRoles(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [with_role(message, "user") for message in messages]
+
+
+class TakesTheSystemForAUser(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [with_role(m, "user") if m.role == "system" else m for m in messages]
+
+
+class TakesToolsForUsers(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [with_role(m, "user") if m.role == "tool" else m for m in messages]
+
+
+class JoinsTurnsByNewlines(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        said = "\n".join(message.text for message in messages)
+        shown = tuple(p for m in messages for p in m.parts if not isinstance(p, TextPart))
+        return [Message("user", (*(p for p in shown if hasattr(p, "image")), TextPart(said)))]
+
+
+class WritesRolesAsWords(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        said = "\n".join(f"{message.role}: {message.text}" for message in messages)
+        return [Message("user", (TextPart(said.removeprefix("user: ")),))]
+
+
+class EndsWithABeginning(MockTokenizer):
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset({BEGIN})
+
+    @property
+    def banned_ids(self) -> frozenset[int]:
+        return super().banned_ids - {BEGIN} | {END}
+
+
+class NeedsATurn(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [*messages[:-1], messages[-1]]
+
+
+class NeedsAText(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        assert all(message.parts[0] for message in messages)
+        return messages
+
+
+class NamesToolsAlone(Changed):
+    def offered(self, tools: Any) -> Any:
+        return tools and [{"function": {"name": t["function"]["name"]}} for t in tools]
+
+
+class DescribesNoArguments(Changed):
+    def offered(self, tools: Any) -> Any:
+        kept = ("name", "description")
+        return tools and [{"function": {k: t["function"][k] for k in kept}} for t in tools]
+
+
+class OffersTheFirstTool(Changed):
+    def offered(self, tools: Any) -> Any:
+        return tools and tools[:1]
+
+
+class CallsTheFirstTool(Changed):
+    def made(self, prompt: Prompt) -> Prompt:
+        if prompt.calling is None:
+            return prompt
+        calling = dataclasses.replace(prompt.calling, tools=prompt.calling.tools[:1])
+        return dataclasses.replace(prompt, calling=calling)
+
+
+class AlwaysCalls(Changed):
+    def made(self, prompt: Prompt) -> Prompt:
+        form = CallFormat(JsonCall(), Mark("<|call|>", CALL), Mark("<|call_end|>", CALL_END))
+        return dataclasses.replace(prompt, calling=prompt.calling or Calling(form, ()))
+
+
+class ForgetsArguments(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [
+            dataclasses.replace(
+                m,
+                parts=tuple(
+                    dataclasses.replace(p, arguments="{}") if isinstance(p, ToolCallPart) else p
+                    for p in m.parts
+                ),
+            )
+            for m in messages
+        ]
+
+
+class TakesToolsAway(Changed):
+    def offered(self, tools: Any) -> Any:
+        return tools and [tools.pop() for _ in range(len(tools))]
+
+
+class AddsATurn(Changed):
+    def turns(self, messages: Any) -> Seq[Message]:
+        if messages and messages[0].role == "system":
+            messages[0:1] = [Message.of("user", messages[0].text)]
+        return messages
+
+
+class ParsesWhatIsSaid(MockTokenizer):
+    roles: tuple[str, ...] = ("user",)
+
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        said = "".join(message.text for message in messages if message.role in self.roles)
+        ends = (END,) * said.count("<|end|>")
+        return dataclasses.replace(made, token_ids=(*made.token_ids, *ends))
+
+
+class BelievesTheSystem(ParsesWhatIsSaid):
+    roles = ("system",)
+
+
+class BelievesItself(ParsesWhatIsSaid):
+    roles = ("assistant",)
+
+
+class MakesRolesOfTypedOnes(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        begun = (BEGIN,) * "".join(message.text for message in messages).count("<|begin|>")
+        return dataclasses.replace(made, token_ids=(*begun, *made.token_ids))
+
+
+class FindsPlaceholders(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        num = "".join(message.text for message in messages).count("<|image|>")
+        start = len(made)
+        slots = [MediaSlot(start + i, start + i + 1, bytes(32), {}, 1) for i in range(num)]
+        ids = (*made.token_ids, *[IMAGE] * num)
+        return dataclasses.replace(made, token_ids=ids, media=(*made.media, *slots))
+
+
+class BelievesTools(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        ends = (END,) * str(tools).count("<|end|>")
+        return dataclasses.replace(made, token_ids=(*made.token_ids, *ends))
+
+
+BROKEN = (
+    Broken(
+        ReturnsAnArray,
+        "The ids of a prompt are plain integers.",
+        "a_prompt_without_images_has_no_slots",
+    ),
+    Broken(
+        InventsASlot,
+        "There is a slot for each medium, and no other.",
+        "a_prompt_without_images_has_no_slots",
+    ),
+    Broken(
+        DropsTheSystem,
+        "What the system says is in the prompt.",
+        "a_text_of_any_role_is_in_the_prompt_or_refused",
+    ),
+    Broken(
+        DropsResults,
+        "What a tool said is in the prompt.",
+        "a_text_of_any_role_is_in_the_prompt_or_refused",
+    ),
+    Broken(
+        DropsItsOwnAnswers,
+        "Earlier answers are in the prompt.",
+        "a_text_of_any_role_is_in_the_prompt_or_refused",
+    ),
+    Broken(
+        SaysTheFirstText,
+        "Every part of a turn is in the prompt.",
+        "each_text_of_a_turn_is_in_the_prompt",
+    ),
+    Broken(
+        SortsTexts, "Parts of a turn stand in their order.", "each_text_of_a_turn_is_in_the_prompt"
+    ),
+    Broken(IgnoresRoles, "A prompt says who said what.", "who_said_it_is_in_the_prompt_or_refused"),
+    Broken(
+        TakesTheSystemForAUser, "The system is no user.", "who_said_it_is_in_the_prompt_or_refused"
+    ),
+    Broken(
+        TakesToolsForUsers,
+        "A tool's result is no user's word.",
+        "who_said_it_is_in_the_prompt_or_refused",
+    ),
+    Broken(JoinsTurnsByNewlines, "A typed newline makes no turn.", "no_typed_text_is_another_turn"),
+    Broken(WritesRolesAsWords, "Nor does a typed role.", "no_typed_text_is_another_turn"),
+    Broken(
+        EndsWithABeginning,
+        "eos_ids are the tokens that end an answer.",
+        "an_earlier_answer_ends_as_answers_do",
+    ),
+    Broken(
+        NeedsATurn,
+        "What is no conversation is refused with a RequestError.",
+        "odd_conversations_are_taken_or_refused",
+        raises=(IndexError,),
+    ),
+    Broken(
+        NeedsAText,
+        "A turn may be empty.",
+        "odd_conversations_are_taken_or_refused",
+        raises=(IndexError,),
+    ),
+    Broken(
+        NamesToolsAlone, "What a tool does is in the prompt.", "tools_are_in_the_prompt_or_refused"
+    ),
+    Broken(
+        DescribesNoArguments,
+        "What a tool takes is in the prompt.",
+        "tools_are_in_the_prompt_or_refused",
+    ),
+    Broken(
+        OffersTheFirstTool, "Every tool is in the prompt.", "tools_are_in_the_prompt_or_refused"
+    ),
+    Broken(
+        CallsTheFirstTool,
+        "An answer may call every tool.",
+        "how_tools_are_called_is_said_of_those_that_are_offered",
+    ),
+    Broken(
+        AlwaysCalls,
+        "Without tools there is nothing to call.",
+        "how_tools_are_called_is_said_of_those_that_are_offered",
+    ),
+    Broken(
+        ForgetsArguments,
+        "A call's arguments are in the prompt.",
+        "calls_of_tools_are_in_the_prompt_or_refused",
+    ),
+    Broken(
+        TakesToolsAway,
+        "The tools that it is given stay as they are.",
+        "what_it_is_given_stays_as_it_is",
+    ),
+    Broken(
+        AddsATurn, "The turns that it is given stay as they are.", "what_it_is_given_stays_as_it_is"
+    ),
+    Broken(
+        ParsesWhatIsSaid,
+        "Text that a user typed never becomes a control token.",
+        "typed_special_texts_do_not_change_the_structure_of_a_prompt",
+    ),
+    Broken(
+        BelievesTheSystem,
+        "Nor does the text of a system's turn.",
+        "typed_special_texts_do_not_change_the_structure_of_a_prompt",
+    ),
+    Broken(
+        BelievesItself,
+        "Nor does the text of an earlier answer.",
+        "typed_special_texts_do_not_change_the_structure_of_a_prompt",
+    ),
+    Broken(
+        MakesRolesOfTypedOnes,
+        "No special token may be typed, one that is neither an end nor a placeholder included.",
+        "typed_special_texts_do_not_change_the_structure_of_a_prompt",
+    ),
+    Broken(
+        FindsPlaceholders,
+        "Media are placed by structure, not by searching for a string.",
+        "typed_placeholders_make_no_image_slot",
+    ),
+    Broken(
+        BelievesTools,
+        "No string of a tool's definition becomes a control token.",
+        "no_string_of_a_tool_changes_the_structure_of_a_prompt",
+    ),
+)

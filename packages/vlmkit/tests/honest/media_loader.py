@@ -1,0 +1,151 @@
+"""A loader of a toy's documents, which have pages of pixels, of sound and of words, compressed."""
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.media import MediaPart
+from vlmkit.ask.message import ImagePart, Part, TextPart
+from vlmkit.ask.pages import Pages
+from vlmkit.errors import MediaError
+from vlmkit.settings.pipeline import PipelineSettings
+
+MAGIC = b"SHEETS\n"
+
+
+class Drawn(msgspec.Struct, tag=True):
+    """A picture: its size and its pixels, compressed."""
+
+    width: int
+    height: int
+    pixels: bytes
+
+
+class Heard(msgspec.Struct, tag=True):
+    """A sound: its samples, compressed."""
+
+    samples: bytes
+
+
+class Said(msgspec.Struct, tag=True):
+    """Words."""
+
+    text: str
+
+
+Sheet = Drawn | Heard | Said
+
+
+@dataclass(frozen=True)
+class Tone:
+    """A sound."""
+
+    samples: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """Sha256 of the samples."""
+        return hashlib.sha256(self.samples).digest()
+
+    @property
+    def num_bytes(self) -> int:
+        """How many there are."""
+        return len(self.samples)
+
+
+class SheetLoader:
+    """Opens such documents."""
+
+    def recognises(self, data: bytes) -> bool:
+        """Tell by the first bytes."""
+        return data.startswith(MAGIC)
+
+    def load(self, data: bytes, bounds: PipelineSettings) -> Seq[Part]:
+        """Return every page."""
+        return self.parts(enumerate(sheets_of(data), 1), data, bounds)
+
+    def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
+        """Return some pages."""
+        sheets = sheets_of(data)
+        numbers = list(pages) if len(pages) <= len(sheets) else [len(sheets) + 1]
+        if numbers[-1] > len(sheets):
+            raise MediaError(f"a document has {len(sheets)} pages")
+        return self.parts([(n, sheets[n - 1]) for n in numbers], data, bounds)
+
+    def parts(
+        self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
+    ) -> Seq[Part]:
+        """Return what pages hold, none of it over the bounds."""
+        if len(data) > bounds.max_media_bytes:
+            raise MediaError("a document is too large")
+        parts: list[Part] = []
+        left_bytes, left_images = bounds.max_media_bytes, bounds.max_images
+        for number, sheet in sheets:
+            if isinstance(sheet, Said):
+                parts.append(TextPart(sheet.text))
+            elif isinstance(sheet, Heard):
+                samples = inflated(sheet.samples, left_bytes)
+                left_bytes -= len(samples)
+                parts.append(self.heard(samples))
+            else:
+                left_images -= 1
+                if left_images < 0:
+                    raise MediaError("a document has too many pictures")
+                parts.append(ImagePart(drawn(sheet, bounds), page=number))
+        return parts
+
+    def heard(self, samples: bytes) -> MediaPart:
+        """Return a sound's part."""
+        return MediaPart("audio", Tone(samples))
+
+
+def sheets_of(data: bytes) -> list[Sheet]:
+    """Return the pages of a document."""
+    try:
+        sheets = msgspec.msgpack.decode(data[len(MAGIC) :], type=list[Sheet])
+    except ValueError as error:  # msgspec's errors are
+        raise MediaError("a document is broken") from error
+    if not sheets:
+        raise MediaError("a document has no page")
+    return sheets
+
+
+def inflated(content: bytes, most: int) -> bytes:
+    """Return what was compressed, of which no more than that is ever in memory."""
+    try:
+        found = zlib.decompressobj().decompress(content, most + 1)
+    except zlib.error as error:
+        raise MediaError("a document is broken") from error
+    if not 0 < len(found) <= most:
+        raise MediaError("a sound or a picture of a document is empty, or too large")
+    return found
+
+
+def drawn(sheet: Drawn, bounds: PipelineSettings) -> Image:
+    """Return a picture."""
+    Image.of_size((sheet.width, sheet.height), bounds.images)
+    num_bytes = sheet.width * sheet.height * 3
+    pixels = inflated(sheet.pixels, num_bytes)
+    if len(pixels) != num_bytes:
+        raise MediaError("a picture of a document is cut")
+    array = np.frombuffer(pixels, np.uint8).reshape(sheet.height, sheet.width, 3)
+    return Image.open(array.copy(), bounds.images)
+
+
+def document(*sheets: Any) -> bytes:
+    """Return a file of some pages: words, samples or pictures."""
+    return MAGIC + msgspec.msgpack.encode([_sheet(sheet) for sheet in sheets])
+
+
+def _sheet(content: str | bytes | Image) -> Sheet:
+    if isinstance(content, str):
+        return Said(content)
+    if isinstance(content, bytes):
+        return Heard(zlib.compress(content))
+    return Drawn(content.width, content.height, zlib.compress(content.to_pil().tobytes()))

@@ -1,0 +1,113 @@
+"""Tokenizers of models that do less than the mock: without pictures and tools, or with sounds."""
+
+import codecs
+import hashlib
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlmkit.ask.media import MediaPart
+from vlmkit.ask.message import Message, TextPart, parts_of, refuse_other_media
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.errors import RequestError
+from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.reader import AnswerReader
+from vlmkit.seams.tokenizer import PLAIN, Option
+
+END, SYSTEM, USER, ANSWER, SOUND = range(256, 261)
+ROLES = {"system": SYSTEM, "user": USER, "assistant": ANSWER}
+
+
+class TextTokenizer:
+    """One token for each byte; no pictures, no tools and no options."""
+
+    vocab_size = 261
+    eos_ids = frozenset({END})
+    banned_ids = frozenset({SYSTEM, USER, ANSWER, SOUND})
+    honours: frozenset[Option] = frozenset()
+    takes: frozenset[str] = frozenset()
+
+    def prompt(
+        self,
+        messages: Seq[Message],
+        *,
+        tools: Seq[Mapping[str, Any]] | None = None,
+        options: PromptOptions = PLAIN,
+    ) -> Prompt:
+        """Lay the turns out."""
+        used = any(isinstance(part, ToolCallPart) for part in parts_of(messages))
+        if tools or used or any(message.role not in ROLES for message in messages):
+            raise RequestError("this model uses no tools", param="tools")
+        refuse_other_media(messages, self.takes)
+        ids: list[int] = []
+        slots: list[MediaSlot] = []
+        for message in messages:
+            ids.append(ROLES[message.role])
+            for part in message.parts:
+                if isinstance(part, MediaPart):
+                    slots.append(self.slot(part.media, len(ids)))
+                    ids += [SOUND] * slots[-1].num_features
+                elif isinstance(part, TextPart):
+                    ids += self.encode(part.text)
+            ids.append(END)
+        return Prompt((*ids, ANSWER), tuple(slots))
+
+    def slot(self, media: Any, start: int) -> MediaSlot:
+        """Return the slot of a sound."""
+        num = 1 + media.num_bytes // 4
+        inputs = {"samples": np.frombuffer(media.samples, np.uint8).copy()}
+        return MediaSlot(start, start + num, media.digest, inputs, num, kind="audio")
+
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        """Return the bytes of the text."""
+        return list(text.encode(errors="replace"))
+
+    def decode(self, token_ids: Seq[int]) -> str:
+        """Return the text of the bytes."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the byte; nothing for a special token."""
+        return bytes([token_id]) if token_id < END else b""
+
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        """Return what reads an answer: all of it is text."""
+        return PlainReader(_Stream())
+
+
+class HearingTokenizer(TextTokenizer):
+    """One that takes sounds, too."""
+
+    takes = frozenset({"audio"})
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A sound."""
+
+    samples: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """Sha256 of the samples."""
+        return hashlib.sha256(self.samples).digest()
+
+    @property
+    def num_bytes(self) -> int:
+        """How many there are."""
+        return len(self.samples)
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(bytes([token_id]) if token_id < END else b"")
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
