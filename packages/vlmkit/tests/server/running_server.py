@@ -61,22 +61,11 @@ def mock_pipeline(
     )
 
 
-@dataclass
-class Running:
-    """A server that listens."""
+class Asked:
+    """A server that can be asked."""
 
-    port: int
-    service: Service
+    url: str
     http: httpx2.Client
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
-        )
 
     def post(
         self, body: Any, path: str = "/v1/chat/completions", **options: Any
@@ -89,6 +78,23 @@ class Running:
 
     def get(self, path: str, **options: Any) -> httpx2.Response:
         return self.http.get(f"{self.url}{path}", **options)
+
+
+@dataclass
+class Running(Asked):
+    """A server that listens."""
+
+    port: int
+    service: Service
+    http: httpx2.Client
+
+    def __post_init__(self) -> None:
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
+        )
 
     def connect(
         self,
@@ -216,7 +222,7 @@ def said(message: Message) -> tuple[str, str | None, list[Any]]:
     return message.role, message.call_id, parts
 
 
-class Process:
+class Process(Asked):
     """A server in a process of its own."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:

@@ -4,10 +4,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from running_server import chat, eventually, mock_pipeline, running, scripted
-from two_keys import headers_of, shared
+from two_keys import headers_of, served, shared
 
 from vlmkit.server.work.ledger import Ledger
-from vlmkit.settings.server import FilesSettings, ResponsesSettings, ServerSettings
+from vlmkit.settings.server import ServerSettings
 
 SLOW = scripted(text="x", tokens=4000, latency_s=0.01)
 
@@ -30,7 +30,12 @@ def test_every_resource_is_told_by_name():
 
 def test_one_tenant_leaves_places_to_others(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
-    with shared(tmp_path, max_requests=16) as server, ThreadPoolExecutor(16) as pool:
+    (operator,) = headers_of(tmp_path, "operator", scopes=("admin",))
+    with served(tmp_path, max_requests=16) as server, ThreadPoolExecutor(16) as pool:
+
+        def num_held():
+            return server.get("/readyz", headers=operator).json()["resources"]["requests"]["total"]
+
         asking = [pool.submit(server.post, chat(SLOW, max_tokens=300), headers=hog)
                   for _ in range(16)]  # fmt: skip
         assert eventually(lambda: sum(each.done() for each in asking) == 2)
@@ -40,13 +45,13 @@ def test_one_tenant_leaves_places_to_others(tmp_path):
         assert server.get("/readyz", headers=other).json()["status"] == "ready"
         assert server.post(chat(), headers=other).status_code == 200
         assert {each.result().status_code for each in asking} == {200, 429}
-        assert eventually(lambda: is_empty(server) or server.service.ledger.requests.num_held == 0)
+        assert eventually(lambda: num_held() == 0)
 
 
 def test_a_tenant_is_shown_what_is_its_own_and_totals_only_to_operators(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
     (operator,) = headers_of(tmp_path, "operator", scopes=("chat", "admin"))
-    with shared(tmp_path) as server, streamed(server, hog) as answer:
+    with served(tmp_path) as server, streamed(server, hog) as answer:
         assert answer.status_code == 200, answer.read()
         lines = answer.iter_lines()  # which ends the answer where nobody keeps it
         next(lines)
@@ -123,8 +128,8 @@ def test_after_a_drain_that_cut_answers_off_nothing_is_held():
 
 def test_what_is_stored_by_one_tenant_pushes_nothing_of_anothers_out(tmp_path):
     hog, other = headers_of(tmp_path, "hog", "other")
-    few = {"max_stored": 6}
-    with shared(tmp_path, responses=ResponsesSettings(**few), files=FilesSettings(**few)) as server:
+    few = {"responses__max_stored": 6, "files__max_stored": 6}
+    with served(tmp_path, **few) as server:
 
         def stored(headers, text="x", **fields):
             body = {"model": "mock", "input": text} | fields

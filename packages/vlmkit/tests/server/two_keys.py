@@ -1,11 +1,13 @@
 """A server with keys of several tenants, for tests of what they can do to each other."""
 
+import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from running_server import Running, running
+from running_server import Process, Running, eventually, process, running
 
 from vlmkit.server.identity.key import made
 from vlmkit.server.identity.key_file import add_line
@@ -25,4 +27,16 @@ def headers_of(folder: Path, *names: str, scopes: tuple[Any, ...] = ("chat",)) -
 def shared(folder: Path, models: Any = None, **settings: Any) -> Iterator[Running]:
     """Run a server that takes the keys of a folder."""
     with running(models, keys_file=str(folder / "keys.jsonl"), **settings) as server:
+        yield server
+
+
+@contextmanager
+def served(folder: Path, **settings: Any) -> Iterator[Process]:
+    """Run a process that takes the keys of a folder; settings have dots as two underscores."""
+    given = {"keys_file": str(folder / "keys.jsonl"), **settings}
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
+    for name, value in given.items():
+        command += ["--set", f"server.{name.replace('__', '.')}={json.dumps(value)}"]
+    with process(command, folder) as server:
+        assert eventually(lambda: "is ready" in server.log.read_text())
         yield server
