@@ -257,6 +257,10 @@ def test_a_hook_of_a_kind_whose_owner_is_not_there_is_unknown_unless_it_is_optio
         (("(WEIGHT_FORMAT,)", "(WEIGHT_FORMAT,) * 2"), "there is a kind 'weight_format' already"),
         (("(WEIGHT_FORMAT,)", "('weight_format',)"), "VLMKIT_KINDS holds 'weight_format'"),
         (("weight_format", "weight format"), "VLMKIT_KINDS holds Kind(name='weight format'"),
+        (('"weight_format"', "7"), "VLMKIT_KINDS holds Kind(name=7"),
+        (('WeightFormat, "by name"', 'print, "by name"'), "VLMKIT_KINDS holds Kind("),
+        (('"by name"', '"by heart"'), "VLMKIT_KINDS holds Kind("),
+        (("(WEIGHT_FORMAT,)", "7"), "VLMKIT_KINDS is of type 'int'"),
     ],
 )
 def test_a_kind_that_cannot_be_one_is_refused_with_its_plugin(

@@ -134,6 +134,14 @@ def test_a_provider_says_how_it_would_run_a_model(
             registry.examine(name, {"width": 0}, context)
 
 
+def test_an_examination_that_says_nothing_is_told(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    registry.add("mute", built, examine=lambda _: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(PluginError, match="engine 'mute' from 'my-plugin' was examined, and said"):
+        registry.examine("mute", {}, context)
+
+
 def test_an_examination_that_fails_is_told_like_a_build_that_fails(
     registry: Registry[Any], context: BuildContext
 ) -> None:

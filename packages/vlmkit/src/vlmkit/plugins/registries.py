@@ -1,13 +1,27 @@
 """One registry for each kind of thing that plugins offer."""
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar, get_args
 
 from vlmkit.errors import PluginError
-from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.plugins.kinds import KINDS, Kind, Mode
 from vlmkit.plugins.registry import Registry
 
 T = TypeVar("T")
+
+
+def _is_kind(thing: object) -> TypeGuard[Kind[Any]]:
+    """Tell whether something says of a kind what others will ask of it."""
+    return (
+        isinstance(thing, Kind)
+        and _is_word(thing.name)
+        and isinstance(thing.makes, type | None)
+        and thing.mode in get_args(Mode)
+    )
+
+
+def _is_word(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
 
 
 class Registries:
@@ -54,7 +68,7 @@ class Registries:
                 f"VLMKIT_KINDS is of type {type(kinds).__name__!r}", hint="make it a tuple of kinds"
             )
         for kind in kinds:
-            if not isinstance(kind, Kind) or not kind.name.isidentifier():
+            if not _is_kind(kind):
                 raise PluginError(
                     f"VLMKIT_KINDS holds {kind!r}",
                     hint='put in kinds, such as Kind("weight_format", WeightFormat, "one", ...)',

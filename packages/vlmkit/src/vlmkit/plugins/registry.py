@@ -246,7 +246,13 @@ class Registry(Generic[T]):
         if provider.examine is None:
             self.check_settings(provider, settings)
             return ""
-        return self._call(provider, provider.examine, settings, context)
+        said: object = self._call(provider, provider.examine, settings, context)
+        if not isinstance(said, str):
+            raise PluginError(
+                f"{self.who(provider)} was examined, and said a value of type "
+                f"{type(said).__name__!r} in place of words"
+            )
+        return said
 
     def check_settings(self, provider: Provider[T], settings: Mapping[str, Any]) -> Any:
         """Return the settings as the provider's own struct.
