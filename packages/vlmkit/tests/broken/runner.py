@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import threading
 from pickle import PicklingError
 
 import pytest
@@ -9,7 +10,11 @@ from mock_model import script
 
 import vlmkit
 from broken.broken import Broken, Table
-from vlmkit.errors import VlmkitError
+from vlmkit.ask.completion import Timings
+from vlmkit.errors import RequestError, VlmkitError
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.runner import CONSTRAINT
+from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.testing import RunnerContract
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -147,14 +152,173 @@ class TellsNobodyLate(vlmkit.Pipeline):
             super().on_failure(tell)
 
 
+class ChangesTheFacts(vlmkit.Pipeline):
+    changes = {}  # noqa: RUF012 - of each that is made
+
+    def __init__(self, **parts):
+        super().__init__(**parts)
+        self.facts = dataclasses.replace(self.facts, **self.changes)
+
+
+class PutsTextLast(ChangesTheFacts):
+    changes = {"modalities": ("image", "text")}  # noqa: RUF012
+
+
+class NamesAnotherEnd(ChangesTheFacts):
+    changes = {"eos_ids": frozenset({7})}  # noqa: RUF012
+
+
+class ClaimsConstraints(ChangesTheFacts):
+    changes = {"options": frozenset({CONSTRAINT})}  # noqa: RUF012
+
+
+class Tells:
+    """A stream that tells some things otherwise."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def __iter__(self):
+        return iter(self._stream)
+
+    def __aiter__(self):
+        return self._stream.__aiter__()
+
+
+class WithStreams(vlmkit.Pipeline):
+    stream = Tells
+
+    def submit(self, request):
+        return self.stream(super().submit(request))
+
+
+class TellsUsageLate(Tells):
+    @property
+    def usage(self):
+        usage = self._stream.usage
+        return usage if self._stream.is_done else dataclasses.replace(usage, completion_tokens=0)
+
+
+class CountsAtTheEnd(WithStreams):
+    stream = TellsUsageLate
+
+
+class TellsTheEndFirst(Tells):
+    @property
+    def reasons(self):
+        return ("length",) * self._stream.num_choices
+
+
+class KnowsTheEndBefore(WithStreams):
+    stream = TellsTheEndFirst
+
+
+class TellsNoTimes(Tells):
+    timings = Timings()
+
+
+class TakesNoTime(WithStreams):
+    stream = TellsNoTimes
+
+
+class WithoutPrompt(Tells):
+    def result(self):
+        return dataclasses.replace(self._stream.result(), prompt_token_ids=())
+
+
+class ForgetsThePrompt(WithStreams):
+    stream = WithoutPrompt
+
+
+class AbortsWhatRuns(Tells):
+    def abort(self):
+        assert not self._stream.is_done
+        self._stream.abort()
+
+
+class AbortsOnce(WithStreams):
+    stream = AbortsWhatRuns
+
+
+class EndsInSilence(Tells):
+    async def next_chunks(self):
+        try:
+            return await self._stream.next_chunks()
+        except VlmkitError:
+            return []
+
+
+class SwallowsErrorsInLots(WithStreams):
+    stream = EndsInSilence
+
+
+class BreaksOff(Tells):
+    def __iter__(self):
+        try:
+            yield from self._stream
+        except VlmkitError:
+            return
+
+
+class SwallowsErrorsInChunks(WithStreams):
+    stream = BreaksOff
+
+
+class SkipsUnknownTokens(vlmkit.Pipeline):
+    def detokenize(self, token_ids):
+        most = self.facts.limits.vocab_size
+        return super().detokenize([i for i in token_ids if 0 <= i < most])
+
+
+class CutsLongPrompts(vlmkit.Pipeline):
+    def submit(self, request):
+        ids = request.token_ids
+        return super().submit(dataclasses.replace(request, token_ids=ids and ids[:9]))
+
+
+class CountsWhatFits(vlmkit.Pipeline):
+    async def atokenize(self, request):
+        told = await super().atokenize(request)
+        if len(told.token_ids) > self.facts.limits.max_sequence_tokens:
+            raise RequestError("too long")
+        return told
+
+
+class MindsItsThread(vlmkit.Pipeline):
+    def __init__(self, **parts):
+        super().__init__(**parts)
+        self.thread = threading.get_ident()
+
+    def submit(self, request):
+        if threading.get_ident() != self.thread:
+            raise RuntimeError("another thread")
+        return super().submit(request)
+
+
+class IsNeverFull(vlmkit.Pipeline):
+    is_full = False
+
+
+class TellsTwice(vlmkit.Pipeline):
+    def on_failure(self, tell):
+        super().on_failure(tell)
+        super().on_failure(tell)
+
+
 class OnRunner(RunnerContract):
+    too_many = 14
+
     def __init__(self, kind):
         self._kind, self._made = kind, []
         if kind is not vlmkit.Pipeline:
             self.timeout_s = 1.0
 
     def make(self):
-        runner = self._kind(tokenizer=MockTokenizer(), engine=MockEngine())
+        few = ContinuousScheduler(SchedulerSettings(max_running=6, max_waiting=6))
+        runner = self._kind(tokenizer=MockTokenizer(), engine=MockEngine(), scheduler=few)
         self._made.append(runner)
         return runner
 
@@ -167,6 +331,8 @@ class OnRunner(RunnerContract):
             vlmkit.Pipeline.close(runner)
 
 
+FACTS = "its_facts_are_a_value_that_travels"
+GROWS = "what_is_told_of_an_answer_grows_with_it"
 TABLE = Table(
     RunnerContract,
     OnRunner,
@@ -283,6 +449,72 @@ TABLE = Table(
             "on_failure() calls at once where that has happened already.",
             "a_failure_is_told_once_and_to_those_who_ask_later",
         ),
+        Broken(PutsTextLast, "modalities begins with text.", FACTS),
+        Broken(
+            NamesAnotherEnd,
+            "eos_ids are the tokens that end an answer.",
+            "its_facts_name_the_tokens_that_end_an_answer",
+        ),
+        Broken(
+            ClaimsConstraints,
+            "options says that an answer can be kept within a constraint where it can.",
+            "an_answer_keeps_to_its_constraint_or_is_refused",
+            raises=(RequestError,),
+        ),
+        Broken(
+            ForgetsThePrompt,
+            "A completion has the tokens of its prompt, as its stream has.",
+            "an_answer_is_the_same_in_whatever_way_it_is_read",
+        ),
+        Broken(CountsAtTheEnd, "usage is what the request took so far.", GROWS),
+        Broken(KnowsTheEndBefore, "reasons is of choices that ended.", GROWS),
+        Broken(TakesNoTime, "timings is where its time went so far.", GROWS),
+        Broken(
+            AbortsOnce,
+            "abort() is harmless when an answer is over already.",
+            "an_answer_that_is_over_may_be_aborted",
+        ),
+        Broken(
+            SwallowsErrorsInLots,
+            "next_chunks() raises where the request failed.",
+            "whoever_reads_is_told_of_a_failure",
+        ),
+        Broken(
+            SwallowsErrorsInChunks,
+            "Iteration raises where the request failed.",
+            "whoever_reads_is_told_of_a_failure",
+        ),
+        Broken(
+            SkipsUnknownTokens,
+            "detokenize() refuses what is not in the vocabulary.",
+            "what_is_not_in_the_vocabulary_has_no_text",
+        ),
+        Broken(
+            CutsLongPrompts,
+            "submit() refuses a request that is too long.",
+            "a_prompt_beyond_the_context_is_counted_and_not_answered",
+        ),
+        Broken(
+            CountsWhatFits,
+            "What atokenize() counts may be longer than what can be answered.",
+            "a_prompt_beyond_the_context_is_counted_and_not_answered",
+            raises=(RequestError,),
+        ),
+        Broken(
+            MindsItsThread,
+            "The methods of a runner may be called from any thread.",
+            "any_thread_may_ask",
+            raises=(RuntimeError,),
+        ),
+        Broken(
+            IsNeverFull,
+            "is_full tells whether a request would be refused because too many wait.",
+            "a_full_queue_refuses_and_says_so",
+        ),
+        Broken(
+            TellsTwice,
+            "on_failure() calls a function once.",
+            "a_failure_is_told_once_and_to_those_who_ask_later",
+        ),
     ),
-    is_whole=False,
 )

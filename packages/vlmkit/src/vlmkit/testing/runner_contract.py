@@ -5,6 +5,7 @@ import gc
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -26,9 +27,12 @@ class RunnerContract:
 
     Attributes:
         timeout_s: how long is waited for what a runner must do without saying when.
+        too_many: long requests that a runner of :meth:`make` has no room for at once, waiting ones
+            included; 0 leaves a full queue untried.
     """
 
     timeout_s = 300.0
+    too_many = 0
 
     def make(self) -> Runner:
         """Return a fresh runner, which is idle and ready."""
@@ -53,6 +57,17 @@ class RunnerContract:
             assert runner.facts == facts
             assert pickle.loads(pickle.dumps(facts)) == facts  # noqa: S301 - what we wrote
             assert facts.modalities[0] == "text"
+            assert facts.limits.max_sequence_tokens > 0
+            assert facts.eos_ids, "no token ends an answer"
+
+    def test_its_facts_name_the_tokens_that_end_an_answer(self) -> None:
+        """What ends by itself ends with one of them."""
+        with self._runner() as runner:
+            asked = self.request(runner.facts.limits.max_sequence_tokens // 2, ignore_eos=False)
+            choice = runner.submit(asked).result().choices[0]
+            if choice.finish_reason != "stop":
+                pytest.skip("its answer does not end by itself")
+            assert choice.token_ids[-1] in runner.facts.eos_ids
 
     def test_an_answer_is_the_same_in_whatever_way_it_is_read(self) -> None:
         """Whole or in chunks, with an event loop and without."""
@@ -71,12 +86,34 @@ class RunnerContract:
             stream = runner.submit(request)
             assert stream.num_choices == 2
             assert len(stream.prompt_token_ids) == stream.usage.prompt_tokens
-            whole = _token_ids(stream.result())
+            done = stream.result()
+            assert tuple(stream.prompt_token_ids) == done.prompt_token_ids
+            whole = _token_ids(done)
             assert [len(ids) for ids in whole] == [6, 6]
             assert stream.usage.completion_tokens == 12
             assert list(stream.reasons) == ["length", "length"]
             assert _gathered(runner.submit(request)) == whole
             assert asyncio.run(read(runner)) == [whole] * 3
+
+    def test_what_is_told_of_an_answer_grows_with_it(self) -> None:
+        """Usage, timings and why choices ended: so far, and at the end."""
+        with self._runner() as runner:
+            stream = self._endless(runner)
+            num_read = 0
+            for chunk in stream:
+                num_read += len(chunk.samples)
+                assert stream.usage.completion_tokens >= num_read
+                assert not list(stream.reasons)
+                if num_read >= 8:
+                    break
+            timings = stream.timings
+            assert timings.began_s > 0
+            assert min(timings.queue_s, timings.first_token_s, timings.decode_s) >= 0
+            whole = runner.submit(self.request())
+            done = whole.result()
+            assert whole.usage == done.usage
+            assert done.timings.prompt_s >= 0
+            assert done.timings.first_token_s + done.timings.decode_s > 0
 
     def test_its_tokens_have_the_bytes_of_its_texts(self) -> None:
         """Log-probabilities are told with them."""
@@ -108,6 +145,29 @@ class RunnerContract:
             assert runner.detokenize(ids).strip() == plain.text
             with pytest.raises(RequestError):
                 asyncio.run(counted(runner, Request()))
+
+    def test_what_is_not_in_the_vocabulary_has_no_text(self) -> None:
+        """A number that is no token is refused, beside tokens that are."""
+        with self._runner() as runner:
+            ids = runner.submit(self.request()).result().choices[0].token_ids
+            for beside in (-1, runner.facts.limits.vocab_size):
+                with pytest.raises(RequestError):
+                    runner.detokenize([*ids, beside])
+
+    def test_a_prompt_beyond_the_context_is_counted_and_not_answered(self) -> None:
+        """Nor cut: another prompt would be answered."""
+
+        async def counted(runner: Runner, request: Request) -> int:
+            return len((await runner.atokenize(request)).token_ids)
+
+        with self._runner() as runner:
+            most = runner.facts.limits.max_sequence_tokens
+            ids = runner.submit(self.request()).result().choices[0].token_ids
+            plain = [i for i in ids if i not in runner.facts.eos_ids][:1]
+            asked = Request(token_ids=plain * (most + 1), params=self.request().params)
+            assert asyncio.run(counted(runner, asked)) == most + 1
+            with pytest.raises(RequestError):
+                runner.submit(asked).result()
 
     def test_a_wrong_request_is_refused_and_harms_no_other(self) -> None:
         """At once where somebody waits for its being accepted."""
@@ -168,6 +228,48 @@ class RunnerContract:
             gc.collect()
             assert self._eventually(lambda: not self._num_open(runner))
 
+    def test_an_answer_that_is_over_may_be_aborted(self) -> None:
+        """Harmless then, and when it was aborted before."""
+        with self._runner() as runner:
+            stream = runner.submit(self.request())
+            stream.result()
+            stream.abort()
+            stream.abort()
+            assert list(stream.reasons) == ["length"]
+
+    def test_any_thread_may_ask(self) -> None:
+        """Several at once, for answers and for all else."""
+
+        def ask(runner: Runner) -> list[list[int]]:
+            assert runner.is_ready
+            assert runner.stats().num_running >= 0
+            return _token_ids(runner.submit(self.request()).result())
+
+        with self._runner() as runner:
+            expected = ask(runner)
+            with ThreadPoolExecutor(4) as others:
+                answers = [others.submit(ask, runner) for _ in range(8)]
+                assert [answer.result() for answer in answers] == [expected] * 8
+
+    def test_a_full_queue_refuses_and_says_so(self) -> None:
+        """Whoever would only wait is told at once, and goes elsewhere."""
+        if not self.too_many:
+            pytest.skip("too_many was not given")
+
+        async def accepted(runner: Runner, request: Request) -> AnswerStream:
+            return await runner.asubmit(request)
+
+        with self._runner() as runner:
+            held = [self._endless(runner)]
+            asked = self.request(runner.facts.limits.max_sequence_tokens // 2)
+            with pytest.raises(QueueFull):
+                while len(held) < self.too_many:
+                    held.append(asyncio.run(accepted(runner, asked)))
+            assert runner.is_full
+            for stream in held:
+                stream.abort()
+            assert self._eventually(lambda: not runner.is_full)
+
     def test_an_idle_runner_takes_requests(self) -> None:
         """It is ready, is not full and has nothing to do."""
         with self._runner() as runner:
@@ -218,6 +320,35 @@ class RunnerContract:
             assert (len(told), len(late)) == (1, 1)
             with pytest.raises(EngineError):
                 runner.submit(self.request()).result()
+
+    def test_whoever_reads_is_told_of_a_failure(self) -> None:
+        """In whatever way it is read: an answer that breaks off is none."""
+
+        async def in_lots(stream: AnswerStream) -> None:
+            while await stream.next_chunks():
+                pass
+
+        async def each(stream: AnswerStream) -> None:
+            async for _ in stream:
+                pass
+
+        async def whole(stream: AnswerStream) -> None:
+            await stream.aresult()
+
+        ways: list[Callable[[AnswerStream], object]] = [
+            list,
+            lambda stream: stream.result(),
+            *(
+                lambda stream, read=read: asyncio.run(read(stream))
+                for read in (in_lots, each, whole)
+            ),
+        ]
+        with self._runner() as runner:
+            streams = [self._endless(runner) for _ in ways]
+            self.fail(runner)
+            for read, stream in zip(ways, streams, strict=True):
+                with pytest.raises(VlmkitError):
+                    read(stream)
 
     @contextmanager
     def _runner(self) -> Iterator[Runner]:
