@@ -1,9 +1,12 @@
 """Engines that differ in what they claim keep the same contract, as they are."""
 
+import dataclasses
+
 from broken.engine_subjects import OnAttention
-from honest.engine import AttentionEngine, PlainEngine
+from honest.engine import AttentionEngine, PlainEngine, truth
 
 from vlmkit.seams.engine import Engine
+from vlmkit.seams.prompt import Prompt
 
 
 class TestAnEngineThatClaimsEverything(OnAttention):
@@ -23,3 +26,27 @@ class TestAnEngineWithAtomicImages(TestAnEngineThatClaimsEverything):
 class TestAnEngineWithoutPrefixSharing(TestAnEngineThatClaimsEverything):
     def make(self) -> Engine:
         return PlainEngine()
+
+
+class TestAnEngineThatTakesOneSequence(TestAnEngineThatClaimsEverything):
+    def make(self) -> Engine:
+        made = AttentionEngine()
+        made.limits = dataclasses.replace(made.limits, max_sequences=1)
+        return made
+
+
+class TestAnEngineOfOnePartWithoutSharing(TestAnEngineThatClaimsEverything):
+    def make(self) -> Engine:
+        made = PlainEngine()
+        made.limits = dataclasses.replace(made.limits, max_sequences=1)
+        return made
+
+
+class TestAnEngineWhoseLikeliestTokensAreKnown(TestAnEngineThatClaimsEverything):
+    def reference(self, prompt: Prompt) -> list[int]:
+        """Return the three tokens that follow, each computed from nothing."""
+        found: list[int] = []
+        for _ in range(3):
+            ids = (*prompt.token_ids, *found)
+            found.append(int(truth(dataclasses.replace(prompt, token_ids=ids)).argmax()))
+        return found

@@ -7,14 +7,17 @@ from broken.broken import Table
 
 PAGE = Path(__file__).parents[4] / "docs/reference/contracts.md"
 HEAD = "| broken component | the promise that it breaks | killed by |\n|---|---|---|\n"
-FOUND = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
+SHAPES = "\nTests that need no broken component:\n\n"
+FOUND = re.compile(rf"{re.escape(HEAD)}(?:\|.*\n)*(?:{SHAPES}(?:- .*\n)*)?")
 
 
 def rows(table: Table) -> str:
-    """Return a table in Markdown."""
-    return HEAD + "".join(
+    """Return a table in Markdown, and what is not in it."""
+    lines = [
         f"| {each.name} | {each.promise} | `test_{each.killed_by}` |\n" for each in table.broken
-    )
+    ]
+    shapes = [f"- `test_{test}`: {reason}\n" for test, reason in table.shapes.items()]
+    return "".join([HEAD, *lines, *([SHAPES, *shapes] if shapes else [])])
 
 
 def renewed(page: str, tables: tuple[Table, ...]) -> str:

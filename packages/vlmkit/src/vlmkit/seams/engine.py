@@ -20,7 +20,8 @@ class EngineLimits:
 
     Attributes:
         vocab_size: columns of the logits.
-        max_sequence_tokens: longest sequence, prompt and answer together.
+        max_sequence_tokens: longest sequence, prompt and answer together. All but its last token
+            are computed.
         max_sequences: most sequences admitted at once.
         capacity_tokens: tokens that the cache holds, over all sequences.
         max_chunk_tokens: most tokens of one sequence in one work item.
@@ -70,11 +71,17 @@ class Cache(Protocol):
         ...
 
     def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room for all present tokens of a sequence and one more; None if there is none."""
+        """Make room for all present tokens of a sequence and one more; None if there is none.
+
+        Who is refused changes nothing and is not kept: it may be given up while it waits.
+        """
         ...
 
     def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
-        """Make room for the first ``num_tokens`` of an admitted sequence; False if full."""
+        """Make room for the first ``num_tokens`` of an admitted sequence; False if full.
+
+        Then nothing changed; nor where there is room for as many already.
+        """
         ...
 
     def commit(self, sequence: SequenceView, num_tokens: int) -> None:
@@ -94,7 +101,11 @@ class Cache(Protocol):
         ...
 
     def release(self, sequence: SequenceView) -> None:
-        """Give up an admitted sequence's room and state; it may be admitted again later."""
+        """Give up an admitted sequence's room and state; it may be admitted again later.
+
+        What was committed may be found by others as long as nobody needs its room. Nothing is kept
+        of the sequence itself, of its prompt and of its features.
+        """
         ...
 
 

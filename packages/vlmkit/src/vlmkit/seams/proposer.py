@@ -21,9 +21,12 @@ class Proposer(Protocol):
         ...
 
     def note(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Learn how many drafts were computed in a step, and how many of them stand."""
+        """Learn how many drafts were computed in a step, and how many of them stand.
+
+        Fewer may be computed than were guessed; where none are, nothing is noted.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is known of a sequence, which ended."""
+        """Drop what is known of a sequence, which ended; it may never have been shown."""
         ...

@@ -135,12 +135,13 @@ class EnginePrefixContract(EngineSubject):
                 host.decode(drafting, each)
             host.engine.release(drafting)
             for path in (drafted, said):
+                expected = host.last_logits(longest, path)
                 later = host.sequence(longest, path, scope=scope)
                 num_cached = host.admit(later)
                 assert num_cached is not None
                 if path is drafted:
                     assert num_cached <= most, "drafts that were refused are found"
-                self.agree(host.prefill(later), host.last_logits(longest, path))
+                self.agree(host.prefill(later), expected)
                 host.engine.release(later)
 
     def test_what_is_shared_is_never_written_again(self, host: EngineHost, longest: Prompt) -> None:
