@@ -2,6 +2,7 @@
 
 import io
 
+import PIL.Image
 import pytest
 
 from vlmkit.ask.pages import Pages
@@ -14,8 +15,11 @@ from vlmkit_yourname.plugin import TiffLoader
 
 def scan(*seeds: int) -> bytes:
     """Return a file with a page for each seed."""
+    return saved(*(picture(seed=seed).to_pil() for seed in seeds))
+
+
+def saved(first: PIL.Image.Image, *others: PIL.Image.Image) -> bytes:
     file = io.BytesIO()
-    first, *others = [picture(seed=seed).to_pil() for seed in seeds]
     first.save(file, "TIFF", save_all=True, append_images=others, compression="tiff_adobe_deflate")
     return file.getvalue()
 
@@ -26,6 +30,9 @@ class TestTiffLoader(MediaLoaderContract):
 
     def files(self) -> list[bytes]:
         return [scan(0), scan(1, 2, 3)]
+
+    def swelling(self) -> bytes:
+        return saved(PIL.Image.new("RGB", (3000, 2000)))
 
 
 def test_pages_come_in_their_order() -> None:

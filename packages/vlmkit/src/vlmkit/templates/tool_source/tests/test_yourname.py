@@ -1,6 +1,8 @@
 """The source keeps vlmkit's contract, and calculates in decimals, whatever it is asked."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,9 @@ from vlmkit_yourname.plugin import NAME, Calculator
 class TestCalculator(ToolSourceContract):
     def make(self) -> ToolSource:
         return Calculator()
+
+    def arguments(self) -> Mapping[str, Mapping[str, Any]]:
+        return {NAME: {"expression": "6 * 7"}}
 
 
 def value(expression: str) -> str:
