@@ -58,6 +58,9 @@ NOTES = {"providers": "Import these from `vlmkit.plugins.registry`, which is whe
 SECTIONS = {"Args": "takes", "Attributes": "", "Raises": "raises", "Returns": "returns"}
 
 
+MAX_VALUE_CHARS = 400
+"""Of a constant: what is longer says less than its name."""
+
 VALUES_HEAD = """# Values
 
 What is asked and answered, and what plugins may build with, in the order of the modules. Made of
@@ -129,7 +132,7 @@ def _module(name: str) -> Iterator[str]:
             name, _, value = ast.unparse(node).partition(" = ")
             if not name.startswith("_"):
                 yield f"#### `{name}`"
-                yield f"`{value}`"
+                yield f"`{value}`" if len(value) <= MAX_VALUE_CHARS else ""
                 yield _described(inspect.cleandoc(after.value.value))
 
 
