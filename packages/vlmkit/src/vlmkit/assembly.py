@@ -68,7 +68,7 @@ def load(
     """Load a model and return it running; close it, or use it in a ``with`` statement.
 
     Args:
-        model: a packaged name such as ``demo``, a folder, or a hub id.
+        model: a packaged name such as ``demo``, a folder, a hub id, or a URI that a plugin knows.
         config: a :class:`vlmkit.config.Config`, or the path of a TOML file. With a path, and with
             None, ``VLMKIT_`` variables count too.
         revision: the revision to take from the hub.

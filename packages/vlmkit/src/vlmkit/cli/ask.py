@@ -41,8 +41,8 @@ def ask(
 ) -> None:
     """Ask MODEL one question, PROMPT, and write the answer as it comes.
 
-    MODEL is a packaged name such as demo, a folder, or a hub id. Text that is piped in is the
-    question, or stands above PROMPT.
+    MODEL is a packaged name such as demo, a folder, a hub id, or a URI that a plugin knows. Text
+    that is piped in is the question, or stands above PROMPT.
     """
     from vlmkit.cli.images import opened as picture
     from vlmkit.cli.loading import opened, wanted
