@@ -1,6 +1,7 @@
 """A model whose files a Python package carries."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -29,6 +30,12 @@ def check_packaged(name: str, path: object) -> None:
         raise PluginError(
             f"model {name!r} must be given a folder, not a value of type {type(path).__name__!r}"
         )
+
+
+def only(name: str) -> Callable[[str], str | None]:
+    """Return the ``cannot_serve`` of a provider of one model: its name is asked for, or nothing."""
+    reason = f"it has only the model {name!r}"
+    return lambda reference: None if reference.rpartition(":")[2] == name else reason
 
 
 def packaged_model(name: str, path: PackagedPath, plugin: str) -> Checkpoint:

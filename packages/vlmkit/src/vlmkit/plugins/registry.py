@@ -15,10 +15,11 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin, VlmkitError
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import scheme_of, without_secrets
 from vlmkit.kit.objection import hint_of, together
 from vlmkit.kit.one_line import named
-from vlmkit.kit.packaged_model import PackagedPath, check_packaged, packaged_model
+from vlmkit.kit.packaged_model import PackagedPath, check_packaged, only, packaged_model
 from vlmkit.kit.request_fields import flaw_of_field
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.build_context import BuildContext, tell_nobody
@@ -130,12 +131,12 @@ class Registry(Generic[T]):
         Raises:
             PluginError: this is no registry of models, the path is none, or as for :meth:`add`.
         """
-        if self._serves != "own":
+        if self._makes not in (None, Checkpoint):
             raise PluginError(f"{self.kind} {name!r} is no model, so it cannot be a packaged one")
         check_packaged(name, path)
         plugin: Any = self.plugin
         made: Any = lambda _: packaged_model(name, path, plugin)  # noqa: E731 - a checkpoint is T
-        self.add(name, made, description=description)
+        self.add(name, made, cannot_serve=only(name), description=description)
 
     def merge(self, other: "Registry[T]") -> None:
         """Take everything that ``other`` offers, or nothing."""
