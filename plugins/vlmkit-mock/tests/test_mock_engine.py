@@ -99,16 +99,16 @@ def test_a_sequence_has_one_item_in_a_step(host: EngineHost, sequence: EngineSeq
 def test_an_image_needs_its_features(host: EngineHost, side: Any) -> None:
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
-    sequence.features.clear()
+    assert not sequence.features
     with pytest.raises(EngineError, match="image 0 has no features"):
-        host.step([whole(sequence)])
+        host.engine.forward([whole(sequence)])
 
 
 def test_an_image_needs_its_own_features(host: EngineHost, side: Any) -> None:
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
     other = side.prompt("?", picture(seed=1)).media
-    sequence.features[0] = MockVisionEncoder().encode(other)[0]
+    sequence.encoded = {0: MockVisionEncoder().encode(other)[0]}
     with pytest.raises(EngineError, match="image 0 has the features of another picture"):
         host.step([whole(sequence)])
 
@@ -116,7 +116,7 @@ def test_an_image_needs_its_own_features(host: EngineHost, side: Any) -> None:
 def test_features_have_a_row_for_each_place(host: EngineHost, side: Any) -> None:
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
-    sequence.features[0] = dataclasses.replace(sequence.features[0], num_tokens=3)
+    sequence.encoded = {0: dataclasses.replace(sequence.encoded[0], num_tokens=3)}
     with pytest.raises(EngineError, match="image 0 has features for 3 tokens"):
         host.step([whole(sequence)])
 
@@ -164,6 +164,7 @@ def test_what_was_committed_cannot_be_given_up(
     host: EngineHost, engine: MockEngine, sequence: EngineSequence
 ) -> None:
     host.prefill(sequence)
+    engine.commit(sequence, len(sequence))
     with pytest.raises(EngineError, match="gives up tokens that were committed"):
         engine.truncate(sequence, len(sequence) - 1)
 
