@@ -6,10 +6,11 @@ from broken.tool_source import OnTools
 from honest.media_loader import SheetLoader
 from honest.monitor import Tally
 from honest.sampler import Dry, Greedy, Mirostat, Plain
+from honest.scheduler import ShortestPromptFirst
 from honest.tokenizer import HearingTokenizer, TextTokenizer
 from honest.tool_source import ToyTools
 
-from vlmkit.testing import MonitorContract, SamplerContract
+from vlmkit.testing import MonitorContract, SamplerContract, SchedulerContract
 
 
 class TestPlain(SamplerContract):
@@ -52,3 +53,7 @@ class TestToyTools(OnTools):
 
 class TestTally(MonitorContract):
     make = Tally
+
+
+class TestShortestPromptFirst(SchedulerContract):
+    make = ShortestPromptFirst

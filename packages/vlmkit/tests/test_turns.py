@@ -17,7 +17,7 @@ from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.sequence import Sequence
 from vlmkit.settings.scheduler import SchedulerSettings
-from vlmkit.testing.scheduler_simulation import StrictCache
+from vlmkit.testing.strict_cache import StrictCache
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer

@@ -1,15 +1,21 @@
 """Schedulers that break one promise each, made of the built-in one."""
 
 import dataclasses
+import random
+import time
+from collections.abc import Callable
 from typing import Any
 
+from honest.scheduler import ShortestPromptFirst
 from msgspec import structs
 
 from broken.broken import Broken, Table
+from broken.scheduler_from_nothing import BROKEN as FROM_NOTHING
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.seams.engine import Cache, EngineLimits
 from vlmkit.seams.sequence import Sequence
-from vlmkit.seams.step import Step, WorkItem
+from vlmkit.seams.step import EncodeItem, Step, WorkItem
+from vlmkit.settings.scheduler import SchedulerSettings
 from vlmkit.testing import SchedulerContract
 
 
@@ -102,19 +108,201 @@ class WithLimits:
         return getattr(self._cache, name)
 
 
-class OnScheduler(SchedulerContract):
-    step_budget_s = 0.2
+class SendsOthersAwayForDrafts(ContinuousScheduler):
+    def _with_drafts(self, item: WorkItem, draft: Any, cache: Cache) -> WorkItem:
+        made = super()._with_drafts(item, draft, cache)
+        if made is item and self._running[-1] is not item.sequence:
+            self._preempt(self._running[-1], draft, cache)
+            draft.items = [i for i in draft.items if i.sequence not in draft.preempted]
+        return made
 
-    def __init__(self, kind: type[ContinuousScheduler]) -> None:
-        self._kind = kind
+    def _plan_decodes(self, draft: Any, cache: Cache) -> None:
+        super()._plan_decodes(draft, cache)
+        draft.items = [i for i in draft.items if i.sequence not in draft.preempted]
 
-    def make(self) -> ContinuousScheduler:
-        return self._kind()
+
+class MakesDraftsUp(ContinuousScheduler):
+    def _with_drafts(self, item: WorkItem, draft: Any, cache: Cache) -> WorkItem:
+        made = super()._with_drafts(item, draft, cache)
+        return structs.replace(made, drafts=(1,) * len(made.drafts))
+
+
+class DropsDrafts(ContinuousScheduler):
+    def plan(self, cache: Cache) -> Step:
+        for sequence in self._running:
+            sequence.drafts = ()
+        return super().plan(cache)
+
+
+class EmbedsByLogits(ContinuousScheduler):
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        items = [structs.replace(item, output="logits") for item in step.items]
+        return dataclasses.replace(step, items=tuple(items))
+
+
+class Ranks(ContinuousScheduler):
+    """Gives every sequence another rank."""
+
+    def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
+        raise NotImplementedError
+
+    def add(self, sequence: Sequence) -> None:
+        super().add(sequence)
+        self._waiting.remove((self._ranks[sequence], sequence))
+        number = self._ranks[sequence][1]
+        self._ranks[sequence] = self.rank(sequence, number)  # type: ignore[assignment]
+        self._wait(sequence)
+
+
+class ServesTheLastFirst(Ranks):
+    def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
+        return sequence.priority, -number
+
+
+class ServesTheLeastUrgentFirst(Ranks):
+    def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
+        return -sequence.priority, number
+
+
+class IgnoresPriorityInWordsOnly(ContinuousScheduler):
+    ignores = frozenset({"priority"})
+
+
+class IgnoresHolds(ContinuousScheduler):
+    ignores = frozenset({"is_held"})
+
+
+class ThrowsDice(Ranks):
+    def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
+        return random.random(), number
+
+
+class LooksAtTheClock(Ranks):
+    """Lets who came an hour later overtake."""
+
+    def rank(self, sequence: Sequence, number: int) -> tuple[float, float]:
+        return sequence.priority - time.monotonic() // 3600, number
+
+
+class KeepsWhoLeft(ContinuousScheduler):
+    def _compact(self) -> None:
+        pass
+
+
+class KeepsWhoEnded(ContinuousScheduler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[Sequence] = []
+
+    def remove(self, sequence: Sequence, cache: Cache) -> None:
+        super().remove(sequence, cache)
+        self.ended.append(sequence)
+
+
+class KeepsWhoWasRefused(ContinuousScheduler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        self.asked.append(sequence)
+        super().add(sequence)
+        self.asked.pop()
+
+
+class NamesMediaTwice(ContinuousScheduler):
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        return dataclasses.replace(step, encodes=step.encodes * 2)
+
+
+class NamesAllMediaAtEveryStep(ContinuousScheduler):
+    """Leaves it to the loop what is there already."""
+
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        media = [
+            EncodeItem(sequence, index)
+            for sequence in self._running
+            for index in range(len(sequence.prompt.media))
+        ]
+        return dataclasses.replace(step, encodes=tuple(media))
+
+
+class NamesMediaOfTheQueue(ContinuousScheduler):
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        ahead = [
+            EncodeItem(sequence, 0)
+            for _, sequence in self._waiting
+            if sequence in self._ranks and sequence.prompt.media and not sequence.encoding
+        ]
+        return dataclasses.replace(step, encodes=(*step.encodes, *ahead))
+
+
+class HidesPreemptions(ContinuousScheduler):
+    def plan(self, cache: Cache) -> Step:
+        return dataclasses.replace(super().plan(cache), preempted=())
+
+
+class KeepsFeatures(ContinuousScheduler):
+    def _preempt(self, sequence: Sequence, draft: Any, cache: Cache) -> None:
+        kept = dict(sequence.features)
+        super()._preempt(sequence, draft, cache)
+        sequence.features.update(kept)
+
+
+class CountsOnAfterPreemptions(ContinuousScheduler):
+    def _preempt(self, sequence: Sequence, draft: Any, cache: Cache) -> None:
+        num_computed = sequence.num_computed_tokens
+        super()._preempt(sequence, draft, cache)
+        sequence.num_computed_tokens = num_computed
+
+
+class CountsEveryAdmission(ContinuousScheduler):
+    def _place(self, sequence: Sequence, draft: Any, cache: Cache) -> bool:
+        is_placed = super()._place(sequence, draft, cache)
+        if is_placed:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+        return is_placed
+
+
+class KeepsPlacesForTheHeld(ContinuousScheduler):
+    def _victim(self) -> Sequence | None:
+        victim = super()._victim()
+        return None if victim is not None and victim.is_held else victim
+
+
+class OverlooksItsBudget(ContinuousScheduler):
+    def __init__(self, settings: SchedulerSettings | None = None) -> None:
+        super().__init__()
+
+
+def on(kind: Callable[[], Any]) -> SchedulerContract:
+    """Return the contract on a scheduler."""
+    contract = SchedulerContract()
+    contract.make = kind  # type: ignore[method-assign]
+    return contract
+
+
+def in_time(kind: Callable[[], Any]) -> SchedulerContract:
+    """Return the contract on a scheduler that bounds the time of a step."""
+    contract = on(kind)
+    contract.step_budget_s = 0.2
+    return contract
+
+
+def within_eleven(kind: Callable[..., Any]) -> SchedulerContract:
+    """Return the contract on a scheduler that was told to compute eleven tokens at most."""
+    contract = on(lambda: kind(SchedulerSettings(max_step_tokens=11)))
+    contract.max_step_tokens = 11
+    return contract
 
 
 TABLE = Table(
     SchedulerContract,
-    OnScheduler,
+    on,
     ContinuousScheduler,
     (
         Broken(
@@ -149,7 +337,7 @@ TABLE = Table(
         ),
         Broken(
             TakesEveryDraft,
-            "Drafts take the place of nobody.",
+            "A scheduler takes as many drafts as the engine has room and rows for.",
             "drafts_take_nobodys_place",
         ),
         Broken(
@@ -181,12 +369,125 @@ TABLE = Table(
             KnowsNoTime,
             "A step takes no longer than its budget.",
             "a_long_prompt_stops_no_answer",
+            on=in_time,
         ),
         Broken(
             ForgetsToEncode,
             "A medium is encoded before its tokens are computed.",
             "every_sequence_finishes",
         ),
+        Broken(
+            SendsOthersAwayForDrafts,
+            "Drafts take the place of nobody.",
+            "drafts_send_nobody_away",
+        ),
+        Broken(
+            MakesDraftsUp,
+            "Drafts are the sequence's own.",
+            "drafts_take_nobodys_place",
+        ),
+        Broken(
+            DropsDrafts,
+            "A scheduler changes nothing of a sequence but its books.",
+            "drafts_take_nobodys_place",
+        ),
+        Broken(
+            EmbedsByLogits,
+            "Who embeds wants hidden states.",
+            "who_ends_with_the_prefill_gets_each_wanted_row_once",
+        ),
+        Broken(
+            ServesTheLastFirst,
+            "Of equals the first to come is served first, where nothing is claimed.",
+            "of_equals_the_first_to_come_is_served_first",
+        ),
+        Broken(
+            ServesTheLeastUrgentFirst,
+            "Smaller priorities run first, where nothing is claimed.",
+            "the_more_urgent_are_served_first",
+        ),
+        Broken(
+            IgnoresPriorityInWordsOnly,
+            "A priority that a scheduler says it ignores changes nothing.",
+            "priorities_that_it_says_it_ignores_change_nothing",
+            honest=ShortestPromptFirst,
+        ),
+        Broken(
+            IgnoresHolds,
+            "Nothing but the order may be ignored.",
+            "only_order_is_ignored",
+        ),
+        Broken(
+            ThrowsDice,
+            "A scheduler is pure: the same arrivals give the same steps.",
+            "a_plan_is_a_function_of_what_was_added",
+        ),
+        Broken(
+            LooksAtTheClock,
+            "A scheduler knows no clock.",
+            "no_clock_has_a_part_in_a_plan",
+        ),
+        Broken(
+            KeepsWhoEnded,
+            "A sequence that ended is forgotten.",
+            "whoever_ended_is_let_go",
+        ),
+        Broken(
+            KeepsWhoWasRefused,
+            "A sequence that was refused is forgotten.",
+            "whoever_ended_is_let_go",
+        ),
+        Broken(
+            KeepsWhoLeft,
+            "A queue keeps nobody who left it.",
+            "those_who_leave_a_queue_do_not_pile_up",
+        ),
+        Broken(
+            NamesMediaTwice,
+            "A step names a medium once.",
+            "every_sequence_finishes",
+        ),
+        Broken(
+            NamesAllMediaAtEveryStep,
+            "A step names media whose tokens enter the cache for the first time.",
+            "every_sequence_finishes",
+        ),
+        Broken(
+            NamesMediaOfTheQueue,
+            "A step names media whose tokens are about to enter the cache.",
+            "every_sequence_finishes",
+        ),
+        Broken(
+            HidesPreemptions,
+            "A step names every sequence whose cache was given up.",
+            "every_sequence_finishes",
+        ),
+        Broken(
+            KeepsFeatures,
+            "A preempted sequence has no features.",
+            "one_that_loses_its_room_begins_anew",
+        ),
+        Broken(
+            CountsOnAfterPreemptions,
+            "A preempted sequence has no computed tokens.",
+            "every_sequence_finishes",
+        ),
+        Broken(
+            CountsEveryAdmission,
+            "num_cached_tokens is what the first admission found.",
+            "every_sequence_finishes",
+        ),
+        Broken(
+            KeepsPlacesForTheHeld,
+            "A held sequence gives its place to whoever needs it.",
+            "a_held_sequence_gives_its_place_to_whoever_needs_it",
+        ),
+        Broken(
+            OverlooksItsBudget,
+            "A step keeps to the bound on its tokens.",
+            "a_step_keeps_to_its_budget",
+            on=within_eleven,
+        ),
+        *FROM_NOTHING,
     ),
-    is_whole=False,
 )

@@ -18,6 +18,13 @@ class Scheduler(Protocol):
     preemption. It leaves a sequence alone that ``is_held``, and admits none whose beginning another
     one computes at this moment where the engine shares prefixes: it would compute it twice.
 
+    Smaller priorities are served first, and of equals the first to come. A scheduler of another
+    order says so: its attribute ``ignores`` is a frozenset that names ``priority``, ``arrival`` or
+    both. In any order, answers go on while prompts come, and newcomers join while answers go on.
+
+    Of a sequence that it queues it may set the priority; it changes nothing else but its books, and
+    keeps no sequence that was removed or refused.
+
     Media are encoded beside the loop. A step may name a slot and hold the item that needs it: the
     item runs at once if the features are kept, and is otherwise left out of the commit. While
     ``sequence.encoding`` names a slot, a step has better use for the room of what touches it.

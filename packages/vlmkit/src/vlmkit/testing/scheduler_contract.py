@@ -1,131 +1,44 @@
-"""What every scheduler must do."""
+"""What every scheduler must do.
+
+Whose turn it is, and what is shared, stand in modules of their own.
+"""
 
 import dataclasses
-from dataclasses import dataclass, replace
+import gc
+import weakref
+from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from vlmkit.errors import QueueFull
 from vlmkit.seams.engine import EngineLimits
-from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
-from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.seams.sequence import Sequence
-from vlmkit.testing.played_time import StepCost
+from vlmkit.seams.step import WorkItem
+from vlmkit.testing.scheduler_sharing_contract import SchedulerSharingContract
 from vlmkit.testing.scheduler_simulation import Simulation
-from vlmkit.testing.sequences import new_sequence
-
-NUM_SLOT_TOKENS = 6
-LIMITS = EngineLimits(
-    vocab_size=1000,
-    max_sequence_tokens=64,
-    max_sequences=8,
-    capacity_tokens=256,
-    max_chunk_tokens=64,
-    mixes_prefill_and_decode=True,
-    prefix_block_tokens=4,
+from vlmkit.testing.scheduler_subject import (
+    LIMITS,
+    NUM_SLOT_TOKENS,
+    Job,
+    engine_limits,
+    examples,
+    finish,
+    jobs,
+    wants_rows,
 )
-
-examples = settings(
-    max_examples=150,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
-)
+from vlmkit.testing.scheduler_turns_contract import SchedulerTurnsContract
+from vlmkit.testing.sequences import WatchedSequence, new_sequence
+from vlmkit.testing.strict_cache import StrictCache
 
 
-@dataclass(frozen=True)
-class Job:
-    """A sequence to be, so that it can be made twice."""
-
-    num_tokens: int
-    max_tokens: int
-    image_starts: tuple[int, ...]
-    priority: int
-    first_token: int
-
-    def make(self, *, atomic: bool) -> Sequence:
-        """Return a fresh sequence; its images are atomic spans if wanted."""
-        spans = [Span(start, start + NUM_SLOT_TOKENS) for start in self.image_starts]
-        slots = [MediaSlot(*span, bytes([i]) * 32, {}, 4) for i, span in enumerate(spans)]
-        token_ids = (self.first_token, *range(1, self.num_tokens))
-        return new_sequence(
-            Prompt(token_ids, tuple(slots)),
-            max_tokens=self.max_tokens,
-            priority=self.priority,
-            plan=PromptPlan(tuple(spans) if atomic else ()),
-        )
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> Job:
-    """Prompts of 1 to 48 tokens with up to three images that do not overlap."""
-    num_tokens = draw(st.integers(1, 48))
-    places = range(1, num_tokens - NUM_SLOT_TOKENS, NUM_SLOT_TOKENS + 1)
-    chosen = draw(st.sets(st.sampled_from(places), max_size=3)) if places else set()
-    return Job(
-        num_tokens=num_tokens,
-        max_tokens=draw(st.integers(1, 15)),
-        image_starts=tuple(sorted(chosen)),
-        priority=draw(st.integers(0, 2)),
-        first_token=draw(st.sampled_from([0, 0, 500])),
-    )
-
-
-@st.composite
-def engine_limits(draw: st.DrawFn) -> EngineLimits:
-    """Engines that have room for any one job, and not for many."""
-    return dataclasses.replace(
-        LIMITS,
-        max_sequences=draw(st.integers(1, 6)),
-        capacity_tokens=draw(st.sampled_from([64, 80, 160])),
-        max_chunk_tokens=draw(st.sampled_from([NUM_SLOT_TOKENS, 17, 64])),
-        mixes_prefill_and_decode=draw(st.booleans()),
-        prefix_block_tokens=draw(st.sampled_from([0, 4])),
-    )
-
-
-def _wants_rows(sequence: Sequence, kind: str) -> None:
-    """Let a sequence end with its prefill, for the rows that a kind of reading is after."""
-    length, num_given = len(sequence), sequence.max_tokens
-    sequence.task, sequence.max_tokens = ("score" if kind == "score" else "embed"), 0
-    if kind == "score":
-        sequence.given = tuple(range(100, 100 + num_given))
-        sequence.output_ids = list(sequence.given[:-1])
-    rows = {"last": (length - 1, length), "mean": (0, length), "cls": (0, 1)}
-    sequence.wanted = Span(*rows.get(kind, (length - 1, len(sequence))))
-
-
-def finish(simulation: Simulation, work: list[Job], *, atomic: bool = False) -> None:
-    """Run jobs together; fail unless each has its whole answer in the end, and nothing is left."""
-    sequences = [job.make(atomic=atomic) for job in work]
-    for sequence in sequences:
-        simulation.add(sequence)
-    simulation.run()
-    assert [len(s.output_ids) for s in sequences] == [job.max_tokens for job in work]
-    simulation.check_empty()
-
-
-class SchedulerContract:
+class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
     """Inherit, override :meth:`make`, and run pytest.
 
-    Attributes:
-        max_step_tokens: what :meth:`make` was told to compute at most in a step; None if it has no
-            such bound.
-        step_budget_s: how long answers may wait for prompts, likewise.
+    A scheduler that does not serve by priority, or of equals not by arrival, says so: its attribute
+    ``ignores`` names ``priority``, ``arrival`` or both.
     """
-
-    max_step_tokens: int | None = None
-    step_budget_s: float | None = None
-
-    def make(self) -> Scheduler:
-        """Return a fresh scheduler whose queue holds at least 16."""
-        raise NotImplementedError
-
-    def simulation(self, limits: EngineLimits = LIMITS, *, encoder_steps: int = 0) -> Simulation:
-        """Return a loop around a fresh scheduler."""
-        return Simulation(self.make(), limits, encoder_steps=encoder_steps)
 
     def test_an_idle_scheduler_plans_nothing(self) -> None:
         """An empty step, not an error."""
@@ -197,7 +110,7 @@ class SchedulerContract:
         for job, kind in work:
             sequence = job.make(atomic=atomic)
             if kind:
-                _wants_rows(sequence, kind)
+                wants_rows(sequence, kind)
             simulation.add(sequence)
         simulation.run()
         simulation.check_empty()
@@ -256,50 +169,6 @@ class SchedulerContract:
         while simulation.unfinished:
             assert 1 <= simulation.step().num_tokens <= self.max_step_tokens
 
-    def test_several_sequences_run_together(self) -> None:
-        """Batching is what a scheduler is for."""
-        simulation = self.simulation()
-        for _ in range(4):
-            simulation.add(new_sequence(range(5), max_tokens=10))
-        simulation.run()
-        assert max(map(len, simulation.trace)) == 4
-
-    def test_a_newcomer_does_not_wait_for_the_others_to_finish(self) -> None:
-        """Continuous batching: who comes later joins, and the first goes on."""
-        simulation = self.simulation()
-        first, later = (new_sequence(range(5), max_tokens=30) for _ in range(2))
-        simulation.add(first)
-        for _ in range(5):
-            simulation.step()
-        simulation.add(later)
-        for _ in range(10):
-            simulation.step()
-        assert later.output_ids
-        assert len(first.output_ids) > 5
-
-    def test_an_image_that_is_being_encoded_keeps_nobody_waiting(self) -> None:
-        """Who shows it waits; who came before and who comes later goes on."""
-        for mixes in (True, False):
-            limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
-            simulation = self.simulation(limits, encoder_steps=40)
-            slot = MediaSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
-            before, later = (new_sequence(range(5), max_tokens=60) for _ in range(2))
-            shows = new_sequence(Prompt(tuple(range(9)), (slot,)), max_tokens=3)
-            simulation.add(before)
-            simulation.step()
-            simulation.add(shows)
-            for _ in range(10):
-                simulation.step()
-            simulation.add(later)
-            for _ in range(25):
-                simulation.step()
-            assert not shows.output_ids
-            assert len(before.output_ids) > 15, "an answer stopped while an image was encoded"
-            assert later.output_ids, "a newcomer waited until an image of another was encoded"
-            simulation.run()
-            assert len(shows.output_ids) == 3
-            simulation.check_empty()
-
     def test_a_held_sequence_rests_until_it_is_let_go(self) -> None:
         """Its reader is behind; others go on."""
         simulation = self.simulation()
@@ -329,84 +198,150 @@ class SchedulerContract:
         assert [len(s.output_ids) for s in sequences] == [20] * 4
         simulation.check_empty()
 
-    def test_a_cached_prefix_is_not_computed_again(self) -> None:
-        """What the engine found in its cache is left out of the plan."""
-        simulation = self.simulation()
-        for _ in range(2):
-            simulation.add(sequence := new_sequence(range(33), max_tokens=1))
-            simulation.run()
-        assert sequence.num_cached_tokens == 32, "what the first admit() found is noted nowhere"
-        assert simulation.trace[-1] == [(1, 32, 33)]
+    def test_a_full_queue_takes_those_back_who_lose_their_room(self) -> None:
+        """Its bound is for newcomers."""
+        limits = replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0, max_sequences=3)
+        simulation = self.simulation(limits)
+        answers = [new_sequence([n] * 18, max_tokens=30) for n in range(3)]
+        for sequence in answers:
+            simulation.add(sequence)
+        while not any(sequence.output_ids for sequence in answers):
+            simulation.step()
+        while simulation.scheduler.num_waiting < simulation.scheduler.max_waiting:
+            simulation.add(new_sequence(max_tokens=1))
+        simulation.run()
+        assert [len(sequence.output_ids) for sequence in answers] == [30] * 3
+        simulation.check_empty()
 
-    def test_a_common_beginning_is_computed_once(self) -> None:
-        """Those who ask at once share it too, whatever they ask after it."""
-        for mixes in (True, False):
-            limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
-            simulation = self.simulation(limits)
-            sequences = [new_sequence([*range(40), 500 + n], max_tokens=5) for n in range(4)]
-            for sequence in sequences:
+    def test_one_that_loses_its_room_begins_anew(self) -> None:
+        """In the middle of an image, which is encoded again; the simulation looks at its books."""
+        limits = replace(
+            LIMITS, capacity_tokens=50, prefix_block_tokens=0, max_chunk_tokens=NUM_SLOT_TOKENS
+        )
+        simulation = self.simulation(limits)
+        answers = new_sequence([1] * 10, max_tokens=30)
+        slot = MediaSlot(2, 32, bytes(32), {}, 30)
+        reads = new_sequence(Prompt(tuple(range(34)), (slot,)), max_tokens=3)
+        simulation.add(answers)
+        while not answers.output_ids:
+            simulation.step()
+        simulation.add(reads)
+        simulation.run()
+        assert len(reads.output_ids) == 3
+        simulation.check_empty()
+
+    @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(64, 1), (50, 30)])
+    def test_one_that_never_fits_gets_an_empty_step(self, num_prompt: int, max_tokens: int) -> None:
+        """Alone, and yet without room: the loop ends it, once a step is empty."""
+        simulation = self.simulation(replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0))
+        too_long = new_sequence(range(num_prompt), max_tokens=max_tokens)
+        simulation.add(too_long)
+        for _ in range(100):
+            step = simulation.step()
+            if not step.items and not step.preempted:
+                break
+        assert step.items == (), "a step has items that have no room"
+        assert simulation.scheduler.num_waiting == 1
+        simulation.end(too_long)
+        simulation.add(new_sequence(max_tokens=3))
+        simulation.run()
+        simulation.check_empty()
+
+    def test_drafts_send_nobody_away(self) -> None:
+        """There is room for two answers, and for the drafts of one at most."""
+        limits = replace(
+            LIMITS,
+            capacity_tokens=44,
+            prefix_block_tokens=0,
+            max_draft_tokens=3,
+            max_item_rows=4,
+        )
+        simulation = Simulation(self.make(), limits, num_drafts=3, drafts_stand=False)
+        for number, max_tokens in enumerate((30, 12)):
+            simulation.add(new_sequence([number] * 10, max_tokens=max_tokens))
+        while simulation.unfinished:
+            assert not simulation.step().preempted, "an answer lost its room for another's drafts"
+        simulation.check_empty()
+
+    def test_a_held_sequence_gives_its_place_to_whoever_needs_it(self) -> None:
+        """One after the other; it comes back when its reader has caught up."""
+        simulation = self.simulation(replace(LIMITS, max_sequences=1))
+        held = new_sequence([7] * 5, max_tokens=20)
+        simulation.add(held)
+        while not held.output_ids:
+            simulation.step()
+        held.is_held = True
+        for number in range(3):
+            other = new_sequence([number] * 5, max_tokens=4)
+            simulation.add(other)
+            for _ in range(20):
+                simulation.step()
+            assert len(other.output_ids) == 4, "one that is held keeps its place from others"
+        held.is_held = False
+        simulation.run()
+        assert len(held.output_ids) == 20
+        simulation.check_empty()
+
+    @pytest.mark.parametrize("num_output", [0, 3])
+    def test_one_that_fails_harms_nobody(self, num_output: int) -> None:
+        """Alone in its step or not: what failed is removed, and no part of the commit."""
+        for num_others in (0, 3):
+            failing = new_sequence([9] * 5, max_tokens=10)
+
+            def succeeds(item: WorkItem, failing: Sequence = failing) -> bool:
+                return item.sequence is not failing or len(failing.output_ids) < num_output
+
+            simulation = Simulation(self.make(), LIMITS, succeeds=succeeds)
+            others = [new_sequence([n] * 5, max_tokens=10) for n in range(num_others)]
+            for sequence in (*others, failing):
                 simulation.add(sequence)
             simulation.run()
-            assert [s.num_cached_tokens for s in sequences] == [0, 40, 40, 40], (
-                "a sequence must wait while another one computes what it could share"
-            )
+            assert [len(sequence.output_ids) for sequence in others] == [10] * num_others
+            assert len(failing.output_ids) == num_output
             simulation.check_empty()
 
-    def test_others_overtake_those_who_wait_to_share(self) -> None:
-        """What is shared is no reason for anybody else to wait."""
-        simulation = self.simulation(encoder_steps=40)
-        slot = MediaSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
-        prompt = Prompt(tuple(range(33)), (slot,))
-        leader, follower = (new_sequence(prompt, max_tokens=3) for _ in range(2))
-        other = new_sequence(range(500, 520), max_tokens=3)
-        for sequence in (leader, follower, other):
-            simulation.add(sequence)
-        for _ in range(20):
-            simulation.step()
-        assert not leader.output_ids
-        assert len(other.output_ids) == 3
+    def test_whoever_ended_is_let_go(self) -> None:
+        """Finished, taken out while it ran or waited, or refused: nothing holds it any more."""
+        limits = replace(LIMITS, max_sequences=2, capacity_tokens=64)
+        simulation = self.simulation(limits)
+        refs = []
+        for number in range(40):
+            sequence = WatchedSequence.of(new_sequence([number % 3] * 20, max_tokens=9))
+            refs.append(weakref.ref(sequence))
+            if simulation.scheduler.num_waiting < min(8, simulation.scheduler.max_waiting):
+                simulation.add(sequence)
+            for _ in range(2):
+                simulation.step()
+            if number % 4 == 0:
+                simulation.end(simulation.unfinished[-1])
+        while simulation.scheduler.num_waiting < simulation.scheduler.max_waiting:
+            simulation.add(new_sequence(max_tokens=1))
+        refused = WatchedSequence.of(new_sequence())
+        with pytest.raises(QueueFull):
+            simulation.scheduler.add(refused)
+        refs.append(weakref.ref(refused))
+        while simulation.unfinished:
+            simulation.end(simulation.unfinished[-1])
+        scheduler = simulation.scheduler
+        del simulation, sequence, refused
+        scheduler.plan(StrictCache(limits))
+        gc.collect()
+        num_kept = sum(ref() is not None for ref in refs)
+        assert not num_kept, f"the scheduler keeps {num_kept} sequences that ended"
+
+    def test_those_who_leave_a_queue_do_not_pile_up(self) -> None:
+        """Clients that ask and go, while the queue does not move."""
+        simulation = self.simulation(replace(LIMITS, max_sequences=1))
+        simulation.add(new_sequence([1] * 5, max_tokens=20))
+        simulation.step()
+        refs = []
+        for _ in range(1000):
+            sequence = WatchedSequence.of(new_sequence([2] * 5, priority=5))
+            refs.append(weakref.ref(sequence))
+            simulation.scheduler.add(sequence)
+            simulation.scheduler.remove(sequence, simulation.cache)
+        del sequence
+        gc.collect()
+        assert sum(ref() is not None for ref in refs) < 500
         simulation.run()
         simulation.check_empty()
-
-    @pytest.mark.parametrize("fate", ["ends", "is held", "waits for an image"])
-    def test_who_waits_to_share_outlives_the_one_who_computes(self, fate: str) -> None:
-        """One that is taken out, or does not go on, frees those who wait for it."""
-        limits = dataclasses.replace(LIMITS, max_chunk_tokens=17)
-        simulation = self.simulation(limits, encoder_steps=40)
-        slots = (MediaSlot(50, 56, bytes(32), {}, 4),) if fate == "waits for an image" else ()
-        leader = new_sequence(Prompt(tuple(range(60)), slots), max_tokens=5)
-        follower = new_sequence(range(50), max_tokens=5)
-        simulation.add(leader)
-        simulation.add(follower)
-        while not leader.num_computed_tokens:
-            simulation.step()
-        if fate == "ends":
-            simulation.end(leader)
-        leader.is_held = fate == "is held"
-        for _ in range(30):
-            simulation.step()
-        assert len(follower.output_ids) == 5
-        leader.is_held = False
-        simulation.run()
-        simulation.check_empty()
-
-    @pytest.mark.parametrize("mixes", [True, False])
-    def test_a_long_prompt_stops_no_answer(self, mixes: bool) -> None:
-        """Checked only where a step has a budget of time: a reader waits for few such steps."""
-        if self.step_budget_s is None:
-            pytest.skip("this scheduler has no bound on the time of a step")
-        limits = dataclasses.replace(
-            LIMITS,
-            mixes_prefill_and_decode=mixes,
-            max_sequence_tokens=4096,
-            max_chunk_tokens=1024,
-            capacity_tokens=2**14,
-        )
-        cost = StepCost(token_s=self.step_budget_s / 50)
-        simulation = Simulation(self.make(), limits, cost=cost)
-        simulation.add(new_sequence(range(30), max_tokens=400))
-        for number in range(5):
-            simulation.step()
-            simulation.add(new_sequence(range(1000 * number, 1000 * number + 900), max_tokens=3))
-        simulation.run()
-        assert simulation.waits.longest_gap_s < 3 * self.step_budget_s

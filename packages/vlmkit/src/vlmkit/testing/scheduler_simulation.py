@@ -1,76 +1,35 @@
 """A loop without an engine: plans, checks every rule of a step, and answers with made-up tokens."""
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
-from vlmkit.kit.block_pool import BlockPool
 from vlmkit.running.encodings import waits
-from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import Span
 from vlmkit.seams.scheduler import Scheduler
 from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.step import EncodeItem, Step, WorkItem
-from vlmkit.seams.view import SequenceView
 from vlmkit.testing.played_time import Waits, no_time
+from vlmkit.testing.scheduler_rules import (
+    check_books,
+    check_encodes,
+    check_features,
+    check_preempted,
+    check_step,
+    state_of,
+)
+from vlmkit.testing.strict_cache import StrictCache
+
+MOST_STEPS = 20_000
 
 
-class StrictCache:
-    """A cache of no content that counts room exactly; see :class:`vlmkit.seams.engine.Cache`."""
-
-    def __init__(self, limits: EngineLimits) -> None:
-        self._limits = limits
-        block_tokens = max(1, limits.prefix_block_tokens)
-        self.pool = BlockPool(
-            limits.capacity_tokens // block_tokens,
-            block_tokens,
-            shares_prefixes=limits.prefix_block_tokens > 0,
-        )
-        self.reserved: dict[SequenceView, int] = {}
-        self.computed: dict[SequenceView, int] = {}
-
-    @property
-    def limits(self) -> EngineLimits:
-        """What was given at the start."""
-        return self._limits
-
-    def admit(self, sequence: SequenceView) -> Admission | None:
-        """Make room for all present tokens and one more."""
-        if len(self.reserved) == self._limits.max_sequences:
-            return None
-        if (admission := self.pool.admit(sequence)) is None:
-            return None
-        self.reserved[sequence] = len(sequence) + 1
-        self.computed[sequence] = admission.num_cached
-        return admission
-
-    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
-        """Make room for the first ``num_tokens``."""
-        if not self.pool.reserve(sequence, num_tokens):
-            return False
-        self.reserved[sequence] = max(num_tokens, self.reserved[sequence])
-        return True
-
-    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Let the first ``num_tokens`` be shared."""
-        assert num_tokens <= min(len(sequence), self.computed[sequence]), "too much is committed"
-        self.pool.commit(sequence, num_tokens)
-
-    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
-        """Forget everything after the first ``num_tokens``."""
-        self.pool.truncate(sequence, num_tokens)
-        self.computed[sequence] = self.reserved[sequence] = num_tokens
-
-    def release(self, sequence: SequenceView) -> None:
-        """Give up a sequence's room."""
-        self.pool.release(sequence)
-        del self.reserved[sequence], self.computed[sequence]
-
-    def compute(self, item: WorkItem) -> None:
-        """Note that an item's tokens are in the cache."""
-        self.computed[item.sequence] = item.stop
+def goes_well(item: WorkItem) -> bool:  # noqa: ARG001 - as any other fate
+    """Tell that an item does not fail."""
+    return True
 
 
 class Simulation:
@@ -80,11 +39,13 @@ class Simulation:
         scheduler: what is tested.
         limits: of the engine that is played.
         encoder_steps: how many more steps run before a medium that a step names is encoded.
-        num_drafts: guesses that every answer has before each step; some of them stand.
+        num_drafts: guesses that every answer has before each step.
+        drafts_stand: whether some of them are right; else none ever is.
+        succeeds: tells of an item whether it goes well; else its sequence ends with an error.
         cost: the seconds that a step of some items takes.
 
     Attributes:
-        trace: every step so far, as ``(index of sequence, start, stop)`` of its items.
+        trace: every step so far, as ``(number of the sequence, start, stop)`` of its items.
         unfinished: sequences that were added and have not ended.
         now_s: the clock that steps move.
         waits: what readers waited for.
@@ -97,6 +58,8 @@ class Simulation:
         *,
         encoder_steps: int = 0,
         num_drafts: int = 0,
+        drafts_stand: bool = True,
+        succeeds: Callable[[WorkItem], bool] = goes_well,
         cost: Callable[[Seq[WorkItem]], float] = no_time,
     ) -> None:
         self.scheduler = scheduler
@@ -105,15 +68,19 @@ class Simulation:
         self.trace: list[list[tuple[int, int, int]]] = []
         self.encoder_steps = encoder_steps
         self.num_drafts = num_drafts
+        self.drafts_stand = drafts_stand
+        self._succeeds = succeeds
         self.now_s = 0.0
         self.waits = Waits()
         self._cost = cost
         self._numbers: dict[Sequence, int] = {}
+        self._num_added = 0
         self._encoding: dict[EncodeItem, int] = {}  # the steps that are left for each medium
 
     def add(self, sequence: Sequence) -> None:
         """Hand a sequence to the scheduler."""
-        self._numbers[sequence] = len(self._numbers)
+        self._numbers[sequence] = self._num_added
+        self._num_added += 1
         self.unfinished.append(sequence)
         self.waits.ask(sequence, self.now_s)
         self.scheduler.add(sequence)
@@ -123,6 +90,8 @@ class Simulation:
         self.unfinished.remove(sequence)
         self.scheduler.remove(sequence, self.cache)
         self._forget(sequence)
+        del self._numbers[sequence]
+        self.cache.first_found.pop(sequence, None)
         assert sequence not in self.cache.reserved, "a sequence that ended keeps its room"
 
     def step(self) -> Step:
@@ -130,40 +99,32 @@ class Simulation:
         for sequence in self.unfinished:
             most = min(self.num_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
             sequence.drafts = tuple(range(500, 500 + most))
-        step = self.scheduler.plan(self.cache)
-        self._check(step)
+        step = self._plan()
         self._encode(step)
-        items = tuple(item for item in step.items if not waits(item))
-        for item in items:
-            check_features(item)
-            self.cache.compute(item)
+        items = self._forward(tuple(item for item in step.items if not waits(item)))
         standing = tuple(map(self._stands, items))
+        numbers = [self._numbers[item.sequence] for item in items]
+        self.trace.append([(n, i.start, i.stop) for n, i in zip(numbers, items, strict=True)])
         if items:
             duration_s = self._cost(items)
             self.now_s += duration_s
             self.scheduler.commit(Step(step.encodes, standing, step.preempted), duration_s)
         for item, kept in zip(items, standing, strict=True):
-            sequence = item.sequence
-            assert sequence.num_computed_tokens == kept.stop, "commit moved to another place"
-            if kept.stop < item.stop:
-                self.cache.truncate(sequence, kept.stop)
-            num_answered = kept.stop - len(sequence) + 1 if item.num_rows else 0
-            self.cache.commit(sequence, min(kept.stop, len(sequence)))
-            if sequence.wanted is not None:
-                self._take_rows(sequence, sequence.wanted, item.stop)
-                continue
-            for _ in range(num_answered):
-                self._answer(sequence)
+            assert item.sequence.num_computed_tokens == kept.stop, "commit moved to another place"
+            self._take(item, kept)
+        check_books(self.unfinished, self.cache)
         self.cache.pool.check_integrity()
-        self.trace.append([(self._numbers[i.sequence], i.start, i.stop) for i in items])
         return step
 
     def run(self) -> None:
         """Step until every sequence has ended; fail if nothing moves."""
-        while self.unfinished:
+        for _ in range(MOST_STEPS):
+            if not self.unfinished:
+                return
             is_encoding = bool(self._encoding)
             moves = self.step().items or is_encoding
             assert moves, f"nothing runs, but {len(self.unfinished)} are unfinished"
+        pytest.fail(f"{len(self.unfinished)} run for ever and never end")
 
     @property
     def num_computed_tokens(self) -> int:
@@ -175,9 +136,59 @@ class Simulation:
         assert self.scheduler.num_waiting == self.scheduler.num_running == 0
         assert self.cache.pool.num_free_blocks == self.cache.pool.num_blocks
 
+    def _plan(self) -> Step:
+        """Have a step planned, and check all that can be seen of it."""
+        cache, states = self.cache, [(s, state_of(s), set(s.features)) for s in self.unfinished]
+        had_room = list(cache.reserved)
+        cache.released.clear()
+        cache.is_planning = True
+        step = self.scheduler.plan(cache)
+        cache.is_planning = False
+        for sequence, state, features in states:
+            assert state_of(sequence) == state, "a scheduler changed what is not its own"
+            is_there = set(sequence.features) == features
+            assert is_there or sequence in step.preempted, "features of a sequence are gone"
+        check_preempted(step, had_room, cache)
+        check_encodes(step.encodes, cache)
+        check_step(step, cache)
+        check_books(self.unfinished, cache)
+        assert self.scheduler.num_running == len(cache.reserved), "num_running is wrong"
+        num_known = self.scheduler.num_running + self.scheduler.num_waiting
+        assert num_known == len(self.unfinished), "a sequence is lost or counted twice"
+        return step
+
+    def _forward(self, items: tuple[WorkItem, ...]) -> tuple[WorkItem, ...]:
+        """Compute items; return those that went well, once the others have ended."""
+        for item in items:
+            check_features(item)
+            self.cache.compute(item)
+        done = tuple(filter(self._succeeds, items))
+        for item in items:
+            if item not in done:
+                self.end(item.sequence)
+        return done
+
+    def _take(self, item: WorkItem, kept: WorkItem) -> None:
+        """Let the engine keep what stands of an item, and its sequence grow."""
+        sequence = item.sequence
+        if kept.stop < item.stop:
+            self.cache.truncate(sequence, kept.stop)
+        num_answered = kept.stop - len(sequence) + 1 if item.num_rows else 0
+        self.cache.commit(sequence, min(kept.stop, len(sequence)))
+        for index, slot in enumerate(sequence.prompt.media):
+            if slot.stop <= kept.stop:
+                sequence.features.pop(index, None)
+        if sequence.wanted is not None:
+            self._take_rows(sequence, sequence.wanted, item.stop)
+            return
+        for _ in range(num_answered):
+            self._answer(sequence)
+
     def _stands(self, item: WorkItem) -> WorkItem:
         """Return an item without the drafts that are wrong: fewer or more of them in turn."""
-        num_wrong = (len(self.trace) + item.start) % (len(item.drafts) + 1)
+        num_drafts = len(item.drafts)
+        num_wrong = (len(self.trace) + item.start) % (num_drafts + 1)
+        num_wrong = num_wrong if self.drafts_stand else num_drafts
         return replace(item, num_tokens=item.num_tokens - num_wrong, drafts=())
 
     def _encode(self, step: Step) -> None:
@@ -217,52 +228,3 @@ class Simulation:
         sequence.wanted = Span(max(wanted.start, stop), wanted.stop)
         if stop >= wanted.stop:
             self.end(sequence)
-
-    def _check(self, step: Step) -> None:
-        runs = [item.sequence for item in step.items]
-        assert len(set(runs)) == len(runs), "a sequence has two items in one step"
-        assert not set(runs) & set(step.preempted), "a preempted sequence runs"
-        for sequence in step.preempted:
-            assert sequence not in self.cache.reserved, "a preempted sequence keeps its room"
-        for item in step.items:
-            check_item(item, self.cache)
-        if not self.cache.limits.mixes_prefill_and_decode:
-            assert len({item.sequence.is_prefilling for item in step.items}) <= 1, "a step mixes"
-        assert self.scheduler.num_running == len(self.cache.reserved), "num_running is wrong"
-        num_known = self.scheduler.num_running + self.scheduler.num_waiting
-        assert num_known == len(self.unfinished), "a sequence is lost or counted twice"
-
-
-def check_item(item: WorkItem, cache: StrictCache) -> None:
-    """Fail if a work item breaks a rule of :mod:`vlmkit.seams.step` or :class:`EngineLimits`."""
-    sequence = item.sequence
-    assert sequence in cache.reserved, "a sequence runs without room"
-    assert item.start == sequence.num_computed_tokens == cache.computed[sequence], (
-        "an item starts elsewhere than after the tokens that are in the cache"
-    )
-    assert 1 <= item.num_tokens <= cache.limits.max_chunk_tokens, "a chunk is empty or too long"
-    num_drafts, num_own = len(item.drafts), item.stop - len(item.drafts)
-    assert num_own <= len(sequence) and item.stop <= cache.reserved[sequence], (
-        "tokens without room: ask cache.reserve() before each step of an answer"
-    )
-    assert num_drafts <= cache.limits.max_draft_tokens, "more drafts than the engine takes"
-    assert item.drafts == sequence.drafts[:num_drafts], "drafts are not the sequence's"
-    assert not num_drafts or num_own == len(sequence), "drafts follow the newest token"
-    assert item.start <= sequence.first_row, "a token whose row is wanted was passed over"
-    num_rows = max(0, item.stop - max(item.start, sequence.first_row))
-    assert item.num_rows == num_rows, "each wanted row has an item, and no other row is asked for"
-    is_embed = sequence.task == "embed"
-    assert is_embed or num_rows <= cache.limits.max_item_rows, "more rows than the engine gives"
-    assert item.output == ("hidden" if is_embed else "logits"), "rows of the wrong kind"
-    assert not sequence.is_held, "a held sequence runs"
-    for span in sequence.plan.spans:
-        assert not span.start < item.start < span.stop, "a chunk starts inside an atomic span"
-        assert not span.start < item.stop < span.stop, "a chunk ends inside an atomic span"
-
-
-def check_features(item: WorkItem) -> None:
-    """Fail unless every medium that an item touches was encoded."""
-    features: Mapping[int, MediaFeatures] = item.sequence.features
-    for index, slot in enumerate(item.sequence.prompt.media):
-        if slot.start < item.stop and slot.stop > item.start:
-            assert index in features, "a medium is computed before it is encoded"

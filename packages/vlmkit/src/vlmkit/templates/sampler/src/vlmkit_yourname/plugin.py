@@ -35,6 +35,9 @@ class SigmaSampler:
 
     Args:
         settings: how near.
+
+    Attributes:
+        is_exact: that draws follow the softmax of the logits; here, not all tokens can be drawn.
     """
 
     is_exact = False

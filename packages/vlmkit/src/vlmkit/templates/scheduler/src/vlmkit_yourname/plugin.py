@@ -35,7 +35,12 @@ class ShortestFirst(vlmkit.ContinuousScheduler):
 
     Args:
         settings: how much runs together, and what is long.
+
+    Attributes:
+        ignores: of the usual order, that of equals the first to come is served first.
     """
+
+    ignores = frozenset({"arrival"})
 
     def __init__(self, settings: ShortestSettings | None = None) -> None:
         self._own = settings or ShortestSettings()

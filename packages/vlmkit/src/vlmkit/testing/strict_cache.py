@@ -1,0 +1,77 @@
+"""A cache without an engine, which counts room exactly and knows what is in it."""
+
+from vlmkit.kit.block_pool import BlockPool
+from vlmkit.seams.engine import Admission, EngineLimits
+from vlmkit.seams.step import WorkItem
+from vlmkit.seams.view import SequenceView
+
+
+class StrictCache:
+    """A cache of no content that counts room exactly; see :class:`vlmkit.seams.engine.Cache`.
+
+    Attributes:
+        reserved: tokens that each admitted sequence has room for.
+        computed: tokens of each that are there.
+        first_found: tokens of each that were there when it was first admitted.
+        released: sequences that gave their room up since the present plan began.
+        is_planning: whether a scheduler plans, to which tokens are not the cache's to change.
+    """
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self._limits = limits
+        block_tokens = max(1, limits.prefix_block_tokens)
+        self.pool = BlockPool(
+            limits.capacity_tokens // block_tokens,
+            block_tokens,
+            shares_prefixes=limits.prefix_block_tokens > 0,
+        )
+        self.reserved: dict[SequenceView, int] = {}
+        self.computed: dict[SequenceView, int] = {}
+        self.first_found: dict[SequenceView, int] = {}
+        self.released: list[SequenceView] = []
+        self.is_planning = False
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What was given at the start."""
+        return self._limits
+
+    def admit(self, sequence: SequenceView) -> Admission | None:
+        """Make room for all present tokens and one more."""
+        if len(self.reserved) == self._limits.max_sequences:
+            return None
+        if (admission := self.pool.admit(sequence)) is None:
+            return None
+        self.reserved[sequence] = len(sequence) + 1
+        self.computed[sequence] = admission.num_cached
+        self.first_found.setdefault(sequence, admission.num_cached)
+        return admission
+
+    def reserve(self, sequence: SequenceView, num_tokens: int) -> bool:
+        """Make room for the first ``num_tokens``."""
+        if not self.pool.reserve(sequence, num_tokens):
+            return False
+        self.reserved[sequence] = max(num_tokens, self.reserved[sequence])
+        return True
+
+    def commit(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Let the first ``num_tokens`` be shared."""
+        assert not self.is_planning, "a scheduler does not commit tokens: the loop does"
+        assert num_tokens <= min(len(sequence), self.computed[sequence]), "too much is committed"
+        self.pool.commit(sequence, num_tokens)
+
+    def truncate(self, sequence: SequenceView, num_tokens: int) -> None:
+        """Forget everything after the first ``num_tokens``."""
+        assert not self.is_planning, "a scheduler does not truncate: the loop does"
+        self.pool.truncate(sequence, num_tokens)
+        self.computed[sequence] = self.reserved[sequence] = num_tokens
+
+    def release(self, sequence: SequenceView) -> None:
+        """Give up a sequence's room."""
+        self.pool.release(sequence)
+        del self.reserved[sequence], self.computed[sequence]
+        self.released.append(sequence)
+
+    def compute(self, item: WorkItem) -> None:
+        """Note that an item's tokens are in the cache."""
+        self.computed[item.sequence] = item.stop

@@ -1,0 +1,252 @@
+"""Schedulers that break one promise each, made of one that was written from nothing."""
+
+from honest.scheduler import ShortestPromptFirst
+
+from broken.broken import Broken
+from vlmkit.errors import QueueFull
+from vlmkit.seams.engine import Cache
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.step import EncodeItem, Step, WorkItem
+
+# Queues.
+
+
+class FallsOverNothing(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        min(len(sequence) for sequence in [*self._running, *self._waiting])
+        return super().plan(cache)
+
+
+class TakesOneMore(ShortestPromptFirst):
+    def add(self, sequence: Sequence) -> None:
+        self.max_waiting += 1
+        try:
+            super().add(sequence)
+        finally:
+            self.max_waiting -= 1
+
+
+class QueuesWhomItRefuses(ShortestPromptFirst):
+    def add(self, sequence: Sequence) -> None:
+        try:
+            super().add(sequence)
+        except QueueFull:
+            self._waiting.append(sequence)
+            raise
+
+
+class RefusesThePreempted(ShortestPromptFirst):
+    """Queues those again who lose their room as if they were new."""
+
+    def _preempt(self, sequence: Sequence, cache: Cache, preempted: list[Sequence]) -> None:
+        super()._preempt(sequence, cache, preempted)
+        self._waiting.remove(sequence)
+        self.add(sequence)
+
+
+class LosesThePreempted(ShortestPromptFirst):
+    def _preempt(self, sequence: Sequence, cache: Cache, preempted: list[Sequence]) -> None:
+        super()._preempt(sequence, cache, preempted)
+        self._waiting.remove(sequence)
+
+
+class KeepsWhoWaits(ShortestPromptFirst):
+    def remove(self, sequence: Sequence, cache: Cache) -> None:
+        if sequence in self._running:
+            super().remove(sequence, cache)
+
+
+class FallsOverTheLarge(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        if self._waiting and not self._running:
+            raise RuntimeError("nobody runs, and yet there is no room")
+        return step
+
+
+# Turns.
+
+
+class PrefersPrompts(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        encodes: list[EncodeItem] = []
+        preempted: list[Sequence] = []
+        items = self._chunks(cache, encodes, preempted, 1)
+        return Step(
+            tuple(encodes), tuple(items or self._answers(cache, preempted)), tuple(preempted)
+        )
+
+
+class PrefersAnswers(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        preempted: list[Sequence] = []
+        if items := self._answers(cache, preempted):
+            return Step((), tuple(items), tuple(preempted))
+        return super().plan(cache)
+
+
+class Mixes(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        encodes: list[EncodeItem] = []
+        preempted: list[Sequence] = []
+        items = self._answers(cache, preempted)
+        items += self._chunks(cache, encodes, preempted, 1)
+        return Step(tuple(encodes), tuple(items), tuple(preempted))
+
+
+class ReadsSeveralPromptsAtOnce(ShortestPromptFirst):
+    def _chunks(
+        self, cache: Cache, encodes: list[EncodeItem], preempted: list[Sequence], most: int
+    ) -> list[WorkItem]:
+        return super()._chunks(cache, encodes, preempted, 64)
+
+
+# Rooms and limits.
+
+
+class AsksForNoRoom(ShortestPromptFirst):
+    def _answers(self, cache: Cache, preempted: list[Sequence]) -> list[WorkItem]:
+        return [
+            WorkItem(sequence, len(sequence) - 1, 1, num_rows=1)
+            for sequence in self._running
+            if not sequence.is_held and not sequence.is_prefilling
+        ]
+
+
+class CommitsForTheLoop(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        for sequence in self._running:
+            cache.commit(sequence, sequence.num_computed_tokens)
+        return super().plan(cache)
+
+
+class OverlooksTheLongestChunk(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        items = [
+            WorkItem(item.sequence, item.start, len(item.sequence) - item.start, 1)
+            if item.sequence.is_prefilling
+            else item
+            for item in step.items
+        ]
+        return Step(step.encodes, tuple(items), step.preempted)
+
+
+class CutsSpans(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        items = [
+            WorkItem(item.sequence, item.start, item.num_tokens - 1)
+            if item.num_tokens > 1 and not item.num_rows
+            else item
+            for item in step.items
+        ]
+        return Step(step.encodes, tuple(items), step.preempted)
+
+
+# Commits.
+
+
+class PlansWhatWaitsForAnImage(ShortestPromptFirst):
+    def plan(self, cache: Cache) -> Step:
+        away = [(s, set(s.encoding)) for s in self._running if s.encoding]
+        for sequence, _ in away:
+            sequence.encoding.clear()
+        step = super().plan(cache)
+        for sequence, encoding in away:
+            sequence.encoding.update(encoding)
+        is_new = [e for e in step.encodes if e.index not in e.sequence.encoding]
+        return Step(tuple(is_new), step.items, step.preempted)
+
+
+class CommitsWhatItPlanned(ShortestPromptFirst):
+    planned: tuple[WorkItem, ...] = ()
+
+    def plan(self, cache: Cache) -> Step:
+        step = super().plan(cache)
+        self.planned = step.items
+        return step
+
+    def commit(self, step: Step, duration_s: float) -> None:
+        super().commit(Step(step.encodes, self.planned, step.preempted), duration_s)
+
+
+class ExpectsEveryItem(CommitsWhatItPlanned):
+    def commit(self, step: Step, duration_s: float) -> None:
+        for item, planned in zip(step.items, self.planned, strict=True):
+            assert item.sequence is planned.sequence
+        ShortestPromptFirst.commit(self, step, duration_s)
+
+
+EVERY = "every_sequence_finishes"
+TABLE_OF = (
+    (
+        TakesOneMore,
+        "A queue takes as many as max_waiting says.",
+        "a_full_queue_refuses_and_keeps_what_it_has",
+    ),
+    (
+        QueuesWhomItRefuses,
+        "Who is refused leaves no trace.",
+        "a_full_queue_refuses_and_keeps_what_it_has",
+    ),
+    (LosesThePreempted, "Who is preempted waits again.", "a_full_cache_delays_but_loses_nobody"),
+    (
+        KeepsWhoWaits,
+        "A sequence that waits may be taken out, too.",
+        "whoever_is_taken_out_leaves_nothing_behind",
+    ),
+    (
+        PrefersPrompts,
+        "Answers go on while prompts come.",
+        "answers_go_on_however_many_prompts_come",
+    ),
+    (
+        PrefersAnswers,
+        "Newcomers join while answers go on.",
+        "a_newcomer_does_not_wait_for_the_others_to_finish",
+    ),
+    (Mixes, "A step mixes only where the engine says that it does.", EVERY),
+    (ReadsSeveralPromptsAtOnce, "Where an engine does not mix, a step has one chunk.", EVERY),
+    (AsksForNoRoom, "Tokens have room before they run.", EVERY),
+    (CommitsForTheLoop, "A scheduler asks for room, and commits nothing.", EVERY),
+    (OverlooksTheLongestChunk, "A chunk is no longer than max_chunk_tokens.", EVERY),
+    (CutsSpans, "No chunk cuts an atomic span.", EVERY),
+    (
+        PlansWhatWaitsForAnImage,
+        "While a medium is encoded, what touches it takes nobody's room.",
+        EVERY,
+    ),
+    (CommitsWhatItPlanned, "A commit is of the items that ran.", EVERY),
+)
+BROKEN = (
+    *(Broken(kind, promise, test, honest=ShortestPromptFirst) for kind, promise, test in TABLE_OF),
+    Broken(
+        FallsOverNothing,
+        "A plan is empty where there is nothing to do.",
+        "an_idle_scheduler_plans_nothing",
+        raises=(ValueError,),
+        honest=ShortestPromptFirst,
+    ),
+    Broken(
+        RefusesThePreempted,
+        "The bound of the queue is for newcomers.",
+        "a_full_queue_takes_those_back_who_lose_their_room",
+        raises=(QueueFull,),
+        honest=ShortestPromptFirst,
+    ),
+    Broken(
+        FallsOverTheLarge,
+        "A plan is empty where nothing can run.",
+        "one_that_never_fits_gets_an_empty_step",
+        raises=(RuntimeError,),
+        honest=ShortestPromptFirst,
+    ),
+    Broken(
+        ExpectsEveryItem,
+        "One that failed is not among the items of a commit.",
+        "one_that_fails_harms_nobody",
+        raises=(ValueError,),
+        honest=ShortestPromptFirst,
+    ),
+)
