@@ -705,6 +705,7 @@ def test_blocked_plugins_are_listed_as_such(
 def test_plugins_that_are_not_listed_are_left_out_of_every_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("vlmkit_hf")
     sets = ["--set", "plugins.only=['vlmkit-hf']"]
     assert run(["plugins", *sets]) == 0
     assert "left out by plugins.only: vlmkit-mock" in capsys.readouterr().out

@@ -736,7 +736,7 @@ def test_a_folder_is_a_plugin(site: Site, tmp_path: Path) -> None:
     assert found.samplers.get("my_plugin:mine").plugin == str(folder)
     digest = found.found[-1].digest()
     assert digest == site.load(files=[folder]).found[-1].digest() != ""
-    write(folder / "name.py", "NAME = 'other'")
+    write(folder / "name.py", "NAME = 'of another length'")  # or its old bytecode would do
     changed = site.load(files=[folder])
     assert changed.found[-1].digest() != digest
     assert isinstance(changed.broken[str(folder)], AssertionError)
