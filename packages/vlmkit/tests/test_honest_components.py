@@ -3,6 +3,7 @@
 from broken.media_loader import OnLoader
 from broken.tokenizer_media import OnBlind, OnHearing
 from broken.tool_source import OnTools
+from honest.constraint import UsualTokensCompiler
 from honest.media_loader import SheetLoader
 from honest.monitor import Tally
 from honest.sampler import Dry, Greedy, Mirostat, Plain
@@ -10,7 +11,8 @@ from honest.scheduler import ShortestPromptFirst
 from honest.tokenizer import HearingTokenizer, TextTokenizer
 from honest.tool_source import ToyTools
 
-from vlmkit.testing import MonitorContract, SamplerContract, SchedulerContract
+from vlmkit.ask.constraint import OneOf
+from vlmkit.testing import ConstraintContract, MonitorContract, SamplerContract, SchedulerContract
 
 
 class TestPlain(SamplerContract):
@@ -57,3 +59,10 @@ class TestTally(MonitorContract):
 
 class TestShortestPromptFirst(SchedulerContract):
     make = ShortestPromptFirst
+
+
+class TestUsualTokens(ConstraintContract):
+    """Where only one text can follow, its usual tokens will do."""
+
+    forms = (OneOf,)
+    make = UsualTokensCompiler

@@ -1,6 +1,7 @@
 """All tables, in the order of the page."""
 
 from broken import (
+    constraint,
     engine,
     media_encoder,
     media_loader,
@@ -21,6 +22,7 @@ TABLES = (
     runner.TABLE,
     sampler.TABLE,
     scheduler.TABLE,
+    constraint.TABLE,
     tokenizer.TABLE,
     media_loader.TABLE,
     tool_source.TABLE,

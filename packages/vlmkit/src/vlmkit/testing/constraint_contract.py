@@ -1,5 +1,6 @@
 """What every compiler of constraints must do."""
 
+import itertools
 import json
 import random
 import re
@@ -27,6 +28,7 @@ PERSON = JsonSchema.of(
     }
 )
 COLOURS = OneOf(("red", "reddish", "blue", "blüte"))
+SIGNS = OneOf(("a.c", "a+", 'say "x"\\', "(", "a\nb", "\x7f~", "^>", "_\x1e"))
 TRIED: dict[type, Constraint] = {
     JsonSchema: PERSON,
     JsonObject: JsonObject(),
@@ -67,21 +69,25 @@ class ConstraintContract:
 
     def test_every_word_of_a_choice_may_be_said_and_nothing_else(self) -> None:
         """Byte by byte, also in the middle of a character."""
-        compiled = self._compiler().compile(TRIED[self._taken(OneOf)])
-        texts = [text.encode() for text in COLOURS.texts]
-        for text in texts:
-            matcher = compiled()
-            for place, byte in enumerate(text):
-                begun = [t[place:] for t in texts if t[:place] == text[:place]]
-                expected = {
-                    token_id
-                    for token_id, added in enumerate(TOKEN_BYTES)
-                    if added and any(rest.startswith(added) for rest in begun)
-                }
-                assert set(_allowed(matcher)) == expected, text[:place]
-                assert matcher.may_end == (b"" in begun), text[:place]
-                assert matcher.accept(1 + byte)
-            assert matcher.may_end
+        self._taken(OneOf)
+        self._check_choice(COLOURS)
+
+    def test_a_choice_is_of_texts_and_not_of_patterns(self) -> None:
+        """Whatever signs they hold, and whichever bit of a mask stands for them."""
+        self._taken(OneOf)
+        self._check_choice(SIGNS)
+
+    @pytest.mark.parametrize("form", VALID, ids=lambda form: form.__name__)
+    def test_an_answer_may_end_where_it_is_whole(self, form: type) -> None:
+        """There, and nowhere else."""
+        matcher, chance, said = self._matcher(TRIED[self._taken(form)]), random.Random(3), b""
+        for _ in range(60):
+            assert matcher.may_end == _is_valid(form, said), said
+            if not (allowed := _allowed(matcher)):
+                break
+            token_id = chance.choice(allowed)
+            assert matcher.accept(token_id)
+            said += TOKEN_BYTES[token_id]
 
     @pytest.mark.parametrize("form", VALID, ids=lambda form: form.__name__)
     @pytest.mark.parametrize("seed", range(5))
@@ -128,6 +134,45 @@ class ConstraintContract:
                 break
             matcher.accept(chance.choice(before[0]))
 
+    def test_taking_nothing_back_changes_nothing(self, matcher: Matcher) -> None:
+        """Not one of several guesses may have been right, or all of them."""
+        chance = random.Random(8)
+        for _ in range(4):
+            before = _allowed(matcher), matcher.may_end
+            matcher.roll_back(0)
+            assert (_allowed(matcher), matcher.may_end) == before
+            if not before[0]:
+                break
+            assert matcher.accept(chance.choice(before[0]))
+
+    def test_an_answer_may_be_taken_back_as_a_whole(self, matcher: Matcher) -> None:
+        """Several tokens at a time, or one, from the end to the beginning."""
+        chance, states = random.Random(9), [(_allowed(matcher), matcher.may_end)]
+        while states[-1][0] and len(states) < 25:
+            assert matcher.accept(chance.choice(states[-1][0]))
+            states.append((_allowed(matcher), matcher.may_end))
+        num_accepted = len(states) - 1
+        for num in itertools.cycle((1, 3, 2)):
+            num_back = min(num, num_accepted)
+            matcher.roll_back(num_back)
+            num_accepted -= num_back
+            assert (_allowed(matcher), matcher.may_end) == states[num_accepted]
+            if not num_accepted:
+                break
+
+    def test_looking_changes_nothing(self, matcher: Matcher) -> None:
+        """In any order, and however often."""
+        chance = random.Random(10)
+        for _ in range(10):
+            allowed, may_end, forced = _allowed(matcher), matcher.may_end, list(matcher.forced())
+            for _ in range(2):
+                assert list(matcher.forced()) == forced
+                assert matcher.may_end == may_end
+                assert _allowed(matcher) == allowed
+            if not allowed:
+                break
+            assert matcher.accept(chance.choice(allowed))
+
     def test_a_token_that_is_refused_changes_nothing(self, matcher: Matcher) -> None:
         """It may have been a mere guess."""
         before, num_refused = (_allowed(matcher), matcher.may_end), 0
@@ -152,6 +197,26 @@ class ConstraintContract:
             if not allowed:
                 break
             matcher.accept(chance.choice(allowed))
+
+    def test_only_what_all_texts_have_in_common_is_forced(self) -> None:
+        """Where the text may end as it is, nothing is."""
+        compiled = self._compiler().compile(TRIED[self._taken(OneOf)])
+        texts = [text.encode() for text in COLOURS.texts]
+        for text in texts:
+            matcher = compiled()
+            for place in range(len(text) + 1):
+                rests = [t[place:] for t in texts if t[:place] == text[:place]]
+                said = b"".join(TOKEN_BYTES[token_id] for token_id in matcher.forced())
+                assert all(rest.startswith(said) for rest in rests), (text[:place], said)
+                assert place == len(text) or matcher.accept(1 + text[place])
+
+    def test_a_tokenizer_may_put_a_space_before_a_text(self) -> None:
+        """It is none of the text that is forced."""
+        self._taken(OneOf)
+        vocabulary = Vocabulary(TOKEN_BYTES, lambda text: _encode(f" {text}"))
+        matcher = self.make(vocabulary).compile(OneOf(("lighthouse",)))()
+        said = b"".join(TOKEN_BYTES[token_id] for token_id in matcher.forced())
+        assert b"lighthouse".startswith(said)
 
     # Beside each other
 
@@ -183,6 +248,16 @@ class ConstraintContract:
             found = list(pool.map(lambda _: _allowed(compiler.compile(constraint)()), range(8)))
         assert found == [expected] * 8
 
+    def test_constraints_do_not_mix(self) -> None:
+        """Neither those that are compiled at once, nor one and the next."""
+        self._taken(OneOf)
+        compiler, letters = self._compiler(), "abcdefgh"
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda letter: compiler.compile(OneOf((letter * 2,))), letters))
+        for letter, make in zip(letters, made, strict=True):
+            assert _allowed(make())
+            assert all(TOKEN_BYTES[i] in (letter * 2).encode() for i in _allowed(make())), letter
+
     # Refusals
 
     @pytest.mark.parametrize("constraint", SENSELESS, ids=lambda c: type(c).__name__)
@@ -201,6 +276,29 @@ class ConstraintContract:
             return
         with pytest.raises(ConstraintError):
             self._compiler().compile(TRIED[form])
+
+    def _check_choice(self, choice: OneOf) -> None:
+        """Fail unless a choice goes on as its texts do, byte by byte."""
+        compiled = self._compiler().compile(choice)
+        texts = [text.encode() for text in choice.texts]
+        for text in texts:
+            matcher = compiled()
+            for place, byte in enumerate(text):
+                begun = [t[place:] for t in texts if t[:place] == text[:place]]
+                expected = {
+                    token_id
+                    for token_id, added in enumerate(TOKEN_BYTES)
+                    if added and any(rest.startswith(added) for rest in begun)
+                }
+                found = set(_allowed(matcher))
+                if len(begun) > 1:
+                    assert found == expected, text[:place]
+                else:  # its usual tokens will do
+                    assert found <= expected, text[:place]
+                    assert found, text[:place]
+                assert matcher.may_end == (b"" in begun), text[:place]
+                assert matcher.accept(1 + byte)
+            assert matcher.may_end
 
     def _taken(self, form: type) -> type:
         if form not in self._forms():
@@ -244,6 +342,13 @@ def _allowed(matcher: Matcher) -> list[int]:
 def _is_person(said: Any) -> bool:
     is_whole = list(said) == ["name", "number"] and isinstance(said["number"], int)
     return is_whole and said["name"] in ("Ann", "Bob")
+
+
+def _is_valid(form: type, said: bytes) -> bool:
+    try:
+        return VALID[form](said.decode())
+    except ValueError:  # half a character, or half a JSON value
+        return False
 
 
 def _said(matcher: Matcher, chance: random.Random, num_tokens: int) -> bytes:
