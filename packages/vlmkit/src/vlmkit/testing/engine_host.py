@@ -42,7 +42,7 @@ class EngineHost:
             prompt,
             self.engine.read(prompt),
             own if scope is None else scope,
-            self.encoded(prompt),
+            dict(self.encoded(prompt)),
             answer,
         )
 
@@ -70,9 +70,15 @@ class EngineHost:
 
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
         """Compute items, each with the features of the media that it touches."""
-        for item in items:
-            cast(EngineSequence, item.sequence).show(item.start, item.stop)
-        return self.engine.forward(items)
+        sequences = [cast(EngineSequence, item.sequence) for item in items]
+        whole = [sequence.features for sequence in sequences]
+        for sequence, item in zip(sequences, items, strict=True):
+            sequence.features = sequence.touched(item.start, item.stop)
+        try:
+            return self.engine.forward(items)
+        finally:
+            for sequence, features in zip(sequences, whole, strict=True):
+                sequence.features = features
 
     def step(self, items: Seq[WorkItem], *, commits: bool = True) -> Row:
         """Compute items that want logits, if they want anything; return ``[rows, vocab]``.

@@ -99,7 +99,7 @@ class EngineLifeContract(EngineSubject):
         """Let a sequence live and go; refer weakly to it and to what it brought."""
         encoded = {i: _weakly(_Features, each) for i, each in host.encoded(prompt).items()}
         sequence = host.sequence(_weakly(_Prompt, prompt), scope=b"gone")
-        sequence.encoded = encoded
+        sequence.features = encoded
         name = f"of {len(prompt)} tokens"
         watched[f"a sequence {name}"] = weakref.ref(sequence)
         watched[f"the prompt {name}"] = weakref.ref(sequence.prompt)

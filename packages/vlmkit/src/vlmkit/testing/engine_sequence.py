@@ -17,7 +17,7 @@ class EngineSequence:
         prompt: what it starts from.
         plan: what the engine made of that.
         scope: whose caches it shares.
-        encoded: encoder results by medium; the engine sees those that an item touches.
+        features: encoder results by medium; in a step the engine sees those that an item touches.
         answer: the tokens after the prompt, to which a test adds.
     """
 
@@ -27,12 +27,11 @@ class EngineSequence:
         prompt: Prompt,
         plan: PromptPlan,
         scope: bytes,
-        encoded: Mapping[int, MediaFeatures],
+        features: Mapping[int, MediaFeatures],
         answer: Iterable[int] = (),
     ) -> None:
         self.id, self.prompt, self.plan, self.scope = id, prompt, plan, scope
-        self.encoded = encoded
-        self.features: dict[int, MediaFeatures] = {}
+        self.features = features
         self.fields: Mapping[str, Any] = {}
         self.answer = list(answer)
         self.num_done = 0  # tokens that the engine has computed
@@ -55,10 +54,11 @@ class EngineSequence:
         """Return the token ids of positions ``[start, stop)``."""
         return (*self.prompt.token_ids, *self.answer)[start:stop]
 
-    def show(self, start: int, stop: int) -> None:
-        """Let the engine see the features of media that tokens ``[start, stop)`` touch."""
-        self.features = {
-            index: self.encoded[index]
+    def touched(self, start: int, stop: int) -> Mapping[int, MediaFeatures]:
+        """Return the features of media that tokens ``[start, stop)`` touch."""
+        touched = {
+            index
             for index, slot in enumerate(self.prompt.media)
             if slot.start < stop and slot.stop > start
         }
+        return {index: each for index, each in self.features.items() if index in touched}
