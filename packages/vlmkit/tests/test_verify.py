@@ -87,6 +87,7 @@ def vlmkit_register_media_encoders(registry):
         registry.add(
             name,
             lambda context, name=name, change=change: Other(name, change),
+            cannot_serve=lambda checkpoint: None,
             why_not=lambda name=name: None if name in OFFERED else "it was not offered",
             priority=-1,
         )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.errors import EngineError, OutOfMemory, VlmkitError
 from vlmkit.running.isolation import engine_error
 
 
@@ -86,11 +86,14 @@ def blaming(makers: Makers, part: str, what: str) -> Iterator[None]:
 
     Raises:
         EngineError: the part failed on what it was given.
+        OutOfMemory: it found no room for it.
     """
     try:
         yield
-    except (VlmkitError, MemoryError):  # whoever asked knows what there was no room for
+    except VlmkitError:
         raise
+    except MemoryError as error:
+        raise OutOfMemory(what) from error
     except Exception as error:  # a part may raise anything
         raise engine_error(f"{makers.of(part)} failed on {what}", error, repeats=True) from error
 
