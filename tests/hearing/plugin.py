@@ -280,15 +280,11 @@ def _cannot_serve(checkpoint: Checkpoint) -> str | None:
     return None if checkpoint.model_type == "hearing" else "it serves only the model 'hearing'"
 
 
-def _is_not_ours(reference: str) -> str | None:
-    return None if reference == "hearing" else "it has only the model 'hearing'"
-
-
 @vlmkit.hookimpl
 def vlmkit_register_models(registry: Registry[Any]) -> None:
     """Offer the model ``hearing``."""
     folder = Path(__file__).with_name("model")
-    registry.add("hearing", lambda _: Checkpoint("hearing", folder), cannot_serve=_is_not_ours)
+    registry.add_packaged("hearing", folder, description="says how loud a sound is")
 
 
 @vlmkit.hookimpl

@@ -8,6 +8,7 @@ import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit.testing import ModelContract
 from vlmkit_demo import plugin
 
 FILES = {
@@ -24,6 +25,11 @@ def user(*parts: str) -> dict[str, object]:
     image = {"type": "image"}
     content = [image if p == "<image>" else {"type": "text", "text": p} for p in parts]
     return {"role": "user", "content": content}
+
+
+class TestDemo(ModelContract):
+    plugin = plugin
+    name = "demo"
 
 
 def test_the_model_is_offered_under_its_name() -> None:

@@ -8,10 +8,12 @@ from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.testing import (
     EngineContract,
     MediaEncoderContract,
+    ModelContract,
     TokenizerContract,
     awkward_pictures,
     picture,
 )
+from vlmkit_mock import plugin
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -31,6 +33,11 @@ class TestMockTokenizer(TokenizerContract):
 
     def smaller(self) -> dict[str, int]:
         return {"max_dynamic_patch": 2}
+
+
+class TestMockModel(ModelContract):
+    plugin = plugin
+    name = "mock"
 
 
 class TestMockVisionEncoder(MediaEncoderContract):

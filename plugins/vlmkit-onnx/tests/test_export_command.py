@@ -14,9 +14,21 @@ from vlmkit.config import Config
 from vlmkit.errors import CheckpointError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext, Provider
+from vlmkit.testing import CommandContract
 from vlmkit_onnx import text_side
 from vlmkit_onnx.export.command import Progress, export_command, warnings_of
 from vlmkit_onnx.folder import export_cache, manifest
+
+
+class TestExport(CommandContract):
+    name = "export"
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "made"
+
+    def fails(self) -> tuple[tuple[str, ...], ...]:
+        return (("./nobody-has-this", str(self.folder)),)
 
 
 def test_without_the_exporters_packages_it_says_what_to_install(

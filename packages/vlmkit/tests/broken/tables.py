@@ -1,10 +1,12 @@
 """All tables, in the order of the page."""
 
 from broken import (
+    command,
     constraint,
     engine,
     media_encoder,
     media_loader,
+    model,
     monitor,
     observer,
     proposer,
@@ -28,4 +30,6 @@ TABLES = (
     tool_source.TABLE,
     observer.TABLE,
     monitor.TABLE,
+    model.TABLE,
+    command.TABLE,
 )

@@ -7,9 +7,12 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
-from vlmkit import Model
 from vlmkit.errors import PluginError
+
+if TYPE_CHECKING:
+    from vlmkit import Model  # who reads a help imports no arrays
 
 
 class LateModel:
@@ -20,7 +23,9 @@ class LateModel:
         on_failure: called in that thread when it cannot be made.
     """
 
-    def __init__(self, load: Callable[[], Model], on_failure: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, load: "Callable[[], Model]", on_failure: Callable[[Exception], None]
+    ) -> None:
         self._load = load
         self._on_failure = on_failure
         self._loaded: Future[Model] = Future()
@@ -32,7 +37,7 @@ class LateModel:
         """Begin."""
         threading.Thread(target=self._run, name="vlmkit-load", daemon=True).start()
 
-    async def get(self) -> Model:
+    async def get(self) -> "Model":
         """Wait for the model and return it.
 
         Raises:

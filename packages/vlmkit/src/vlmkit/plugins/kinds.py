@@ -193,13 +193,19 @@ MONITOR: Kind[Monitor] = Kind(
     is_optional=True,
 )
 MODEL: Kind[Checkpoint] = Kind(
-    "model", Checkpoint, "by name", "what has a model's files", serves="own"
+    "model",
+    Checkpoint,
+    "by name",
+    "what has a model's files",
+    "vlmkit.testing:ModelContract",
+    serves="own",
 )
 COMMAND: Kind[Any] = Kind(
     "command",
     None,  # the command line looks at what it was given, and knows click
     "by name",
     "what adds a command to the command line",
+    "vlmkit.testing:CommandContract",
     reserved=frozenset(
         {"ask", "chat", "config", "doctor", "keys", "models", "plugins", "serve", "verify"}
     ),

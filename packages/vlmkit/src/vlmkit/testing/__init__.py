@@ -11,6 +11,7 @@ pytest.register_assert_rewrite(
     *(
         f"vlmkit.testing.{name}"
         for name in (
+            "command_contract",
             "constraint_contract",
             "engine_contract",
             "engine_host",
@@ -22,6 +23,7 @@ pytest.register_assert_rewrite(
             "engine_sequence",
             "media_encoder_contract",
             "media_loader_contract",
+            "model_contract",
             "monitor_contract",
             "observer_contract",
             "proposer_contract",
@@ -49,13 +51,15 @@ pytest.register_assert_rewrite(
     )
 )
 
-from vlmkit.testing.constraint_contract import (  # noqa: E402 - after the rewrite hook
-    ConstraintContract,
+from vlmkit.testing.command_contract import (  # noqa: E402 - after the rewrite hook
+    CommandContract,
 )
+from vlmkit.testing.constraint_contract import ConstraintContract  # noqa: E402
 from vlmkit.testing.engine_contract import EngineContract  # noqa: E402
 from vlmkit.testing.engine_host import EngineHost  # noqa: E402
 from vlmkit.testing.media_encoder_contract import MediaEncoderContract  # noqa: E402
 from vlmkit.testing.media_loader_contract import MediaLoaderContract  # noqa: E402
+from vlmkit.testing.model_contract import ModelContract  # noqa: E402
 from vlmkit.testing.monitor_contract import MonitorContract  # noqa: E402
 from vlmkit.testing.observer_contract import ObserverContract  # noqa: E402
 from vlmkit.testing.pictures import awkward_pictures, picture  # noqa: E402
@@ -68,11 +72,13 @@ from vlmkit.testing.tokenizer_contract import TokenizerContract  # noqa: E402
 from vlmkit.testing.tool_source_contract import ToolSourceContract  # noqa: E402
 
 __all__ = [
+    "CommandContract",
     "ConstraintContract",
     "EngineContract",
     "EngineHost",
     "MediaEncoderContract",
     "MediaLoaderContract",
+    "ModelContract",
     "MonitorContract",
     "ObserverContract",
     "ProposerContract",

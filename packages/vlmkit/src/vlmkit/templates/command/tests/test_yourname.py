@@ -1,11 +1,18 @@
-"""The command writes a line for each picture, and goes on after a broken one."""
+"""The command keeps vlmkit's contract, and writes a line for each picture, broken ones included."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from vlmkit.testing import picture
+from vlmkit.testing import CommandContract, picture
+
+
+class TestCommand(CommandContract):
+    name = "yourname"
+
+    def fails(self) -> tuple[tuple[str, ...], ...]:
+        return (("mock", str(Path(__file__).parent)),)  # a folder without pictures
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":

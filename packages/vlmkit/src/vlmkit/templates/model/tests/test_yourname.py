@@ -1,4 +1,4 @@
-"""The store's models are found by their names, and nothing outside of it is."""
+"""The source keeps vlmkit's contract: models are found by their names, and nothing else is."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import vlmkit
+from vlmkit.testing import ModelContract
+from vlmkit_yourname import plugin
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +17,14 @@ def _store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "config.json").write_text(json.dumps({"model_type": "tiny"}))
     monkeypatch.setenv("MODEL_STORE", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
+
+
+class TestStore(ModelContract):
+    plugin = plugin
+    name = "yourname"
+
+    def absent(self) -> str:
+        return "yourname://nothing"
 
 
 def test_a_model_is_found_by_its_name() -> None:

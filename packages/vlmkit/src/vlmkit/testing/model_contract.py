@@ -1,0 +1,237 @@
+"""What every source of models must do, and so every packaged model."""
+
+import socket
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.lfs_pointer import is_pointer
+from vlmkit.kit.model_folder import CONFIGS
+from vlmkit.plugins.build_context import BuildContext
+from vlmkit.plugins.provider import Provider
+from vlmkit.plugins.registries import Registries
+from vlmkit.plugins.registry import Registry
+
+PATHS = ("./model", "../model", "~/model", "/models/tiny", "C:\\models\\tiny", "a/b/c/d")
+NONSENSE = ("", " ", "\0", "é" * 999, "a b", "--help", "..", "nobody/../../etc", "none://", "%s{}")
+NOBODYS = "nobody/has-this-model"
+NO_REVISION = "no-such-revision"
+MAX_TRIED = 3
+
+Files = dict[str, tuple[int, int]]
+
+
+class ModelContract:
+    """Inherit, say which provider it is, and run pytest. Nothing here needs a network.
+
+    Attributes:
+        plugin: the module with the hook ``vlmkit_register_models``.
+        name: of the provider.
+    """
+
+    plugin: Any = None
+    name = ""
+
+    def registry(self) -> Registry[Checkpoint]:
+        """Return what the plugin offers."""
+        registries = Registries("tests")
+        self.plugin.vlmkit_register_models(registries.models)
+        found: Registry[Checkpoint] = registries.models
+        return found
+
+    def references(self) -> Seq[str]:
+        """Return models that are on this disk, as users call them."""
+        offered = self._offered()
+        if offered.is_packaged:
+            return [self.name]
+        return list(offered.list_models()) if offered.list_models else []
+
+    def revisions(self) -> Seq[str]:
+        """Return revisions of the first of these models, all different; none by default."""
+        return ()
+
+    def absent(self) -> str:
+        """Return how a model would be called that it takes for its own, and does not have."""
+        return NOBODYS
+
+    # Files
+
+    def test_what_it_has_is_a_folder_of_files(self) -> None:
+        """With a config, by which others tell what the model is."""
+        for checkpoint in self._checkpoints():
+            assert isinstance(checkpoint, Checkpoint)
+            assert isinstance(checkpoint.path, Path)
+            assert checkpoint.path.is_absolute()
+            assert checkpoint.path.is_dir()
+            assert checkpoint.has(CONFIGS)
+
+    def test_its_files_are_there_themselves(self) -> None:
+        """No link that leads nowhere, and no note of where a file would be."""
+        for checkpoint in self._checkpoints():
+            for path in checkpoint.path.rglob("*"):
+                assert path.exists(), f"{path.name} leads nowhere"
+                assert not path.is_file() or not is_pointer(path), f"{path.name} is a pointer"
+
+    def test_its_small_files_can_be_read(self) -> None:
+        """As what they are called, and within the bound that holds for them."""
+        for checkpoint in self._checkpoints():
+            assert isinstance(checkpoint.config, dict)
+            for path in checkpoint.path.glob("*.json"):
+                try:
+                    checkpoint.read_json(path.name)
+                except CheckpointError:
+                    checkpoint.read_json_list(path.name)
+
+    def test_it_has_the_same_files_each_time(self) -> None:
+        """In the same place, and asking for them changes none."""
+        for reference in self._here():
+            one = self._build(reference)
+            before = _files(one)
+            other = self._build(reference)
+            assert other == one
+            assert before
+            assert _files(other) == before
+
+    # Names and revisions
+
+    def test_a_model_is_called_as_it_was_asked_for(self) -> None:
+        """Servers list it under this name."""
+        for reference in self._here():
+            assert self._build(reference).name == reference
+
+    def test_a_revision_is_the_one_that_was_asked_for(self) -> None:
+        """Each has files of its own; one that is not there is refused, or nothing is said of it."""
+        reference = self._here()[0]
+        assert self._build(reference).revision is None
+        found = [self._build(reference, revision) for revision in self.revisions()]
+        assert [checkpoint.revision for checkpoint in found] == list(self.revisions())
+        assert len({checkpoint.fingerprint for checkpoint in found}) == len(found)
+        try:
+            with _no_network():
+                unknown = self._build(reference, NO_REVISION)
+        except CheckpointError as error:
+            assert str(error)
+        else:
+            assert unknown.revision is None
+            assert not found, "a revision that is not there is another one's files"
+
+    # What it does not have
+
+    def test_it_refuses_in_words_what_is_not_its_own(self) -> None:
+        """Paths are folders' names, and what is no name of a model is nobody's."""
+        offered = self._offered()
+        assert not any(map(self._refusal, self._here()))
+        for reference in (*PATHS, *NONSENSE):
+            reason = self._refusal(reference)
+            assert isinstance(reason, str), reference
+            assert reason.strip(), reference
+        if offered.is_packaged:
+            assert self._refusal(NOBODYS)
+            assert self._refusal(f"{self.name}-2")
+
+    def test_a_model_that_it_does_not_have_is_an_error_with_a_hint(self) -> None:
+        """Also where no network can be reached; a user reads what to do."""
+        absent = self.absent()
+        offered = self._offered()
+        if self._refusal(absent):
+            assert offered.is_packaged, "absent() must return one that it could have"
+            pytest.skip("it takes nothing but what it has")
+        with _no_network(), pytest.raises(CheckpointError) as caught:
+            self._build(absent)
+        assert str(caught.value)
+        assert caught.value.hint
+        assert repr(absent) in str(caught.value)
+
+    # What is listed
+
+    def test_what_it_lists_is_on_this_disk(self) -> None:
+        """And is had without a network."""
+        listing = self._offered().list_models
+        if listing is None:
+            pytest.skip("it is a packaged model, or lists none")
+        with _no_network():
+            listed = list(listing())
+            assert all(isinstance(reference, str) for reference in listed)
+            assert len(set(listed)) == len(listed)
+            assert set(self.references()) <= set(listed)
+            for reference in islice(listed, MAX_TRIED):
+                assert not self._refusal(reference)
+                assert self._build(reference).has(CONFIGS)
+
+    def test_asking_fetches_nothing(self) -> None:
+        """Neither for whose a model is, nor for which there are, nor for one that is here."""
+        offered = self._offered()
+        with _no_network() as tried:
+            for reference in (*self._here(), *PATHS, self.absent()):
+                self._refusal(reference)
+            if offered.list_models is not None:
+                list(offered.list_models())
+            else:
+                self._build(self._here()[0])
+        assert not tried
+
+    def test_it_says_what_it_is(self) -> None:
+        """In a line for a list of models, and by a check of this machine that raises nothing."""
+        offered = self._offered()
+        assert offered.description.strip()
+        assert "\n" not in offered.description
+        assert offered.why_not() is None or offered.why_not()
+
+    # Helpers
+
+    def _offered(self) -> Provider[Checkpoint]:
+        return self.registry().get(self.name)
+
+    def _refusal(self, reference: str) -> str | None:
+        """Say why it does not have a model; a packaged one need not say it itself."""
+        offered = self._offered()
+        if offered.is_by_name:
+            return None if reference == self.name else offered.objection(reference)
+        return offered.cannot_serve(reference)
+
+    def _here(self) -> list[str]:
+        if not (references := list(islice(self.references(), MAX_TRIED))):
+            pytest.skip("none of its models is on this disk")
+        return references
+
+    def _build(self, reference: str, revision: str | None = None) -> Checkpoint:
+        """Return a model's files as the assembly asks for them."""
+        registry = self.registry()
+        context = BuildContext(reference, revision=revision, registries={"models": registry})
+        return registry.build(self.name, {}, context)
+
+    def _checkpoints(self) -> Iterator[Checkpoint]:
+        yield from map(self._build, self._here())
+
+
+def _files(checkpoint: Checkpoint) -> Files:
+    """Return the files of a model: what they are called, and their sizes and times."""
+    return {
+        str(path.relative_to(checkpoint.path)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in checkpoint.path.rglob("*")
+        if path.is_file()
+    }
+
+
+@contextmanager
+def _no_network() -> Iterator[list[object]]:
+    """Let no connection be made, and lend the list of the addresses that were tried."""
+    tried: list[object] = []
+
+    def refuse(*asked: object, **_: object) -> Any:
+        tried.append(asked)
+        raise OSError("there is no network here")
+
+    with (
+        mock.patch.object(socket, "getaddrinfo", refuse),
+        mock.patch.object(socket.socket, "connect", refuse),
+        mock.patch.object(socket.socket, "connect_ex", refuse),
+    ):
+        yield tried

@@ -1,0 +1,40 @@
+"""The hub as a source of models keeps its contract, with what is in its cache."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlmkit.testing import ModelContract
+from vlmkit_hf import plugin
+
+FETCH = """
+from vlmkit_hf import hub
+for revision in (None, "main", "old"):
+    hub.fetch("team/tiny", revision)
+"""
+
+
+class TestHub(ModelContract):
+    plugin = plugin
+    name = "huggingface"
+
+    @pytest.fixture(autouse=True)
+    def _cache(self, hub, tmp_path: Path, monkeypatch) -> None:
+        files = {"model.safetensors": b"weights", "tokenizer.json": b"{}"}
+        hub.add(
+            "team/tiny",
+            main={**files, "config.json": b'{"model_type": "tiny"}'},
+            old={**files, "config.json": b'{"model_type": "older"}'},
+        )
+        environ = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
+        subprocess.run([sys.executable, "-c", FETCH], env=environ, check=True)
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def revisions(self) -> tuple[str, ...]:
+        return ("main", "old")
