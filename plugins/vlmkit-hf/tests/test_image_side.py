@@ -279,6 +279,7 @@ def test_threads_that_prepare_different_pictures_do_not_mix_them(
             np.testing.assert_array_equal(np.asarray(other.media[0].inputs[key]), array)
 
 
+@pytest.mark.torch  # for the class of its processor, in older versions of transformers
 def test_a_processor_that_lays_pictures_out_in_a_way_of_its_own_is_refused_by_name(
     tmp_path: Path,
 ) -> None:
