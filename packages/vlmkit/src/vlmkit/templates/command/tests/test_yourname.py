@@ -1,18 +1,31 @@
-"""The command keeps vlmkit's contract, and writes a line for each picture, broken ones included."""
+"""The command writes a line for each picture, and goes on after a broken one."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence as Seq
 from pathlib import Path
+
+import pytest
 
 from vlmkit.testing import CommandContract, picture
 
 
-class TestCommand(CommandContract):
+class TestDescribe(CommandContract):
     name = "yourname"
 
-    def fails(self) -> tuple[tuple[str, ...], ...]:
-        return (("mock", str(Path(__file__).parent)),)  # a folder without pictures
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder, self.empty = tmp_path / "pictures", tmp_path / "empty"
+        self.folder.mkdir()
+        self.empty.mkdir()
+        picture().to_pil().save(self.folder / "one.png")
+
+    def works(self) -> Seq[Seq[str]]:
+        return [("mock", str(self.folder))]
+
+    def fails(self) -> Seq[Seq[str]]:
+        return [("mock", str(self.empty)), ("no-such-model", str(self.folder))]
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -9,10 +9,16 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.tokenizer import Tokenizer
-from vlmkit.testing import EngineContract, TokenizerContract
+from vlmkit.testing import EngineContract, ModelContract, TokenizerContract
+from vlmkit_yourname import plugin
 from vlmkit_yourname.engine import BytePairEngine, lines_of
 from vlmkit_yourname.settings import BytePairSettings
 from vlmkit_yourname.tokenizer import ByteTokenizer
+
+
+class TestModel(ModelContract):
+    plugin = plugin
+    name = "yourname"
 
 
 class TestByteTokenizer(TokenizerContract):
