@@ -99,7 +99,7 @@ def test_a_sequence_has_one_item_in_a_step(host: EngineHost, sequence: EngineSeq
 def test_an_image_needs_its_features(host: EngineHost, side: Any) -> None:
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
-    assert not sequence.features
+    sequence.features = {}
     with pytest.raises(EngineError, match="image 0 has no features"):
         host.engine.forward([whole(sequence)])
 
@@ -108,7 +108,7 @@ def test_an_image_needs_its_own_features(host: EngineHost, side: Any) -> None:
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
     other = side.prompt("?", picture(seed=1)).media
-    sequence.encoded = {0: MockVisionEncoder().encode(other)[0]}
+    sequence.features = {0: MockVisionEncoder().encode(other)[0]}
     with pytest.raises(EngineError, match="image 0 has the features of another picture"):
         host.step([whole(sequence)])
 
@@ -116,7 +116,7 @@ def test_an_image_needs_its_own_features(host: EngineHost, side: Any) -> None:
 def test_features_have_a_row_for_each_place(host: EngineHost, side: Any) -> None:
     sequence = host.sequence(side.prompt("?", picture()))
     assert host.admit(sequence) == 0
-    sequence.encoded = {0: dataclasses.replace(sequence.encoded[0], num_tokens=3)}
+    sequence.features = {0: dataclasses.replace(sequence.features[0], num_tokens=3)}
     with pytest.raises(EngineError, match="image 0 has features for 3 tokens"):
         host.step([whole(sequence)])
 
