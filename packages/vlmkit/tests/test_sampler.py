@@ -14,9 +14,10 @@ from vlmkit.running.choosing.edits import EDITS
 from vlmkit.running.choosing.noise import MULTIPLIERS, keys
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.prompt import Prompt
-from vlmkit.seams.sampler import Row
+from vlmkit.seams.sampler import FOLLOWED, Row
 from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.step import WorkItem
+from vlmkit.testing import sampler_subject
 
 VOCAB = 50
 
@@ -455,3 +456,7 @@ def test_what_a_plugin_keeps_in_the_sequence_that_it_holds_is_let_go(keep):
     del seq
     gc.collect()
     assert held() is None
+
+
+def test_the_contract_tries_every_parameter_that_a_sampler_may_ignore():
+    assert set(sampler_subject.FOLLOWED) == FOLLOWED

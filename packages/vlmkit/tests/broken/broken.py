@@ -1,8 +1,8 @@
 """What is said of a broken component, and of all that are tried on one contract."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Contract = Callable[[Any], Any]
@@ -45,16 +45,12 @@ class Table:
         on: fills it in for a component.
         honest: what most of the broken ones were made from.
         broken: the broken ones.
-        shapes: tests that no broken component is needed for, each with the reason.
-        is_whole: whether every test of the contract kills something.
     """
 
     contract: type
     on: Contract
     honest: Any
     broken: tuple[Broken, ...]
-    shapes: Mapping[str, str] = field(default_factory=dict)
-    is_whole: bool = True
 
     @property
     def name(self) -> str:

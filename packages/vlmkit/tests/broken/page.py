@@ -7,17 +7,15 @@ from broken.broken import Table
 
 PAGE = Path(__file__).parents[4] / "docs/reference/contracts.md"
 HEAD = "| broken component | the promise that it breaks | killed by |\n|---|---|---|\n"
-SHAPES = "\nTests that need no broken component:\n\n"
-FOUND = re.compile(rf"{re.escape(HEAD)}(?:\|.*\n)*(?:{SHAPES}(?:- .*\n)*)?")
+FOUND = re.compile(rf"{re.escape(HEAD)}(?:\|.*\n)*")
 
 
 def rows(table: Table) -> str:
-    """Return a table in Markdown, and what is not in it."""
+    """Return a table in Markdown."""
     lines = [
         f"| {each.name} | {each.promise} | `test_{each.killed_by}` |\n" for each in table.broken
     ]
-    shapes = [f"- `test_{test}`: {reason}\n" for test, reason in table.shapes.items()]
-    return "".join([HEAD, *lines, *([SHAPES, *shapes] if shapes else [])])
+    return "".join([HEAD, *lines])
 
 
 def renewed(page: str, tables: tuple[Table, ...]) -> str:

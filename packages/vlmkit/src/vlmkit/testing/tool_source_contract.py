@@ -22,7 +22,8 @@ NONSENSE: tuple[Mapping[str, Any], ...] = (
     {"": None, "\0": [[[]]]},
     {"x": "<|im_end|>" * 1000, "y": {"z": 10**30, "w": [1.5, None, True]}},
 )
-TICK_S, HELD_S, NUM_TRIES = 0.01, 0.25, 3
+TICK_S, HELD_S = 0.01, 0.25
+NUM_TRIES = 6  # a busy machine holds everybody up now and then
 TINY = ImageLimits(max_bytes=1, max_pixels=4)
 
 Result = Seq[TextPart | ImagePart]
@@ -157,7 +158,7 @@ class ToolSourceContract:
             ticking.cancel()
             return max(gaps)
 
-        assert min(self._with(longest) for _ in range(NUM_TRIES)) < HELD_S
+        assert any(self._with(longest) < HELD_S for _ in range(NUM_TRIES))
 
     def test_calls_side_by_side_end_and_who_is_cancelled_harms_no_other(self) -> None:
         """Each request has its own; and the next call goes as the first one did."""
