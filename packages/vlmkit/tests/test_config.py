@@ -325,6 +325,10 @@ def test_a_section_set_like_a_value_is_answered_with_use() -> None:
     assert failure(None, "engine=toy")[1] == "did you mean 'engine.use'?"
 
 
+def test_one_plugin_file_is_answered_with_a_list() -> None:
+    assert failure(None, "plugins=mine.py")[1] == 'write a list of files: ["mine.py"]'
+
+
 def test_a_misspelt_key_of_a_model_is_answered_with_the_nearest(tmp_path: Path) -> None:
     file = write(tmp_path, "[[models]]\nmodel='a'\n[models.engin]\nuse='toy'")
     assert failure(file)[1] == "did you mean 'engine'?"

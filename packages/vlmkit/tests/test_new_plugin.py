@@ -104,7 +104,7 @@ def test_a_project_says_who_it_is_and_leaves_its_license_to_its_author(kind, wri
     assert (folder / f"src/vlmkit_{name.replace('-', '_')}/py.typed").is_file()
     texts = {p: p.read_text() for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
     assert not [(p, word) for p, text in texts.items() for word in WORDS if word in text]
-    assert f"vlmkit plugins check {name}" in texts[folder / "README.md"]
+    assert f"vlmkit plugins check {' '.join(check_of(kind))}\n" in texts[folder / "README.md"]
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
@@ -221,12 +221,7 @@ def test_a_provider_of_a_new_project_is_checked_without_its_tests(kind, written)
 
 
 def check_of(kind):
-    model = project.EXAMPLES[kind].model.replace("yourname", NAMES[kind])
-    return (
-        NAMES[kind],
-        *([model] if model else ()),
-        *(["--call-tools"] if kind == "tool_source" else ()),
-    )
+    return NAMES[kind], *project.EXAMPLES[kind].tried_with.replace("yourname", NAMES[kind]).split()
 
 
 @pytest.mark.slow

@@ -51,6 +51,8 @@ def new(*, kind: str, folder: Path, name: str | None, as_json: bool) -> None:
             }
         )
         return
-    click.echo(f"{written.distribution}, a {chosen.words}: {len(written.files)} files in {folder}")
+    article = "an" if chosen.words[0] in "aeiou" else "a"
+    told = f"{written.distribution}, {article} {chosen.words}"
+    click.echo(f"{told}: {len(written.files)} files in {folder}")
     for command in (f"cd {folder}", 'pip install -e ".[test]"', "pytest", "mypy", check):
         click.echo(f"  {command}")

@@ -188,6 +188,8 @@ def _check_known(leaf: Leaf) -> None:
         dotted = ".".join(leaf.path)
         has_use = struct in (Component, Group)
         hint = f"did you mean {_spelt((*leaf.path, 'use'), leaf)}?" if has_use else ""
+        if leaf.path == ("plugins",):
+            hint = f"write a list of files: [{msgspec.json.encode(str(leaf.value)).decode()}]"
         raise ConfigError(f"{dotted!r} is a section, not one value ({leaf.origin})", hint=hint)
 
 

@@ -34,28 +34,28 @@ class Template:
         summary: what the example does, as the project's description.
         needs: distributions that it imports, besides vlmkit.
         tests: distributions that its tests need besides.
-        model: what ``vlmkit plugins check`` needs to be told besides the name.
+        tried_with: what ``vlmkit plugins check`` needs to be told besides the name.
     """
 
     summary: str
     needs: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
-    model: str = ""
+    tried_with: str = ""
 
 
 MSGSPEC, NUMPY, CLICK = "msgspec>=0.22", "numpy>=2.1", "click>=8.2"
 EXAMPLES = {
-    "tokenizer": Template("Characters as tokens, for vlmkit", model="tests/model"),
+    "tokenizer": Template("Characters as tokens, for vlmkit", tried_with="tests/model"),
     "media_encoder": Template(
         "Features of pictures from another process, for vlmkit",
         (MSGSPEC, NUMPY),
         ("vlmkit-mock",),
-        model="mock",
+        tried_with="mock",
     ),
     "engine": Template(
         "An engine that knows which byte follows which two, for vlmkit",
         (MSGSPEC, NUMPY),
-        model="yourname",
+        tried_with="yourname",
     ),
     "scheduler": Template("Shortest prompt first, for vlmkit", (MSGSPEC,)),
     "sampler": Template(
@@ -65,7 +65,9 @@ EXAMPLES = {
     "constraint": Template("Answers from a list of texts, for vlmkit", (NUMPY,)),
     "observer": Template("A line of CSV for each request to vlmkit", (MSGSPEC,)),
     "media_loader": Template("Pages of TIFF files as pictures, for vlmkit", ("pillow>=13",)),
-    "tool_source": Template("A tool that calculates, for vlmkit", (MSGSPEC,)),
+    "tool_source": Template(
+        "A tool that calculates, for vlmkit", (MSGSPEC,), tried_with="--call-tools"
+    ),
     "monitor": Template("Requests by route and status as JSON, for vlmkit", (MSGSPEC,)),
     "model": Template("Models in one folder, by short names, for vlmkit"),
     "command": Template(
@@ -127,7 +129,7 @@ def write(kind: Kind[object], folder: Path, name: str) -> Project:
             (folder / path).write_text(content, encoding="utf-8", newline="\n")
     except OSError as error:
         raise ConfigError(f"folder {str(folder)!r} cannot be written: {error.strerror}") from error
-    arguments = (name, template.model.replace("yourname", name))
+    arguments = (name, template.tried_with.replace("yourname", name))
     return Project(folder, PREFIX + name, tuple(sorted(contents)), tuple(filter(None, arguments)))
 
 
@@ -157,7 +159,7 @@ def _contents(kind: Kind[object], template: Template, name: str) -> Iterator[tup
     words = {
         ', "yourneeds"': "".join(f', "{need}"' for need in template.needs),
         ', "yourtests"': "".join(f', "{need}"' for need in template.tests),
-        "check yourname\n": f"check yourname {template.model}".rstrip() + "\n",
+        "check yourname\n": f"check yourname {template.tried_with}".rstrip() + "\n",
         "yoursummary": template.summary,
         "vlmkit-yourkind": f"vlmkit-{kind.name.replace('_', '-')}",
         "yourkind": kind.words,

@@ -119,7 +119,7 @@ class EnginePrefixContract(EngineSubject):
             pytest.skip("this engine does not claim to take drafts")
         num_drafts = min(limits.max_draft_tokens, 2 * block_tokens)
         token_id, *guesses = self.tokens(1 + num_drafts)
-        others = [next(t for t in self.answer_ids() if t != guess) for guess in guesses]
+        others = [self.another(guess) for guess in guesses]
         drafted = [token_id, *guesses]
         for num_accepted in sorted({0, 1, num_drafts // 2, num_drafts}):
             said = [token_id, *guesses[:num_accepted], *others[num_accepted:]]
@@ -258,7 +258,7 @@ class EnginePrefixContract(EngineSubject):
     def _changed(self, prompt: Prompt, place: int) -> Prompt:
         """Return a prompt with another token at a place."""
         ids = list(prompt.token_ids)
-        ids[place] = next(token_id for token_id in self.answer_ids() if token_id != ids[place])
+        ids[place] = self.another(ids[place])
         return dataclasses.replace(prompt, token_ids=tuple(ids))
 
     def _turned(self, prompt: Prompt) -> Prompt | None:

@@ -64,9 +64,7 @@ class EngineSubject:
 
     def answer_ids(self) -> list[int]:
         """Return at least four ordinary tokens that an answer may hold."""
-        prompt = self.asked[0]
-        inside = {i for slot in prompt.media for i in range(slot.start, slot.stop)}
-        return [t for i, t in enumerate(prompt.token_ids) if i not in inside][-4:]
+        return self._outside_media()[-4:]
 
     @pytest.fixture
     def engine(self) -> Iterator[Engine]:
@@ -104,9 +102,25 @@ class EngineSubject:
 
     # Helpers
 
+    def _outside_media(self) -> list[int]:
+        """Return the tokens of the first prompt that are no placeholders."""
+        prompt = self.asked[0]
+        inside = {i for slot in prompt.media for i in range(slot.start, slot.stop)}
+        return [t for i, t in enumerate(prompt.token_ids) if i not in inside]
+
     def tokens(self, num_tokens: int) -> list[int]:
         """Return so many ordinary tokens."""
         return list(islice(cycle(self.answer_ids()), num_tokens))
+
+    def another(self, token_id: int) -> int:
+        """Return an ordinary token that is another one.
+
+        A tokenizer that knows few words may give one token for all of an answer.
+        """
+        others = (t for t in (*self.answer_ids(), *self._outside_media()) if t != token_id)
+        if (found := next(others, None)) is None:
+            pytest.skip("answer_ids() and prompts() have one token alone")
+        return found
 
     def grown(self, prompt: Prompt, num_tokens: int) -> list[int]:
         """Return the answer with which a prompt has so many tokens."""
