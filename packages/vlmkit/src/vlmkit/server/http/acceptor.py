@@ -151,8 +151,9 @@ class Acceptor:
 
 def _is_awaited(listener: socket.socket) -> bool:
     """Tell whether somebody waits to be accepted; where that cannot be told, take it that way."""
-    if sys.platform == "win32":
+    if sys.platform != "win32":
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        return bool(poll.poll(0))
+    else:  # noqa: RET505 - or one of both would be unreachable to those who check types
         return True
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    return bool(poll.poll(0))
