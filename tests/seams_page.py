@@ -7,6 +7,7 @@ stands in the sources, without names that begin with an underscore.
 import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,8 +210,8 @@ def _described(text: str, fields: dict[str, str] | None = None) -> str:
         if title.rstrip(":") not in SECTIONS or not title.endswith(":"):
             paragraphs.append(_prose(block))
             continue
-        rows = []
-        for name, said in _entries(inspect.cleandoc(rest)):
+        rows, entries = [], textwrap.dedent(rest)
+        for name, said in [("", entries)] if title == "Returns:" else _entries(entries):
             listed.add(name)
             kind = (fields or {}).get(name)
             shown = f"{name}: {kind}" if kind else name
@@ -222,7 +223,7 @@ def _described(text: str, fields: dict[str, str] | None = None) -> str:
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names of a section, and what is said of each; of what is returned, no name."""
+    """Yield the names of a section, and what is said of each."""
     for entry in re.split(r"\n(?=\S)", text):
         found = re.match(r"(\*{0,2}\w+): (.*)", entry, re.DOTALL)
         yield (found[1], found[2]) if found else ("", entry)

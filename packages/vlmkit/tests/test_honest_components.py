@@ -1,9 +1,11 @@
 """Components that keep every promise in a way of their own pass their contracts as they are."""
 
+from typing import ClassVar
+
 from broken.media_loader import OnLoader
 from broken.tokenizer_media import OnBlind, OnHearing
 from broken.tool_source import OnTools
-from honest.constraint import UsualTokensCompiler
+from honest.constraint import YEAR, UsualTokensCompiler, YearCompiler
 from honest.media_loader import SheetLoader
 from honest.monitor import Tally
 from honest.sampler import Dry, Greedy, Mirostat, Plain
@@ -11,7 +13,7 @@ from honest.scheduler import ShortestPromptFirst
 from honest.tokenizer import HearingTokenizer, TextTokenizer
 from honest.tool_source import ToyTools
 
-from vlmkit.ask.constraint import OneOf
+from vlmkit.ask.constraint import OneOf, Regex
 from vlmkit.testing import ConstraintContract, MonitorContract, SamplerContract, SchedulerContract
 
 
@@ -66,3 +68,15 @@ class TestUsualTokens(ConstraintContract):
 
     forms = (OneOf,)
     make = UsualTokensCompiler
+
+
+class TestYearCompiler(ConstraintContract):
+    forms = (Regex,)
+    examples: ClassVar = {Regex: (YEAR, lambda said: len(said) == 4 and said.isdecimal())}
+
+    def make(self, vocabulary):
+        return YearCompiler(vocabulary)
+
+
+class TestYearCompilerAtItsWord(TestYearCompiler):
+    forms = None

@@ -590,3 +590,9 @@ def test_only_what_is_optional_can_be_left_out(
     with pytest.raises(ConfigError) as error:
         vlmkit.load("mock", **section)
     assert (str(error.value), error.value.hint) == (message, hint)
+
+
+def test_a_mapping_as_a_config_is_refused_with_what_to_write_instead():
+    with pytest.raises(ConfigError, match="was a mapping") as error:
+        vlmkit.load("mock", config={"engine": {"text": "hello"}})
+    assert "by their names" in error.value.hint

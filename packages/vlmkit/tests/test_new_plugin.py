@@ -142,6 +142,12 @@ def test_what_is_written_names_the_commands_that_try_it(tmp_path):
     assert commands[-1] == "  vlmkit plugins check far mock"
 
 
+def test_what_is_written_is_an_observer_and_not_a_observer(tmp_path):
+    command = [sys.executable, "-m", "vlmkit", "plugins", "new", "observer", "vlmkit-far"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("vlmkit-far, an observer: ")
+
+
 @pytest.mark.parametrize(
     "name",
     ["", "x", "Cool", "1st", "a b", "a--b", "-a", "a-", "a_b", "é", "x" * 41, "../a", "a.b", "a\n"],

@@ -29,6 +29,7 @@ from vlmkit.config.structs import SECTIONS, Group
 from vlmkit.config.text_side import renderers
 from vlmkit.errors import (
     CheckpointError,
+    ConfigError,
     PluginError,
     PluginUnavailable,
     VlmkitError,
@@ -82,6 +83,11 @@ def load(
     """
     if isinstance(config, Config):
         config = read_config(environ={}, base=config, arguments=sections).config
+    elif isinstance(config, Mapping):
+        raise ConfigError(
+            "config is the path of a TOML file or a Config, and was a mapping",
+            hint='give sections by their names: load(model, sampler={"use": "top-a"})',
+        )
     else:
         file = None if config is None else Path(config)
         config = read_config(file, arguments=sections).config

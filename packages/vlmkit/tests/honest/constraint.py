@@ -1,7 +1,12 @@
-"""A compiler that allows the usual tokens alone where only one text can follow, as it may."""
+"""Compilers that allow the usual tokens alone where only one text can follow, or one pattern."""
 
 import numpy as np
 from spelling import Spelling, SpellingCompiler
+
+from vlmkit.ask.constraint import Regex
+from vlmkit.errors import ConstraintError
+
+YEAR = Regex("[0-9]{4}")
 
 
 class UsualTokens(Spelling):
@@ -15,3 +20,46 @@ class UsualTokens(Spelling):
 
 class UsualTokensCompiler(SpellingCompiler):
     matcher = UsualTokens
+
+
+class FourDigits:
+    """Follows a year."""
+
+    def __init__(self, token_bytes):
+        self.token_bytes, self.said = token_bytes, [b""]
+
+    @property
+    def may_end(self):
+        return len(self.said[-1]) == 4
+
+    def fill(self, mask):
+        for token_id in range(len(self.token_bytes)):
+            if self.accept(token_id):
+                self.roll_back(1)
+                mask.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def accept(self, token_id):
+        known = 0 <= token_id < len(self.token_bytes)
+        added = self.token_bytes[token_id] if known else b""
+        if not added.isdigit() or len(self.said[-1] + added) > 4:
+            return False
+        self.said.append(self.said[-1] + added)
+        return True
+
+    def roll_back(self, num_tokens):
+        del self.said[len(self.said) - num_tokens :]
+
+    def forced(self):
+        return ()
+
+
+class YearCompiler:
+    """Takes one pattern and no other."""
+
+    def __init__(self, vocabulary):
+        self.token_bytes = vocabulary.token_bytes
+
+    def compile(self, constraint):
+        if constraint != YEAR:
+            raise ConstraintError("only years are kept to")
+        return lambda: FourDigits(self.token_bytes)

@@ -138,6 +138,9 @@ class Monitor(Protocol):
     def page(self, state: ServerState, accept: str) -> Page | None:  # noqa: ARG002
         """Return what ``/metrics`` answers; None for nothing. Called in a thread of its own.
 
+        Of several monitors, all are asked, and the first in ``monitors.use`` that has a page shows
+        it. It is the only page of a server that is a monitor's.
+
         Args:
             state: of the server.
             accept: media types that the client takes, as it wrote them.
