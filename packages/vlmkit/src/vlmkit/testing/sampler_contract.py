@@ -93,7 +93,11 @@ class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParams
         assert chosen <= {1, 3}
         assert chosen == {1, 3} or not self.is_exact or "temperature" in self.ignores
 
-    @pytest.mark.parametrize("params", [SamplingParams(), EVERYTHING, *FOLLOWED.values()], ids=str)
+    @pytest.mark.parametrize(
+        "params",
+        [SamplingParams(), EVERYTHING, *FOLLOWED.values()],
+        ids=["defaults", "everything", *FOLLOWED],
+    )
     def test_what_a_constraint_leaves_is_chosen(self, params: SamplingParams) -> None:
         """All else is minus infinity: one token is left, be it one that nothing speaks for."""
         for left in range(len(ROW)):
