@@ -274,7 +274,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def reference(session: nox.Session) -> None:
-    """Write the reference of seams and values, ``docs/reference``, of the sources."""
+    """Write the reference of seams, values and Python, ``docs/reference``, of the sources."""
     install(session, CORE)
     session.run("python", "tests/seams_page.py")
 

@@ -1,4 +1,4 @@
-"""Writes the reference pages of seams and values: signatures, and what docstrings say.
+"""Writes the reference pages of seams, values and Python: signatures, and what docstrings say.
 
 ``nox -s reference`` renews them; a test tells when that is due. Nothing is imported: a page is what
 stands in the sources, without names that begin with an underscore.
@@ -67,6 +67,14 @@ VALUES_HEAD = """# Values
 What is asked and answered, and what plugins may build with, in the order of the modules. Made of
 the sources by `nox -s reference`, as [Seams](seams.md) is."""
 
+PYTHON_HEAD = """# Python
+
+What a program begins with: `vlmkit.load` returns a `vlmkit.Model`, and whatever goes wrong is a
+`vlmkit.VlmkitError`. Made of the sources by `nox -s reference`. What is asked and answered stands
+in [Values](values.md), how to serve from a program in
+[Serve a model](../how-to/serve.md#in-python)."""
+
+OF_PYTHON = {"assembly": ("load", "fetch"), "model": ("Model",)}
 OF_VALUES = {
     "ask": "What is asked and answered",
     "kit": "What plugins may build with",
@@ -75,7 +83,19 @@ OF_VALUES = {
 
 def pages() -> dict[Path, str]:
     """Return every page, by its file."""
-    return {REFERENCE / "seams.md": seams(), REFERENCE / "values.md": values()}
+    made = {"seams": seams, "values": values, "python": python}
+    return {REFERENCE / f"{name}.md": make() for name, make in made.items()}
+
+
+def python() -> str:
+    """Return the page of what programs call, and of all errors."""
+    parts = [PYTHON_HEAD]
+    for module, names in OF_PYTHON.items():
+        for node in _tree(module).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names:
+                parts.append(f"## `vlmkit.{node.name}`")
+                parts += _public(node)
+    return "\n\n".join(part for part in [*parts, "## Errors", *_module("errors")] if part) + "\n"
 
 
 def values() -> str:
@@ -119,22 +139,32 @@ def _introduction(kind: Kind[object]) -> str:
 
 def _module(name: str) -> Iterator[str]:
     """Yield a module's text, and each public thing in it."""
-    tree = ast.parse((SOURCE / f"{name.replace('.', '/')}.py").read_text())
+    tree = _tree(name)
     yield f"### `vlmkit.{name}`"
     yield _described(ast.get_docstring(tree) or "")
     yield _from_elsewhere(tree)
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from _class(node)
-        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            yield f"#### `{_signature(node)}`"
-            yield _described(ast.get_docstring(node) or "")
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield from _public(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_text(after):
             name, _, value = ast.unparse(node).partition(" = ")
             if not name.startswith("_"):
                 yield f"#### `{name}`"
                 yield f"`{value}`" if len(value) <= MAX_VALUE_CHARS else ""
                 yield _described(inspect.cleandoc(after.value.value))
+
+
+def _tree(name: str) -> ast.Module:
+    return ast.parse((SOURCE / f"{name.replace('.', '/')}.py").read_text())
+
+
+def _public(node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
+    """Yield what is said of a class or a function."""
+    if isinstance(node, ast.ClassDef):
+        yield from _class(node)
+    else:
+        yield f"#### `{_signature(node)}`"
+        yield _described(ast.get_docstring(node) or "")
 
 
 def _from_elsewhere(tree: ast.Module) -> str:

@@ -63,3 +63,9 @@ def test_every_module_of_values_is_on_their_page():
 
 def test_a_reader_learns_where_a_name_comes_from():
     assert "`ImageLimits` of `vlmkit.settings.images`" in seams_page.seams()
+
+
+def test_a_program_finds_how_to_load_to_ask_and_what_is_raised():
+    text = seams_page.python()
+    for name in ("load(", "fetch(", "- **`generate(", "- **`async astream(", "`RequestError"):
+        assert name in text

@@ -5,7 +5,14 @@ from your subclass. Needs pytest and hypothesis (``pip install vlmkit[testing]``
 imports this package, but for ``vlmkit plugins check``.
 """
 
-import pytest
+try:
+    import hypothesis  # noqa: F401 - asked for here, and used by nearly all contracts
+    import pytest
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'no module named {error.name!r}: pip install "vlmkit[testing]" brings what contracts need',
+        name=error.name,
+    ) from None
 
 pytest.register_assert_rewrite(
     *(
