@@ -162,6 +162,22 @@ def test_a_value_out_of_bounds_is_refused_by_its_place(server, value, param, pro
     assert "secret" not in error.body["message"]
 
 
+@pytest.mark.parametrize(
+    ("value", "param", "code"),
+    [
+        (b'{"multiplier": 1e999}', "dry", "invalid_request"),
+        (b'{"multiplier": ' + b"9" * 10**6 + b"}", "dry", "invalid_request"),
+        (b'{"\xff": 1}', None, "invalid_json"),
+        (b'["\\ud800"]', None, "invalid_json"),
+    ],
+)
+def test_what_is_no_number_and_no_text_is_refused_in_it_as_elsewhere(server, value, param, code):
+    body = json.dumps({"model": "dry", "messages": MESSAGES}).encode()[:-1]
+    answer = server.post(body + b', "dry": ' + value + b"}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
 def test_null_says_nothing(server):
     for model in ("dry", "plain"):
         raw = server.client.chat.completions.with_raw_response.create(

@@ -1,7 +1,8 @@
 """How the JSON of a body becomes a struct, or a refusal that names the field and shows no value."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -60,10 +61,16 @@ class BodyReader(Generic[B]):
         return BodyReader(shape, self._refused_names)
 
     def added(self, body: bytes, names: Collection[str]) -> dict[str, Any]:
-        """Return what a body that was read says by fields that plugins added, but for nulls."""
+        """Return what a body that was read says by fields that plugins added, but for nulls.
+
+        Raises:
+            RequestError: one holds what was read past before, and is no text or number.
+            OutOfMemory: this machine has no room for it now.
+        """
         if not names or not self.takes_added:
             return {}
-        found = msgspec.json.decode(body, type=_with(frozenset(names)))
+        with self._refusing():
+            found = msgspec.json.decode(body, type=_with(frozenset(names)))
         said = {name: getattr(found, name) for name in names}
         return {name: value for name, value in said.items() if value is not None}
 
@@ -79,12 +86,18 @@ class BodyReader(Generic[B]):
             OutOfMemory: this machine has no room for it now.
         """
         check_structure(body)
-        try:
+        with self._refusing():
             made = self._decoder.decode(body)
             idle = {name for name in self._hints if getattr(made, name) not in HINTS[name]}
             known = added if self.takes_added else ()
             unused = (key for key in unused_keys(made, body) if key.place not in known)
             return made, ignored_names(unused) | idle
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Make refusals of what decoding raises."""
+        try:
+            yield
         except MemoryError as error:
             raise OutOfMemory("this body") from error
         except msgspec.ValidationError as error:
