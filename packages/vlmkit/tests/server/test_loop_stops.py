@@ -160,6 +160,15 @@ def test_as_many_things_as_are_taken_stop_nobody(server):
     assert sent(server, ids, "/detokenize").json()["prompt"] == "A" * 1_900_000
 
 
+@pytest.mark.parametrize("number", ["2.2250738585072011e-308", "9" * 4000, "0." + "9" * 4000])
+def test_numbers_that_take_long_to_read_are_refused_before_they_are(server, number):
+    many = ",".join([number] * (4_000_000 // len(number)))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["many"]}}}
+    body = json.dumps(chat(tools=[tool])).replace('"many"', many)
+    answer = sent(server, body.encode())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_complex")
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render"])
 def test_a_prompt_of_two_million_characters_stops_nobody(server, path):
     text = "x" * 1_900_000

@@ -49,6 +49,35 @@ def test_too_many_nodes_are_refused_and_one_fewer_is_not(item):
     assert caught.value.code == "body_too_complex"
 
 
+@pytest.mark.parametrize("piece_bytes", [4000, structure.PIECE_BYTES])
+@pytest.mark.parametrize(
+    ("item", "max_num", "problem"),
+    [
+        (b"1e308", structure.MAX_POWERS, "numbers with an exponent"),
+        (b"-2.5E-320", structure.MAX_POWERS, "numbers with an exponent"),
+        (b"4503599627370497.5", structure.MAX_LONG, "numbers of 16 digits"),
+        (b"9" * structure.MAX_DIGITS, None, None),
+        (b"9" * (structure.MAX_DIGITS + 1), 0, "digits in a number"),
+        (b"0." + b"9" * 10**4, 0, "digits in a number"),
+    ],
+)
+def test_numbers_that_take_long_to_read_are_few(monkeypatch, item, max_num, problem, piece_bytes):
+    monkeypatch.setattr(structure, "PIECE_BYTES", piece_bytes)
+    num = 3000 if max_num is None else max_num
+    structure.check_structure(b"[" + b",".join([item] * num) + b"]")
+    structure.check_structure(b"[" + b",".join([b'"%b"' % item] * min(3000, num + 1)) + b"]")
+    if problem is not None:
+        pieces = b",".join([item] * (num + 1) + [b"1"] * 1000)
+        with pytest.raises(RequestError, match=problem) as caught:
+            structure.check_structure(b"[" + pieces + b"]")
+        assert caught.value.code == "body_too_complex"
+
+
+def test_letters_of_pictures_are_no_numbers(monkeypatch):
+    monkeypatch.setattr(structure, "_outside", None)  # nobody has to look closely
+    structure.check_structure(b'{"url":"' + b"0e1E" * 10**6 + b'"}')
+
+
 def test_texts_of_marks_are_taken():
     structure.check_structure(json.dumps(["[{:," * structure.MAX_NODES, '"' * 1000]).encode())
 
