@@ -162,6 +162,7 @@ def test_a_model_that_hangs_for_good_is_not_loaded_a_second_time_beside_itself(t
 
 
 def test_the_log_says_whose_code_runs_and_what_may_surprise_a_public_server(tmp_path):
+    pytest.importorskip("vlmkit_hf")
     (tmp_path / "vlmkit.toml").write_text(f'[plugins]\nfiles = ["{PLUGIN}"]\n')
     public = ["--host", "0.0.0.0", "--set", "server.allow_public_without_key=true"]
     for only, arguments in (("", public), ("plugins.only=['vlmkit-mock']", [])):

@@ -35,8 +35,10 @@ class EngineLifeContract(EngineSubject):
         stop, found = threading.Event(), []
 
         def read() -> None:
-            while not stop.wait(BREATH_S):
+            is_over = False
+            while not is_over:  # once at least, however busy the machine is
                 found.append([host.engine.read(prompt).spans for prompt in prompts])
+                is_over = stop.wait(BREATH_S)
 
         with ThreadPoolExecutor(2) as workers:
             readers = [workers.submit(read) for _ in range(2)]
