@@ -1,6 +1,7 @@
 """Compilers of constraints that break one promise each, made of one that takes choices."""
 
 import time
+import unicodedata
 
 import numpy as np
 from spelling import Spelling, SpellingCompiler
@@ -151,6 +152,38 @@ class TakesAnything(SpellingCompiler):
         return super().compile(TRIED[OneOf])
 
 
+class KnowsOneOfEqualTokens(Spelling):
+    """Looks tokens up by their bytes."""
+
+    def fill(self, mask):
+        for token_id in {added: i for i, added in enumerate(self.token_bytes)}.values():
+            if self._after(token_id):
+                mask[token_id // 32] |= np.uint32(1 << token_id % 32).astype(np.int32)
+
+
+class GoesOnPastTheEnd(Spelling):
+    def accept(self, token_id):
+        if self.rests[-1] != [b""]:
+            return super().accept(token_id)
+        self.rests.append([b""])
+        return True
+
+
+class WritesSignsAsOthers(Spelling):
+    def __init__(self, token_bytes, texts):
+        super().__init__(token_bytes, [unicodedata.normalize("NFKC", text) for text in texts])
+
+
+class RemembersSixteen(Spelling):
+    def accept(self, token_id):
+        is_accepted = super().accept(token_id)
+        del self.rests[:-17]
+        return is_accepted
+
+    def roll_back(self, num_tokens):
+        super().roll_back(min(num_tokens, len(self.rests) - 1))
+
+
 class OnSpelling(ConstraintContract):
     forms = (OneOf,)
 
@@ -172,6 +205,26 @@ ROWS = (
         LosesTheSign,
         "Token i is bit i % 32 of word i // 32, the last bit too.",
         "a_choice_is_of_texts_and_not_of_patterns",
+    ),
+    (
+        KnowsOneOfEqualTokens,
+        "Every token that may follow is set, of equal ones each.",
+        CHOICE,
+    ),
+    (
+        GoesOnPastTheEnd,
+        "What is whole goes on only where another text does.",
+        CHOICE,
+    ),
+    (
+        WritesSignsAsOthers,
+        "A choice is of texts as they are.",
+        "a_choice_is_of_texts_and_not_of_patterns",
+    ),
+    (
+        RemembersSixteen,
+        "At most as many tokens are taken back as were accepted.",
+        "a_long_answer_may_be_taken_back",
     ),
     (EndsAnywhere, "A text may end where it is whole only.", "an_answer_may_end_where_it_is_whole"),
     (NeverEnds, "A text that is whole may end.", CHOICE),

@@ -219,6 +219,34 @@ class ClosesForEverybody(HonestEncoder):
         self.closed.append(True)
 
 
+class SeesTheDigest(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return changed(super().encode(slots), lambda rows, i: rows + slots[i].digest[0])
+
+
+class KeepsItsLastBatch(HonestEncoder):
+    batch: Seq[MediaSlot] = ()
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.batch = [*slots]
+        return super().encode(slots)
+
+
+class NamesAnAddress(HonestEncoder):
+    @property
+    def identity(self) -> str:
+        return f"{HonestEncoder.encode} {self.gain}"
+
+
+class IsMadeForItsFirstBatch(HonestEncoder):
+    num = 0
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.num = self.num or len(slots)
+        gain = min(1.0, len(slots) / max(1, self.num))
+        return changed(super().encode(slots), lambda rows, _: gain * rows)
+
+
 class OnEncoder(MediaEncoderContract):
     def __init__(self, kind: type[HonestEncoder]) -> None:
         self._kind = kind
@@ -253,6 +281,26 @@ TABLE = Table(
     OnEncoder,
     HonestEncoder,
     (
+        Broken(
+            SeesTheDigest,
+            "Features are a function of the inputs alone.",
+            "what_is_seen_are_the_inputs_and_not_their_digest",
+        ),
+        Broken(
+            KeepsItsLastBatch,
+            "Nothing of slots is kept.",
+            "what_was_encoded_is_let_go",
+        ),
+        Broken(
+            NamesAnAddress,
+            "The identity is for caches that outlive the process.",
+            "two_encoders_agree",
+        ),
+        Broken(
+            IsMadeForItsFirstBatch,
+            "Features are a function of the inputs, whatever was encoded first.",
+            ALONE,
+        ),
         Broken(
             ShowsTwo,
             "slots() returns at least three media.",

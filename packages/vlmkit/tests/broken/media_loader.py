@@ -291,6 +291,25 @@ def without_pages(parts: Iterable[Part]) -> Iterator[Part]:
         yield dataclasses.replace(part, page=None) if isinstance(part, ImagePart) else part
 
 
+class KnowsFilesByTheirBeginning(SheetLoader):
+    def __init__(self) -> None:
+        self.opened: dict[tuple[bytes, str], Seq[Part]] = {}
+
+    def load(self, data: bytes, bounds: PipelineSettings) -> Seq[Part]:
+        key = data[:16], repr(bounds)
+        if key not in self.opened:
+            self.opened[key] = super().load(data, bounds)
+        return self.opened[key]
+
+
+class OpensPagesBeforeItLooks(SheetLoader):
+    def load_pages(self, data: bytes, pages: Pages, bounds: PipelineSettings) -> Seq[Part]:
+        for sheet in sheets_of(data):
+            if isinstance(sheet, Heard):
+                inflated(sheet.samples, 2**30)
+        return super().load_pages(data, pages, bounds)
+
+
 class OnLoader(MediaLoaderContract):
     def __init__(self, kind: type[SheetLoader]) -> None:
         self._kind = kind
@@ -318,6 +337,16 @@ TABLE = Table(
     OnLoader,
     SheetLoader,
     (
+        Broken(
+            KnowsFilesByTheirBeginning,
+            "A file is told from others by all of it, also by whoever keeps what it held.",
+            "a_digest_is_of_all_that_a_file_holds",
+        ),
+        Broken(
+            OpensPagesBeforeItLooks,
+            "Bounds are looked at before memory is taken, for some pages too.",
+            "bounds_are_looked_at_before_memory_is_taken",
+        ),
         Broken(
             OpensAnything,
             "recognises() tells whether a file is of its formats.",

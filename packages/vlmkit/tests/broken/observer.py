@@ -1,6 +1,8 @@
 """Observers that break one promise each, made of the counters."""
 
 import math
+import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -135,6 +137,71 @@ class TellsWhatItCountsOn(Counters):
         return self._counts
 
 
+class OpensItsFileWhereItIsMade(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self._file = sqlite3.connect(":memory:")
+
+    def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
+        self._file.execute("select 1")
+
+
+class CountsWhereItIsTold(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self._own = threading.local()
+
+    def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
+        self._own.num = getattr(self._own, "num", 0) + 1
+        self._told = True
+
+    def stats(self) -> Mapping[str, float]:
+        return {"num": float(self._own.num)} if hasattr(self, "_told") else {}
+
+
+class KeepsTraces(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun: dict[str, float] = {}
+
+    def accepted(self, request: RequestFacts, at_s: float) -> None:
+        self._begun[request.trace] = at_s
+
+
+class CountsEachSeed(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self._seeds = Counter[int | None]()
+
+    def accepted(self, request: RequestFacts, at_s: float) -> None:
+        self._seeds[request.params.seed] += 1
+
+
+class KeepsLatencies(Counters):
+    """A list for a median: eight bytes a request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._times_s: list[float] = []
+
+    def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
+        self._times_s.append(end.timings.decode_s)
+
+
+class ForgetsWhoFinishes(Counters):
+    """And keeps whoever fails in the middle of an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun: dict[RequestFacts, float] = {}
+
+    def first_token(self, request: RequestFacts, at_s: float) -> None:
+        self._begun[request] = at_s
+
+    def finished(self, request: RequestFacts, end: RequestEnd, at_s: float) -> None:
+        self._begun.pop(request, None)
+
+
 class OnObserver(ObserverContract):
     def __init__(self, kind: type[Observer]) -> None:
         self._kind = kind
@@ -242,6 +309,38 @@ TABLE = Table(
             TellsWhatItCountsOn,
             "stats() is called from any thread: what it told changes no more.",
             "numbers_that_were_told_stay_as_they_are",
+        ),
+        Broken(
+            OpensItsFileWhereItIsMade,
+            "Events come in a thread of the observer's own, which did not make it.",
+            "events_come_in_a_thread_of_its_own",
+            raises=(sqlite3.ProgrammingError,),
+        ),
+        Broken(
+            CountsWhereItIsTold,
+            "stats() is called from any thread.",
+            "events_come_in_a_thread_of_its_own",
+            raises=(AttributeError,),
+        ),
+        Broken(
+            KeepsTraces,
+            "Nothing is kept for each trace.",
+            "memory_does_not_grow_with_the_requests",
+        ),
+        Broken(
+            CountsEachSeed,
+            "Nothing is kept for each request's parameters.",
+            "memory_does_not_grow_with_the_requests",
+        ),
+        Broken(
+            KeepsLatencies,
+            "No number is kept for each request.",
+            "memory_does_not_grow_with_the_requests",
+        ),
+        Broken(
+            ForgetsWhoFinishes,
+            "A request that fails after its first token is let go.",
+            "a_request_that_is_over_is_let_go",
         ),
     ),
 )

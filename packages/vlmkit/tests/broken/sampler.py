@@ -10,6 +10,7 @@ import numpy as np
 from honest.sampler import Mirostat, Plain
 
 from broken.broken import Broken, Table
+from broken.sampler_long import LONG
 from broken.sampler_params import BROKEN as OF_PARAMETERS
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.sampler import Pick, Row
@@ -311,6 +312,7 @@ def on(kind: Callable[[], Any]) -> SamplerContract:
 
 
 BROKEN = (
+    *LONG,
     Broken(
         ReturnsAList,
         "A pick returns an array.",

@@ -16,8 +16,16 @@ from vlmkit.errors import ConstraintError
 from vlmkit.seams.constraint import ConstraintCompiler, Matcher, Vocabulary
 
 WORDS = ('{"', '":', '": ', '", "', "na", "name", "number", "red", "re", "blue", "true", "one")
-TOKEN_BYTES = [b"", *(bytes([i]) for i in range(256)), *(w.encode() for w in WORDS), b"", b""]
-"""A vocabulary: every byte, some words, and tokens that add nothing."""
+TOKEN_BYTES = [
+    b"",
+    *(bytes([i]) for i in range(256)),
+    *(w.encode() for w in WORDS),
+    b"a",
+    b"re",
+    b"",
+    b"",
+]
+"""A vocabulary: every byte, some words, of which two come twice, and tokens that add nothing."""
 
 PERSON = JsonSchema.of(
     {
@@ -28,7 +36,7 @@ PERSON = JsonSchema.of(
     }
 )
 COLOURS = OneOf(("red", "reddish", "blue", "blüte"))
-SIGNS = OneOf(("a.c", "a+", 'say "x"\\', "(", "a\nb", "\x7f~", "^>", "_\x1e"))
+SIGNS = OneOf(("a.c", "a+", 'say "x"\\', "(", "a\nb", "\x7f~", "^>", "_\x1e", "ﬁ½", "e\u0301"))
 TRIED: dict[type, Constraint] = {
     JsonSchema: PERSON,
     JsonObject: JsonObject(),
@@ -166,6 +174,16 @@ class ConstraintContract:
             assert (_allowed(matcher), matcher.may_end) == states[num_accepted]
             if not num_accepted:
                 break
+
+    def test_a_long_answer_may_be_taken_back(self) -> None:
+        """However long it is."""
+        self._taken(OneOf)
+        matcher = self._compiler().compile(OneOf(("b" * 80, "a")))()
+        before = _allowed(matcher), matcher.may_end
+        assert all(matcher.accept(1 + ord("b")) for _ in range(80))
+        assert matcher.may_end
+        matcher.roll_back(80)
+        assert (_allowed(matcher), matcher.may_end) == before
 
     def test_looking_changes_nothing(self, matcher: Matcher) -> None:
         """In any order, and however often."""
@@ -307,6 +325,12 @@ class ConstraintContract:
                 assert matcher.may_end == (b"" in begun), text[:place]
                 assert matcher.accept(1 + byte)
             assert matcher.may_end
+            longer = {t[len(text)] for t in texts if t.startswith(text) and t != text}
+            for byte in range(256):
+                is_accepted = matcher.accept(1 + byte)
+                assert is_accepted == (byte in longer), "the text is whole"
+                if is_accepted:
+                    matcher.roll_back(1)
 
     def _taken(self, form: type) -> type:
         if form not in self._forms():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import re
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +88,11 @@ class MediaEncoderContract:
         """What else is in the batch does not change a picture's features, nor its size."""
         encoder, slots = self.make(), self.shown
         alone = [encoder.encode([slot])[0] for slot in slots]
+        first = self.make()
+        for features, expected in zip(first.encode(slots), alone, strict=True):
+            self.agree(features, expected)
+        self.agree(first.encode(slots[:1])[0], alone[0])
+        first.close()
         numbers = range(len(slots))
         many = islice(cycle(numbers), max(self.most_media, len(slots)))
         for order in (list(numbers), list(reversed(numbers)), list(many)):
@@ -110,6 +116,7 @@ class MediaEncoderContract:
         for a, b in zip(one.encode(self.shown), other.encode(self.shown), strict=True):
             self.agree(a, b)
         assert one.identity == before, "the identity is constant"
+        assert not re.search("0x[0-9a-f]{8}", before), "an address is another one after a restart"
 
     def test_what_computes_something_else_has_another_identity(self) -> None:
         """Features that were kept are told apart by it, over restarts, too."""
@@ -131,6 +138,12 @@ class MediaEncoderContract:
         encoder, slot = self.make(), self.shown[0]
         later = dataclasses.replace(slot, start=slot.start + 1000, stop=slot.stop + 1000)
         self.agree(encoder.encode([later])[0], encoder.encode([slot])[0])
+
+    def test_what_is_seen_are_the_inputs_and_not_their_digest(self) -> None:
+        """Features are a function of the inputs; a digest is for caches and may say more."""
+        encoder, slot = self.make(), self.shown[0]
+        other = dataclasses.replace(slot, digest=bytes(byte ^ 255 for byte in slot.digest))
+        self.agree(encoder.encode([other])[0], encoder.encode([slot])[0])
 
     def test_the_inputs_stay_as_they_are(self) -> None:
         """They are the tokenizer's, which may show them again."""
@@ -157,11 +170,16 @@ class MediaEncoderContract:
             np.testing.assert_array_equal(array, before[name], err_msg=name)
 
     def test_what_was_encoded_is_let_go(self) -> None:
-        """Whoever asked keeps features within bounds of its own; nobody else keeps any."""
+        """Whoever asked keeps features within bounds of its own; nobody else keeps any.
+
+        Nor the inputs, which are larger.
+        """
         encoder = self.make()
-        features = encoder.encode(self.shown)
-        watched = [weakref.ref(each.embeddings) for each in features]
-        del features
+        slots = [dataclasses.replace(s, inputs=_Inputs(s.inputs)) for s in self.shown]
+        features = encoder.encode(slots)
+        watched: list[weakref.ref[Any]] = [weakref.ref(each.embeddings) for each in features]
+        watched += [weakref.ref(slot.inputs) for slot in slots]
+        del features, slots
         if any(reference() is not None for reference in watched):
             gc.collect()  # which takes long where much is imported
         assert not [reference for reference in watched if reference() is not None]
@@ -182,6 +200,10 @@ class MediaEncoderContract:
         for a, b in zip(other.encode(self.shown), expected, strict=True):
             self.agree(a, b)
         other.close()
+
+
+class _Inputs(dict[str, Any]):
+    """What can be watched, other than a plain dictionary."""
 
 
 def _arrays(features: MediaFeatures) -> dict[str, Any]:

@@ -108,6 +108,9 @@ class MediaLoaderContract:
             pytest.skip("nobody said which files are nearly equal")
         one, other = (_content(self._load(data)) for data in nearly)
         assert one != other
+        loader = self.make()
+        found = [_content(loader.load(data, PipelineSettings())) for data in nearly]
+        assert found == [one, other], "one is taken for the other, which was opened before"
 
     # Files that do harm
 
@@ -168,6 +171,9 @@ class MediaLoaderContract:
         try:
             with pytest.raises(MediaError):
                 loader.load(data, bounds)
+            if isinstance(loader, PagedMediaLoader):
+                with pytest.raises(MediaError):
+                    loader.load_pages(data, Pages(((1, 1),)), bounds)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

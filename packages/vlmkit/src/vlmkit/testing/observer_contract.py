@@ -5,6 +5,7 @@ import math
 import tracemalloc
 import weakref
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -40,7 +41,7 @@ ERRORS: tuple[VlmkitError, ...] = (
     QueueFull("wait"),
     VlmkitError(""),
 )
-NUM_WARM, NUM_REQUESTS, MAX_LEFT_BYTES = 200, 2000, 48_000
+NUM_WARM, NUM_REQUESTS, MAX_LEFT_BYTES = 200, 2000, 8_000
 
 
 class ObserverContract:
@@ -120,6 +121,19 @@ class ObserverContract:
         observer.failed(request, EngineError("the engine failed"), 4.0)
         observer.close()
 
+    def test_events_come_in_a_thread_of_its_own(self) -> None:
+        """Not the one that made it; and numbers are asked for in a third."""
+        observer = self.make()
+        with ThreadPoolExecutor(1) as own, ThreadPoolExecutor(1) as other:
+            for _ in range(2):
+                own.submit(self._serve, observer, self._request()).result()
+                own.submit(observer.failed, self._request(), ERRORS[0], 4.0).result()
+                own.submit(observer.step, STEP, 5.0).result()
+                numbers = other.submit(observer.stats).result()
+                assert all(map(math.isfinite, numbers.values()))
+            own.submit(observer.close).result()
+            other.submit(observer.stats).result()
+
     # Memory
 
     def test_a_request_that_is_over_is_let_go(self) -> None:
@@ -135,6 +149,8 @@ class ObserverContract:
             else:
                 gone.append(weakref.ref(error))
                 observer.accepted(request, 1.0)
+                observer.first_token(request, 2.0)
+                observer.tokens(request, Chunk(0, (TextDelta("a"),), (Sample(1),)), 2.0)
                 observer.failed(request, error, 2.0)
             del request, error
         gc.collect()
@@ -142,7 +158,7 @@ class ObserverContract:
         observer.close()
 
     def test_memory_does_not_grow_with_the_requests(self) -> None:
-        """Nor with their ids, of which no two are the same."""
+        """Nor with their ids, traces and seeds, of which no two are the same."""
         observer = self.make()
         self._serve_many(observer, range(NUM_WARM))
         tracemalloc.start()
@@ -201,8 +217,11 @@ class ObserverContract:
         *,
         id: str = "req-1",  # noqa: A002 - the field's name
         n: int = 1,
+        trace: str = "",
+        seed: int | None = None,
     ) -> RequestFacts:
-        return RequestFacts(id, "model", "", SamplingParams(n=n), 7, (4,))
+        params = SamplingParams(n=n, seed=seed)
+        return RequestFacts(id, "model", "", params, 7, (4,), trace=trace)
 
     def _end(
         self, reasons: tuple[FinishReason, ...] = ("stop",), *, num_tokens: int = 2
@@ -224,7 +243,8 @@ class ObserverContract:
 
     def _serve_many(self, observer: Observer, numbers: Seq[int]) -> None:
         for number in numbers:
-            request = self._request(id=f"req-{number:032}")
+            name = f"{number:032}"
+            request = self._request(id=f"req-{name}", trace=name, seed=number)
             if number % 4:
                 self._serve(observer, request)
             else:

@@ -55,6 +55,18 @@ class SamplerChanceContract(SamplerSubject):
             what = f"draws {seeds} seeds and {places} places apart are alike"
             check_count(int((own == other).sum()), own.size, _chance_alike(own, other), what)
 
+    def test_draws_far_apart_are_not_alike(self) -> None:
+        """A place is counted in more than a byte."""
+        self.needs("temperature")
+        answer = np.random.default_rng(0).integers(0, 60, 257).tolist()
+        near, far = (
+            [new_sequence((63,), params=PLAIN, seed=s, output_ids=answer[:n]) for s in range(96)]
+            for n in (1, 257)
+        )
+        own, other = (np.array([self.sample([FLAT] * 96, some)]).T for some in (near, far))
+        what = "draws 256 places apart are alike"
+        check_count(int((own == other).sum()), own.size, _chance_alike(own, other), what)
+
     def test_every_bit_of_a_seed_counts(self) -> None:
         """Also those above the first 32, and the sign."""
         self.needs("temperature")

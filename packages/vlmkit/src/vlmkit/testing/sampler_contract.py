@@ -70,6 +70,11 @@ class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParams
         self.make().prepare([Row(sequences[0]), Row(sequences[1], (2, 2))])(logits)
         np.testing.assert_array_equal(to_numpy(logits), before)
 
+    def test_a_small_difference_decides(self) -> None:
+        """Logits are float32, and are compared as such."""
+        for row in ([20.0, 20.001, 19.0], [-300.01, -300.0, -301.0]):
+            assert self.choose(row) == 1
+
     def test_logits_may_be_a_part_of_something_larger(self) -> None:
         """An engine may leave out columns that pad its vocabulary, and let nobody write."""
         rows, sequences = flat_rows(64), mixed_sequences(64)

@@ -4,6 +4,7 @@ Wherever an answer is given, its newest token came only once: what a sampler doe
 against repetition has nothing to do there.
 """
 
+import numpy as np
 import pytest
 
 from vlmkit.ask.sampling import SamplingParams
@@ -127,7 +128,7 @@ class SamplerParamsContract(SamplerSubject):
 
     def test_banned_tokens_are_never_chosen(self) -> None:
         """However likely they are, and whatever the request adds to them."""
-        row = [90.0, 80.0, 1.0, 0.0]
+        row = [390.0, 380.0, 1.0, 0.0]
         for params in (
             SamplingParams(),
             SamplingParams(temperature=2.0),
@@ -194,6 +195,18 @@ class SamplerParamsContract(SamplerSubject):
         answer = [1, 5, 1, 4]  # 0.5 and twice 0.25 and 0.25 are 1.25 for token 1
         assert self.choose([1.0, -0.2, *rest], params, output_ids=answer) == 1
         assert self.choose([1.0, -0.3, *rest], params, output_ids=answer) == 0
+
+    def test_penalties_look_back_to_the_beginning(self) -> None:
+        """However long ago a token came, and however often."""
+        self.needs("repetition_penalty", "frequency_penalty")
+        chance, rest = np.random.default_rng(0), [-90.0] * 4
+        long = chance.integers(3, 6, 300).tolist()
+        params = SamplingParams(repetition_penalty=2.0)
+        assert self.choose([1.0, 0.75, *rest], params, prompt=(0, *long)) == 1
+        assert self.choose([1.0, 0.75, *rest], params, output_ids=[0, *long]) == 1
+        params = SamplingParams(frequency_penalty=0.01)  # 3 for 300 times, 0.44 for 44
+        often = chance.permutation([0, 4] * 300).tolist()
+        assert self.choose([2.0, 0.0, *rest], params, output_ids=often) == 1
 
     def test_tokens_of_a_prompt_may_have_no_logit(self) -> None:
         """Some models read tokens that they never say, such as one that stands for a picture."""

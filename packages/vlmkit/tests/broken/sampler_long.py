@@ -1,0 +1,80 @@
+"""Samplers that break one promise each: of long answers, and of numbers that are nearly equal."""
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+from honest.sampler import Plain
+
+from broken.broken import Broken
+from vlmkit.seams.sampler import Pick, Row
+
+
+class LooksBackSixtyFour(Plain):
+    def repeated(self, row: Row) -> set[int]:
+        sequence = row.sequence
+        held = [*sequence.prompt.token_ids, *sequence.output_ids, *row.ahead]
+        return set(held[-64:]) if sequence.params.repetition_penalty != 1.0 else set()
+
+
+class CountsInOneByte(Plain):
+    def adjusted(self, row: Row, logits: Any) -> Any:
+        made = super().adjusted(row, logits)
+        for token_id, num in Counter([*row.sequence.output_ids, *row.ahead]).items():
+            if token_id < len(made):
+                made[token_id] += num // 256 * 256 * row.sequence.params.frequency_penalty
+        return made
+
+
+class ComparesInHalfPrecision(Plain):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+        return lambda logits: pick(np.asarray(logits).astype(np.float16).astype(np.float32))
+
+
+class LowersWhatIsBanned(Plain):
+    def adjusted(self, row: Row, logits: Any) -> Any:
+        banned = list(row.sequence.banned_ids)
+        lowered = logits[banned] - 100.0
+        made = super().adjusted(row, logits)
+        made[banned] = lowered
+        return made
+
+
+class DrawsTheSameAgain(Plain):
+    """A counter of one byte."""
+
+    def noise(self, row: Row, vocab_size: int) -> Any:
+        seed = row.sequence.seed % 2**64
+        return np.random.default_rng([seed, row.num_output % 256]).gumbel(size=vocab_size)
+
+
+ROWS = (
+    (
+        LooksBackSixtyFour,
+        "A repetition penalty is for what prompt or answer hold, however long ago.",
+        "penalties_look_back_to_the_beginning",
+    ),
+    (
+        CountsInOneByte,
+        "A frequency penalty counts every time.",
+        "penalties_look_back_to_the_beginning",
+    ),
+    (
+        ComparesInHalfPrecision,
+        "The likeliest token is that of the logits as they are.",
+        "a_small_difference_decides",
+    ),
+    (
+        LowersWhatIsBanned,
+        "A banned token is never chosen, however likely it is.",
+        "banned_tokens_are_never_chosen",
+    ),
+    (
+        DrawsTheSameAgain,
+        "Draws of one seed differ from place to place, also far apart.",
+        "draws_far_apart_are_not_alike",
+    ),
+)
+LONG = tuple(Broken(kind, promise, test, honest=Plain) for kind, promise, test in ROWS)
