@@ -169,6 +169,24 @@ def test_numbers_that_take_long_to_read_are_refused_before_they_are(server, numb
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_too_complex")
 
 
+@pytest.mark.parametrize("num_calls", [1, 300])
+def test_arguments_of_calls_are_looked_at_as_bodies_are(server, num_calls):
+    text = '{"a": [%s]}' % ",".join(["1e308"] * (240_000 // num_calls))  # noqa: UP031
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+    said = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "tool_calls": [call] * num_calls},
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+    ]
+    answer = sent(server, chat(messages=said))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "body_too_complex",
+        "messages",
+    )
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/render"])
 def test_a_prompt_of_two_million_characters_stops_nobody(server, path):
     text = "x" * 1_900_000

@@ -25,6 +25,7 @@ from vlmkit.server.chat.prompt_options import goes_on, prompt_options, template_
 from vlmkit.server.chat.shown_parts import files_in, images_in, parts_of, place_of, shown_parts
 from vlmkit.server.fields.forms import asked_form
 from vlmkit.server.fields.sampling import sampling_values
+from vlmkit.server.fields.structure import check_structure
 from vlmkit.server.fields.wire_tools import tool_values
 from vlmkit.server.files.kept import FilesInMemory, KeptFiles
 from vlmkit.server.files.store import FileStore
@@ -190,6 +191,7 @@ class Converter:
                 f"the text is over {self._settings.max_text_chars} characters",
             )
         check_num_images(num_images, facts, "messages")
+        _check_arguments(said)
 
 
 def sampling_params(chat: wire.ChatRequest, facts: RunnerFacts) -> SamplingParams:
@@ -269,6 +271,20 @@ def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart
             error.param = f"messages[{number}].tool_calls[{index}].function.arguments"
             raise
         yield part
+
+
+def _check_arguments(said: Sequence[wire.ChatMessage]) -> None:
+    """Refuse arguments of calls that take long to decode, which the body had as mere text.
+
+    If one of them is no JSON, what is counted after it may be wrong, but is not decoded, either.
+    """
+    calls = (
+        call.function.arguments
+        for message in said
+        if isinstance(message, wire.AssistantMessage)
+        for call in message.tool_calls or ()
+    )
+    check_structure(",".join(calls).encode(), "the arguments of tools' calls have", "messages")
 
 
 def _num_more_chars(message: wire.ChatMessage) -> int:

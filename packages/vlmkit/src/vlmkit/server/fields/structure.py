@@ -32,10 +32,15 @@ def is_light(body: bytes) -> bool:
     return len(body) <= LIGHT_MARKS or _num_of(body, _NODES + _COMMA) <= LIGHT_MARKS
 
 
-def check_structure(body: bytes) -> None:
+def check_structure(body: bytes, what: str = "the body has", param: str | None = None) -> None:
     """Do nothing if a text can be decoded in a tenth of a second or so.
 
     What only looks like structure, since it stands in strings, is told apart where it matters.
+
+    Args:
+        body: the text.
+        what: it is, for the refusal.
+        param: the field that it is in, if it is not all of the body.
 
     Raises:
         RequestError: it holds too much.
@@ -43,7 +48,7 @@ def check_structure(body: bytes) -> None:
     if len(body) <= MAX_POWERS:
         return
     if _excess(_pieces(body)) is not None and (found := _excess(_outside(body))) is not None:
-        raise RequestError(f"the body has over {found}", code="body_too_complex")
+        raise RequestError(f"{what} over {found}", param=param, code="body_too_complex")
 
 
 def _excess(pieces: Iterator[bytes]) -> str | None:
