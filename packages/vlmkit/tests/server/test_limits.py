@@ -1,5 +1,6 @@
 """What is refused before it costs anything, each with its own status and code."""
 
+import json
 import socket
 
 import pytest
@@ -171,3 +172,14 @@ def test_a_request_that_finds_no_memory_is_asked_to_come_back(server, monkeypatc
     assert "library" not in answer.text
     assert answer.headers["retry-after"]
     assert "failed: OutOfMemory" in caplog.text
+
+
+def test_what_follows_a_body_in_pieces_is_no_header():
+    body = json.dumps(chat("hello")).encode()
+    with running() as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"%x\r\n%b\r\n0\r\nhost: evil.example\r\n\r\n" % (len(body), body)
+        )
+        assert connection.makefile("rb").readline() == b"HTTP/1.1 200 OK\r\n"

@@ -43,6 +43,7 @@ class Connection(HttpToolsProtocol):
     is_made = is_refused = False
     _cycles: tuple[RequestResponseCycle, ...] = ()
     _num_header_bytes = 0
+    _has_headers = False
     _header_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
     _last_deadline: asyncio.TimerHandle | None = None
@@ -101,7 +102,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Start to wait for a request's headers."""
         super().on_message_begin()
-        self._num_header_bytes = 0
+        self._num_header_bytes, self._has_headers = 0, False
         self._await_headers()
 
     def on_url(self, url: bytes) -> None:
@@ -114,13 +115,15 @@ class Connection(HttpToolsProtocol):
         self._count(len(name) + len(value))
         if len(self.headers) >= MAX_HEADERS:
             raise ValueError("too many headers")
-        super().on_header(name, value)
+        if not self._has_headers:  # what comes after a body in pieces speaks for nobody
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Stop to wait for headers, and note the request."""
         if len(self.pipeline) >= MAX_AHEAD:
             raise ValueError("too many requests ahead of their answers")
         _cancel(self._header_deadline)
+        self._has_headers = True
         super().on_headers_complete()
         under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles = (*under_way, self.cycle)
