@@ -23,6 +23,22 @@ class ReturnsAnArray(Changed):
         return dataclasses.replace(prompt, token_ids=tuple(np.array(prompt.token_ids)))
 
 
+class KnowsPromptsByTheirTexts(MockTokenizer):
+    """Keeps what it made, by what was said, whoever said it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: dict[tuple[str, ...], Prompt] = {}
+
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        key = tuple(message.text for message in messages)
+        if key not in self.prompts:
+            self.prompts[key] = super().prompt(messages, tools=tools, options=options)
+        return self.prompts[key]
+
+
 class InventsASlot(Changed):
     def made(self, prompt: Prompt) -> Prompt:
         return dataclasses.replace(prompt, media=(*prompt.media, MediaSlot(0, 1, bytes(32), {}, 1)))
@@ -248,6 +264,11 @@ BROKEN = (
         SortsTexts, "Parts of a turn stand in their order.", "each_text_of_a_turn_is_in_the_prompt"
     ),
     Broken(IgnoresRoles, "A prompt says who said what.", "who_said_it_is_in_the_prompt_or_refused"),
+    Broken(
+        KnowsPromptsByTheirTexts,
+        "What was asked before changes no prompt.",
+        "who_said_it_is_in_the_prompt_or_refused",
+    ),
     Broken(
         TakesTheSystemForAUser, "The system is no user.", "who_said_it_is_in_the_prompt_or_refused"
     ),

@@ -1,6 +1,7 @@
 """Tokenizers that break a promise about texts and single tokens."""
 
 import time
+import unicodedata
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -29,6 +30,36 @@ class LosesTheLastSpace(MockTokenizer):
 class StripsWhatItEncodes(MockTokenizer):
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         return super().encode(text.rstrip(" "), adds_special=adds_special)
+
+
+class ComposesLetters(MockTokenizer):
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        return super().encode(unicodedata.normalize("NFC", text), adds_special=adds_special)
+
+
+class UndoesLigatures(MockTokenizer):
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        return super().encode(text.replace("ﬁ", "fi"), adds_special=adds_special)
+
+
+class TakesTheBeginningForAMark(MockTokenizer):
+    def decode(self, token_ids: Seq[int]) -> str:
+        return super().decode(token_ids).encode().decode("utf-8-sig")
+
+
+class EndsLinesItsOwnWay(MockTokenizer):
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        return super().encode("\n".join(text.splitlines()), adds_special=adds_special)
+
+
+class EndsAtNul(MockTokenizer):
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        return super().encode(text.partition("\0")[0], adds_special=adds_special)
+
+
+class CleansUp(MockTokenizer):
+    def decode(self, token_ids: Seq[int]) -> str:
+        return super().decode(token_ids).replace(" ,", ",").replace(" ?", "?")
 
 
 class SpacesHaveNoBytes(MockTokenizer):
@@ -127,6 +158,15 @@ class KeepsTheConversation(MockTokenizer):
         return super().prompt(self.messages, tools=tools, options=options)
 
 
+class SharesWhatItMakes(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        self.last = super().prompt(messages, tools=tools, options=options)
+        time.sleep(0.002)
+        return self.last
+
+
 class DrawsItsDigests(ChangedSlots):
     def slot(self, slot: MediaSlot) -> MediaSlot:
         digest = np.random.default_rng().bytes(32)
@@ -150,6 +190,16 @@ BROKEN = (
         "A token that is a space stands for its byte.",
         "the_bytes_of_the_tokens_are_the_bytes_of_the_text",
     ),
+    Broken(ComposesLetters, "A letter and its accent stay two characters.", "text_comes_back"),
+    Broken(UndoesLigatures, "A ligature stays one character.", "text_comes_back"),
+    Broken(
+        TakesTheBeginningForAMark,
+        "What stands at the beginning of a text is text, a byte order mark too.",
+        "text_comes_back",
+    ),
+    Broken(EndsLinesItsOwnWay, "Lines end as they ended.", "text_comes_back"),
+    Broken(EndsAtNul, "A text has any character, the first one too.", "text_comes_back"),
+    Broken(CleansUp, "Spaces before signs are text.", "text_comes_back"),
     Broken(
         SpellsSpacesAsMarks,
         "token_bytes() returns bytes of the text, not of the vocabulary's own spelling.",
@@ -209,6 +259,11 @@ BROKEN = (
     Broken(
         KeepsTheConversation,
         "Its methods are called from several threads at once.",
+        "a_prompt_is_a_function_of_its_conversation",
+    ),
+    Broken(
+        SharesWhatItMakes,
+        "What one thread is given is not what another one made.",
         "a_prompt_is_a_function_of_its_conversation",
     ),
     Broken(

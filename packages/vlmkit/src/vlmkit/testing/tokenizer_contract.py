@@ -1,7 +1,8 @@
 """What every tokenizer must do."""
 
 import contextlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
@@ -25,8 +26,16 @@ TEXTS = (
     "\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL} \N{WAVING WHITE FLAG}\N{VARIATION SELECTOR-16}",
     "a\nb\tc",
     "٣ + ٤",
+    "e\N{COMBINING ACUTE ACCENT} \N{LATIN SMALL LETTER E WITH ACUTE} ﬁ",
+    "\N{ZERO WIDTH NO-BREAK SPACE}at the beginning",
+    "a\r\nb\r",
+    "a\0b",
+    "it is n't , or is it ?",
+    "\n\n  it\n",
     "",
 )
+SWITCH_S = 1e-5  # after which another thread has its turn
+NUM_ROUNDS = 16
 
 
 class TokenizerContract(
@@ -198,9 +207,20 @@ class TokenizerContract(
         tokenizer, asked = self.make(), [[self._asked(f"What is this? {i}")] for i in range(4)]
         expected = [_told(tokenizer.prompt(messages)) for messages in asked]
         assert len(set(expected)) == len(asked)
-        with ThreadPoolExecutor(4) as pool:
-            prompts = list(pool.map(tokenizer.prompt, asked * 4))
-        assert [_told(prompt) for prompt in prompts] == expected * 4
+        with ThreadPoolExecutor(4) as pool, _many_turns():
+            prompts = list(pool.map(tokenizer.prompt, asked * NUM_ROUNDS))
+        assert [_told(prompt) for prompt in prompts] == expected * NUM_ROUNDS
+
+
+@contextlib.contextmanager
+def _many_turns() -> Iterator[None]:
+    """Let threads take turns so often that they meet in the middle of everything."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def _told(prompt: Prompt) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
