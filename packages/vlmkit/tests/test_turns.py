@@ -161,6 +161,16 @@ def test_inside_an_account_priority_goes_first():
     assert first_step(served, urgent) <= 2
 
 
+def test_a_scheduler_that_orders_by_other_priorities_is_handed_no_more():
+    turns = Turns()
+    turns.add([asked("one", 1000) for _ in range(100)])
+    num_handed = 0
+    for job in turns.handed_over(0):
+        job.sequence.priority = job.sequence.priority * 2**32 + 1000
+        num_handed += 1
+    assert num_handed == 1 + ALONE_WINDOW_TOKENS // 1000
+
+
 def test_what_nobody_waits_for_comes_after_others_although_its_account_used_least():
     served = Served(max_running=2)
     served.add(*[asked("heavy", 100, num_outputs=50) for _ in range(4)])

@@ -17,6 +17,7 @@ said to be counted elsewhere.
 import heapq
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from vlmkit.ask.request import BACKGROUND
 from vlmkit.running.job import Job
@@ -30,6 +31,13 @@ LEVEL = 1 << 32  # more than priorities differ by
 MOST_PAST = 1024  # accounts that have nothing under way and are remembered
 
 
+class _Entered(NamedTuple):
+    """What a sequence was when the scheduler got it, which may order by priorities of its own."""
+
+    cost: int
+    priority: int
+
+
 class _Account:
     """What one account has under way.
 
@@ -38,7 +46,7 @@ class _Account:
         heap: those that wait here by priority and arrival, and some that are gone.
         waiting: those that wait here.
         inside: those that the scheduler has, with what they counted for.
-        entered: those of them that it has perhaps not begun.
+        entered: those of them that it has perhaps not begun, as they were.
         num_entered_tokens: what these counted for.
     """
 
@@ -49,7 +57,7 @@ class _Account:
         self.heap: list[tuple[int, int, Sequence]] = []
         self.waiting: dict[Sequence, tuple[Job, int]] = {}
         self.inside: dict[Sequence, int] = {}
-        self.entered: dict[Sequence, int] = {}
+        self.entered: dict[Sequence, _Entered] = {}
         self.num_entered_tokens = 0
 
     @property
@@ -72,14 +80,14 @@ class _Account:
     def note_begun(self) -> None:
         """Forget of those that entered who has begun."""
         for sequence in [s for s in self.entered if s.num_cached_tokens is not None]:
-            self.num_entered_tokens -= self.entered.pop(sequence)
+            self.num_entered_tokens -= self.entered.pop(sequence).cost
 
     def has_turn(self, most_tokens: int) -> bool:
         """Tell whether the scheduler may have the next one, or one more urgent than all it has."""
         if self.num_entered_tokens < most_tokens:
             return True
         priority = self.head().priority
-        return all(priority < each.priority for each in self.entered)
+        return all(priority < each.priority for each in self.entered.values())
 
 
 class Turns:
@@ -147,7 +155,8 @@ class Turns:
             return False
         is_inside = account.inside.pop(sequence, None) is not None
         if is_inside:
-            account.num_entered_tokens -= account.entered.pop(sequence, 0)
+            if (entered := account.entered.pop(sequence, None)) is not None:
+                account.num_entered_tokens -= entered.cost
             account.used += OUTPUT_WEIGHT * len(sequence.output_ids)
         elif account.waiting.pop(sequence, None) is not None:
             self.num_waiting -= 1
@@ -209,7 +218,8 @@ class Turns:
         if is_wanted and others and used[name] <= min(others):
             self._level -= 1
             sequence.priority += self._level * LEVEL
-        account.inside[sequence] = account.entered[sequence] = cost
+        account.inside[sequence] = cost
+        account.entered[sequence] = _Entered(cost, sequence.priority)
         account.num_entered_tokens += cost
         account.used += cost
         used[name] += cost
