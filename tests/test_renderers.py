@@ -164,7 +164,7 @@ def test_the_mock() -> None:
 def test_all_that_a_prompt_depends_on_and_holds_travels() -> None:
     """A field that is new must be sent, or be named here."""
     needless = ("continuations", "params", "constraint", "tool_choice", "parallel_tool_calls")
-    needless += ("tenant", "account", "cache_salt", "priority", "id", "admit", "trace")
+    needless += ("tenant", "account", "cache_salt", "priority", "id", "admit", "trace", "fields")
     assert {each.name for each in fields(Request)} == {*wire.SENT, *needless}
     assert {each.name for each in fields(MediaSlot)} == {*wire.SlotAt.__struct_fields__}
     told = {*wire.Reply.__struct_fields__} - {"shown", "decodes"}

@@ -159,10 +159,13 @@ def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
     from vlmkit.server.logs.format import JsonFormat, TextFormat
 
     form = (JsonFormat if log_format == "json" else TextFormat)(tells_all=debug)
-    logging.getLogger("vlmkit").setLevel(logging.DEBUG if debug else logging.INFO)
-    for name in ("uvicorn", *_packages()):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    levels = dict.fromkeys(("uvicorn", *_packages()), logging.WARNING)
+    levels["vlmkit"] = logging.DEBUG if debug else logging.INFO
     with ExitStack() as after:
+        for name, level in levels.items():
+            logger = logging.getLogger(name)
+            after.callback(logger.setLevel, logger.level)
+            logger.setLevel(level)
         for handler in logging.getLogger().handlers:
             floods = Floods(handler)
             after.callback(handler.setFormatter, handler.formatter)
