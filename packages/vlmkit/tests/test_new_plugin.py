@@ -170,6 +170,28 @@ def test_names_of_commands_are_refused_to_commands_alone(tmp_path):
     assert project.write(SAMPLER, tmp_path / "new", "serve").distribution == "vlmkit-serve"
 
 
+def test_a_file_that_comes_meanwhile_is_not_replaced(tmp_path, monkeypatch):
+    place = tmp_path / "new"
+    contents = project._contents
+
+    def planted(*arguments):
+        place.mkdir()
+        (place / "pyproject.toml").symlink_to(tmp_path / "another")
+        return contents(*arguments)
+
+    class Later(type(place)):
+        """Looks empty, as a folder does that is filled after it was looked at."""
+
+        def exists(self, **_):
+            return False
+
+    (tmp_path / "another").write_text("another's")
+    monkeypatch.setattr(project, "_contents", planted)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        project.write(SAMPLER, Later(place), "mine")
+    assert (tmp_path / "another").read_text() == "another's"
+
+
 def test_what_is_there_is_never_touched(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").write_text("mine")

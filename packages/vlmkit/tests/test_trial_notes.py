@@ -71,3 +71,12 @@ def test_another_processor_is_another_machine(
     (tmp_path / "cpuinfo").unlink()
 
     assert len({one, two, trial_notes.place(folder, "trials", [])}) == 3
+
+
+def test_a_note_that_cannot_take_its_place_leaves_no_file_behind(folder: Path) -> None:
+    note = trial_notes.place(folder, "trials", ["one"])
+    assert note is not None
+    note.mkdir(parents=True)
+    trial_notes.write(note, "passed")
+
+    assert list(note.parent.iterdir()) == [note]

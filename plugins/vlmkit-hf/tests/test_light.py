@@ -18,7 +18,7 @@ from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_hf import plugin, tokenizer_files
 from vlmkit_hf.light import alike, families, file
-from vlmkit_hf.light.reading import read, written
+from vlmkit_hf.light.reading import cached_folder, read, written
 from vlmkit_hf.light.writing import keep
 from vlmkit_hf.pillow import pixels
 from vlmkit_hf.settings import HfTokenizerSettings
@@ -139,6 +139,19 @@ def test_a_family_that_is_not_known_is_told_each_time_and_tried_once(
 
     assert UNKNOWN in str(keep(checkpoint))
     assert read(checkpoint, PLAIN) is None
+
+
+def test_what_else_is_in_a_folder_of_the_cache_stays(folder_of: Callable[[str], Path]) -> None:
+    checkpoint = Checkpoint("llava", folder_of("llava"))
+    place = cached_folder(checkpoint)
+    place.mkdir(parents=True)
+    (place / file.FILE).write_text("broken")
+    (place / "notes.txt").write_text("another's")
+    assert keep(checkpoint) is None
+
+    assert read(checkpoint, PLAIN) is not None
+    assert (place / "notes.txt").read_text() == "another's"
+    assert [path for path in place.parent.iterdir() if path != place] == []
 
 
 def test_what_one_version_could_not_do_another_tries_again(

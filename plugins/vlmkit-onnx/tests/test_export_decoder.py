@@ -324,6 +324,26 @@ def test_an_export_gets_its_name_where_no_folder_gets_the_name_of_another(
     assert not place.exists()
 
 
+@pytest.mark.posix
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_target_that_cannot_be_replaced_is_refused_before_the_work(
+    *,
+    is_link: bool,
+    checkpoint: Callable[..., Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    monkeypatch.chdir(tmp_path / "target")
+    folder = tmp_path / "link" if is_link else Path()
+    stages: list[str] = []
+    with pytest.raises(ConfigError, match="which a finished export cannot replace"):
+        export(checkpoint("llama"), folder, "fp32", stages.append)
+    assert stages == []
+    assert (tmp_path / "link").readlink() == tmp_path / "target"
+
+
 def test_a_folder_with_something_in_it_is_left_alone(
     checkpoint: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Files of keys: only added to, told where they are broken, and written by ``vlmkit keys``."""
 
+import io
 import json
 import re
 import stat
@@ -10,6 +11,7 @@ import pytest
 
 from vlmkit.cli import run
 from vlmkit.errors import ConfigError
+from vlmkit.server.identity import key_file
 from vlmkit.server.identity.key import Key, digest_of, made
 from vlmkit.server.identity.key_file import Revoked, add_line, read_lines, valid_keys
 from vlmkit.settings.scope import SCOPES
@@ -97,6 +99,37 @@ def test_keys_that_are_added_at_once_are_all_there(path):
         thread.join()
 
     assert {key.id for key in valid_keys(read_lines(path))} == {key.id for key in keys}
+
+
+@pytest.mark.posix
+def test_a_key_that_did_not_fit_takes_no_other_process_key_with_it(path, monkeypatch):
+    """Half a line is cut off when the disk is full: another's key must not stand behind it."""
+    full, other = (made(name, ("chat",))[0] for name in ("full", "other"))
+    add_line(path, made("first", ("chat",))[0])
+    adding = threading.Thread(target=add_line, args=(path, other))
+
+    class Disk(io.FileIO):
+        """Takes half of a line, and then somebody else adds one."""
+
+        def write(self, content):
+            num_written = super().write(bytes(content)[: len(content) // 2])
+            adding.start()
+            adding.join(1)
+            return num_written
+
+    def opened(path, mode, *, opener, **_):
+        return (
+            Disk(path, "ab+", opener=opener)
+            if threading.current_thread() is main
+            else open(path, mode, buffering=0, opener=opener)
+        )
+
+    main = threading.current_thread()
+    monkeypatch.setattr(key_file, "open", opened, raising=False)
+    with pytest.raises(ConfigError, match="there is no room"):
+        add_line(path, full)
+    adding.join()
+    assert [key.name for key in read_lines(path)] == ["first", "other"]
 
 
 def test_a_line_without_its_end_is_not_gone_on_with(path):

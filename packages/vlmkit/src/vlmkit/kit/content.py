@@ -135,13 +135,17 @@ def _recall(folder: Path) -> Memory:
 
 def _remember(folder: Path, known: Memory) -> None:
     try:
-        _replace(_place(folder), msgspec.json.encode(known))
+        replace(_place(folder), msgspec.json.encode(known))
     except (OSError, RuntimeError) as error:
         log.info("digests of %s are not remembered: %s", folder, error)
 
 
-def _replace(place: Path, data: bytes) -> None:
-    """Write a file as a whole: who reads it sees the old one or the new one."""
+def replace(place: Path, data: bytes) -> None:
+    """Write a file as a whole: who reads it sees the old one or the new one.
+
+    Raises:
+        OSError: it cannot be written; the old one is still there.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=place.parent)
     try:

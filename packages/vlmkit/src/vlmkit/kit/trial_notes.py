@@ -8,10 +8,8 @@ costs the time of a trial and nothing else.
 
 import hashlib
 import logging
-import os
 import platform
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,11 +58,7 @@ def write(note: Path | None, text: str = "") -> None:
     if note is None:
         return
     try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=note.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(text.encode())
-        Path(name).replace(note)
+        content.replace(note, text.encode())
     except OSError as error:
         log.info("it is not remembered that a model was tried: %s", error)
 

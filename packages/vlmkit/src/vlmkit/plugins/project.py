@@ -126,7 +126,8 @@ def write(kind: Kind[object], folder: Path, name: str) -> Project:
             )
         for path, content in contents.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(content, encoding="utf-8", newline="\n")
+            with (folder / path).open("x", encoding="utf-8", newline="\n") as file:  # replaces none
+                file.write(content)
     except OSError as error:
         raise ConfigError(f"folder {str(folder)!r} cannot be written: {error.strerror}") from error
     arguments = (name, template.tried_with.replace("yourname", name))

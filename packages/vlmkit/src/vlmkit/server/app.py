@@ -1,6 +1,7 @@
 """The application: routes, errors and bounds, tied to the models that are served."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from litestar import Litestar
 from litestar.di import Provide
@@ -66,7 +67,7 @@ def create_app(
         service = Service(models, settings or ServerSettings())
     fetch = service.settings.fetch
     data = service.settings.data
-    on_disk = FilesOnDisk(Folder(data)) if data.folder else None
+    on_disk = FilesOnDisk(Folder(data, _own_files(service.settings))) if data.folder else None
     files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
     fetcher = ImageFetcher(fetch) if fetch.enabled else None
     converter = Converter(service.settings, fetcher, files, service.desk)
@@ -136,3 +137,16 @@ def create_app(
         app.on_startup.append(batches.start)
         app.on_shutdown.insert(0, batches.stop)
     return app
+
+
+def _own_files(settings: ServerSettings) -> list[Path]:
+    """Return the files that the settings name, which may lie in a new data folder."""
+    named = (
+        settings.keys_file,
+        settings.limits.usage_file,
+        settings.access_log,
+        settings.audit_log,
+        settings.tls_certificate,
+        settings.tls_private_key,
+    )
+    return [Path(each) for each in named if each]

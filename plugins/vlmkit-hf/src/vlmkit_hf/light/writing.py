@@ -4,7 +4,6 @@ What is written makes a second tokenizer, and the two have to agree on conversat
 pictures: token ids, arrays bit for bit, digests, what is said of places.
 """
 
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -45,23 +44,23 @@ def keep(checkpoint: Checkpoint, folder: Path | None = None) -> str | None:
         return _why_not(found[1])
     place = cached_folder(checkpoint)
     place.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".", dir=place.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=".", dir=place.parent) as folder_name:
+        made = Path(folder_name)
         reason = _write(checkpoint, made)
         _publish(made, place)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
     return reason
 
 
 def _publish(made: Path, place: Path) -> None:
-    """Give a folder its name; one that is there is broken, or as good."""
-    shutil.rmtree(place, ignore_errors=True)
-    try:
-        made.rename(place)
-    except OSError:
-        if not (place / file.FILE).is_file():  # which another process has just written
-            raise
+    """Move the files that were written to their folder, over those that have their names.
+
+    The folder itself stays, with whatever else is in it: another process may be reading it. The
+    tokenizer goes first, since the other file names its digest.
+    """
+    place.mkdir(exist_ok=True)
+    for name in (file.OWN_TOKENIZER, file.FILE):
+        if (made / name).is_file():
+            (made / name).replace(place / name)
 
 
 def _write(checkpoint: Checkpoint, folder: Path) -> str | None:

@@ -135,6 +135,13 @@ def export_tower(
 
 
 def _refuse_full(folder: Path) -> None:
+    """Refuse, before hours of work, a target that cannot get its name without a loss at the end."""
+    if folder.is_symlink() or (folder.exists() and folder.samefile(Path.cwd())):
+        what = "a symbolic link" if folder.is_symlink() else "the current folder"
+        raise ConfigError(
+            f"{str(folder)!r} is {what}, which a finished export cannot replace",
+            hint="name a folder that is absent or empty",
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"folder {str(folder)!r} is not empty", hint="name a folder that is absent or empty"

@@ -1,10 +1,13 @@
 """Files in a folder, which are there when the server is started again.
 
-None is forgotten to make room: what does not fit is refused. They are found only with the
-credentials that they were sent with. Is called in the event loop's thread.
+None is evicted to make room: what does not fit is refused. They are found only with the
+credentials that they were sent with. A name stands in the database before a file has it, so that
+what a killed process leaves is known, and nothing else is ever unlinked. Is called in the event
+loop's thread.
 """
 
 import asyncio
+import logging
 import secrets
 import sqlite3
 import time
@@ -15,11 +18,14 @@ from vlmkit.errors import RequestError
 from vlmkit.server.files.store import not_stored, too_large
 from vlmkit.server.http.errors import Overloaded
 from vlmkit.server.kept.database import not_written
-from vlmkit.server.kept.folder import Folder, room_of
+from vlmkit.server.kept.folder import PART, Folder, room_of
+
+log = logging.getLogger(__name__)
 
 MAX_FILES = 10_000  # of one owner
 BATCH_LIVES_S = 30 * 86_400  # as OpenAI's do, unless it is said
 
+_FORGET_UNLINK = "DELETE FROM pending_unlinks WHERE name = ?"
 _COLUMNS = "id, filename, purpose, media_type, num_bytes, created_at, expires_at"
 
 
@@ -48,21 +54,47 @@ class FilesOnDisk:
         self._now = now
 
     def restore(self) -> None:
-        """Count what is there from before, and remove what nobody will find again."""
+        """Count what is stored, and unlink what an upload or a deletion left that was killed.
 
-        def read(on: sqlite3.Connection) -> list[tuple[bytes, str, int]]:
+        Files that the database does not name stay where they are, and are told in the log: they may
+        be of a database that was lost.
+        """
+
+        def read(on: sqlite3.Connection) -> tuple[list[tuple[bytes, str, int]], list[tuple[str]]]:
             found = on.execute("SELECT owner, id, num_bytes FROM files")
             unfinished = on.execute(
                 "SELECT owner, output_id, output_bytes FROM batches WHERE ended_at IS NULL "
                 "UNION ALL SELECT owner, error_id, error_bytes FROM batches WHERE ended_at IS NULL"
             )
-            return [*found, *unfinished]
+            pending = on.execute("SELECT name FROM pending_unlinks")
+            return [*found, *unfinished], pending.fetchall()
 
+        stored, pending = self.folder.database.run_now(read)
         names = set()
-        for owner, name, num_bytes in self.folder.database.run_now(read):
+        for owner, name, num_bytes in stored:
             self.folder.count(owner, room_of(num_bytes))
             names.add(name)
-        self.folder.remove_all_but(names)
+        removed = [(name,) for (name,) in pending if name in names or self._is_removed(name)]
+        self.folder.database.run_later(lambda on: on.executemany(_FORGET_UNLINK, removed))
+        if num_unknown := self.folder.num_unknown(names):
+            log.warning(
+                "server.data.folder %r: %d files are not in the database; they are kept and not "
+                "counted",
+                self.folder.settings.folder,
+                num_unknown,
+            )
+
+    def _is_removed(self, name: str) -> bool:
+        try:
+            self.folder.remove(name)
+        except OSError as error:
+            log.error("a deleted file cannot be unlinked: %s", error.strerror)  # noqa: TRY400
+            return False
+        return True
+
+    def note_unlinked(self, name: str) -> None:
+        """Have it noted soon that a file is gone."""
+        self.folder.database.run_later(lambda on: on.execute(_FORGET_UNLINK, (name,)))
 
     def incoming(self, owner: bytes) -> "IncomingFile":
         """Return a file that is about to be written."""
@@ -110,6 +142,8 @@ class FilesOnDisk:
             if num >= MAX_FILES:
                 raise Overloaded(f"{MAX_FILES} files are kept already", hint="delete some")
             insert(on, owner, file)
+            on.execute(_FORGET_UNLINK, (incoming.name + PART,))
+            self.folder.rename(incoming.name + PART, incoming.name)
 
         await self.folder.database.run(add)
         return file
@@ -166,7 +200,10 @@ class FilesOnDisk:
                     code="file_in_use",
                     hint="cancel the batch",
                 )
-            return on.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount > 0
+            is_deleted = on.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount > 0
+            if is_deleted:
+                _expect_unlink(on, file_id)
+            return is_deleted
 
         if not await self.folder.database.run(forget):  # somebody else has deleted it meanwhile
             raise not_stored()
@@ -199,7 +236,10 @@ class FilesOnDisk:
                 "RETURNING id, owner, num_bytes",
                 (now,),
             )
-            return late.fetchall()
+            found = late.fetchall()
+            for name, _, _ in found:
+                _expect_unlink(on, name)
+            return found
 
         for name, owner, num_bytes in await self.folder.database.run(forget):
             await self._remove(name, owner, num_bytes)
@@ -207,6 +247,7 @@ class FilesOnDisk:
     async def _remove(self, name: str, owner: bytes, num_bytes: int) -> None:
         self.folder.count(owner, -room_of(num_bytes))
         await asyncio.to_thread(self.folder.remove, name)
+        self.note_unlinked(name)
 
 
 class IncomingFile:
@@ -221,8 +262,10 @@ class IncomingFile:
         self.name = f"file-{secrets.token_hex(24)}"
         self.owner = owner
         self.num_bytes = 0
+        self._files = files
         self._folder = files.folder
         self._num_counted = 0
+        self._is_noted = False  # in the database
 
     def take(self, num_bytes: int) -> None:
         """Count bytes that are about to be written.
@@ -246,9 +289,11 @@ class IncomingFile:
         Raises:
             Unavailable: the disk is full or cannot be written.
         """
+        await self._note()
         start = self.num_bytes - len(content)
+        name = self.name + PART
         try:
-            await asyncio.to_thread(self._folder.write, self.name, start, content, durably=False)
+            await asyncio.to_thread(self._folder.write, name, start, content, durably=False)
         except OSError as error:
             raise not_written(error) from error
 
@@ -260,18 +305,32 @@ class IncomingFile:
         """
 
         def sync() -> None:
-            self._folder.write(self.name, self.num_bytes, b"")
+            self._folder.write(self.name + PART, self.num_bytes, b"")
             self._folder.sync_names()
+
+        await self._note()
 
         try:
             await asyncio.to_thread(sync)
         except OSError as error:
             raise not_written(error) from error
 
+    async def _note(self) -> None:
+        """Write the name into the database before the folder has it."""
+        if not self._is_noted:
+            await self._folder.database.run(lambda on: _expect_unlink(on, self.name + PART))
+            self._is_noted = True
+
     def drop(self) -> None:
-        """Remove it: it is not kept."""
-        self._folder.remove(self.name)
+        """Unlink it: it is not stored."""
+        self._folder.remove(self.name + PART)
+        self._files.note_unlinked(self.name + PART)
         self._folder.count(self.owner, -self._num_counted)
+
+
+def _expect_unlink(on: sqlite3.Connection, name: str) -> None:
+    """Note a name that is to be unlinked by the next start, if not before."""
+    on.execute("INSERT OR IGNORE INTO pending_unlinks VALUES (?)", (name,))
 
 
 def insert(on: sqlite3.Connection, owner: bytes, file: DiskFile) -> None:

@@ -107,14 +107,17 @@ class Download:
         self._owner = owner
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send all of it."""
+        """Send all of it.
+
+        Raises:
+            NotStored: it is gone, and nothing was sent yet.
+        """
         num_left = self._file.num_bytes
+        piece = await self._files.piece(self._file.id, self._owner, 0, PIECE_BYTES)
         told = {"content-type": "application/octet-stream", "content-length": str(num_left)}
         headers = [(name.encode(), value.encode()) for name, value in (told | _NOT_SHOWN).items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         while True:
-            start = self._file.num_bytes - num_left
-            piece = await self._files.piece(self._file.id, self._owner, start, PIECE_BYTES)
             num_left -= len(piece)
             body: HTTPResponseBodyEvent = {
                 "type": "http.response.body",
@@ -124,3 +127,5 @@ class Download:
             await send(body)
             if num_left <= 0:
                 return
+            start = self._file.num_bytes - num_left
+            piece = await self._files.piece(self._file.id, self._owner, start, PIECE_BYTES)

@@ -6,6 +6,7 @@ at which a server that reads the file finds half of it.
 
 import errno
 import os
+import sys
 from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,7 @@ def add_line(path: Path, line: Line) -> None:
     """
     try:
         with open(path, "ab+", buffering=0, opener=partial(os.open, mode=0o600)) as file:
+            _lock(file.fileno())
             file.seek(max(0, file.tell() - 1))
             begin = b"" if file.read() in (b"", b"\n") else b"\n"
             added = begin + msgspec.json.encode(line) + b"\n"
@@ -75,6 +77,14 @@ def add_line(path: Path, line: Line) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise ConfigError(f"keys file {str(path)!r} cannot be written: {error.strerror}") from error
+
+
+def _lock(descriptor: int) -> None:
+    """Wait until no other process adds a line: half of one is cut off, and nothing behind it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def valid_keys(lines: Seq[Line]) -> list[Key]:

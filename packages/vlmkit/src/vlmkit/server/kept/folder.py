@@ -1,10 +1,17 @@
-"""A folder on disk: its files, and how many bytes of them each owner has.
+"""The data folder of a server: its database, its files, and how many bytes each owner stores.
 
-No path comes from a client: a file's name is one that was made here and stands in the database.
-Bytes are counted in the event loop's thread; files are read and written in any.
+Only files of our naming scheme are opened or unlinked, and only those that the database names: what
+else lies in the folder is not ours and stays. No name comes from a client. Bytes are counted in the
+event loop's thread; files are read and written in any.
+
+What the files hold, and when one is unlinked, is decided by :mod:`vlmkit.server.files.disk` and
+:mod:`vlmkit.server.batches.store`.
 """
 
+import errno
 import os
+import re
+import stat
 import sys
 from collections import Counter
 from collections.abc import Collection
@@ -16,6 +23,17 @@ from vlmkit.server.kept.database import Database
 from vlmkit.settings.server import DataSettings
 
 LEAST_BYTES = 4096  # that a file takes, be it empty
+DATABASE = "vlmkit.sqlite3"
+FILES = "files"
+PART = ".part"  # ends the name of an upload in progress
+_NAME = re.compile(r"file-[0-9a-f]{48}(\.part)?")
+_OF_THE_SYSTEM = frozenset({"lost+found", ".DS_Store"})  # what a new volume or folder holds
+_FLAGS = (
+    getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)  # or to open a pipe would wait for its other end
+)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -70,40 +88,80 @@ CREATE TABLE IF NOT EXISTS lines (
     PRIMARY KEY (batch, number)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS lines_in_order ON lines (batch, is_asked, postponed, number);
+CREATE TABLE IF NOT EXISTS pending_unlinks (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-"""Lines are those that have no answer yet: an answered one is gone, and stands in a file."""
+"""Lines are those that have no answer yet: an answered one is gone, and stands in a file.
+
+Pending unlinks are names in the folder that are stored no more, or not yet: those of deletions and
+uploads in progress. The next start unlinks what a process that was killed left of them.
+"""
 
 
 class Folder:
-    """Where files are kept, and how many bytes of them may be.
+    """Stores files, and bounds how many bytes of them there are.
 
     Args:
         settings: where, and bounds.
+        own: other files of this server, which may lie in a new data folder, too.
 
     Attributes:
-        database: what is known of the files.
+        database: knows the files.
 
     Raises:
-        ConfigError: it cannot be used, or another process does.
+        ConfigError: the folder is not ours or cannot be used, or another process uses it.
     """
 
-    def __init__(self, settings: DataSettings) -> None:
+    def __init__(self, settings: DataSettings, own: Collection[Path] = ()) -> None:
         self.settings = settings
-        root = Path(settings.folder)
-        self._files = root / "files"
+        self._root = Path(settings.folder)
+        self._files = self._root / FILES
+        self._own = [path.name for path in own if path.parent.resolve() == self._root.resolve()]
+        self._directory: int | None = None
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in (self._files, self._root / DATABASE):
+                _refuse_link(path)
+            if not (self._root / DATABASE).exists():
+                self._refuse_foreign()
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.database = Database(self._root / DATABASE, SCHEMA, self._refuse_foreign)
             self._files.mkdir(mode=0o700, exist_ok=True)
+            self._directory = _opened_directory(self._files)
         except OSError as error:
             raise ConfigError(
-                f"server.data.folder {settings.folder!r} cannot be used: {error.strerror}"
+                f"server.data.folder {settings.folder!r} cannot be used: {error.strerror}",
+                hint="name a folder that this user may write to, or one that is not there yet",
             ) from error
-        self.database = Database(root / "vlmkit.sqlite3", SCHEMA)
         self._num_bytes: Counter[bytes] = Counter()
         self.num_bytes = 0
 
+    def _refuse_foreign(self) -> None:
+        """Raise ConfigError unless a folder without a database of ours holds nothing of others."""
+        if not self._root.exists():
+            return
+        stored = [path.name for path in self._files.iterdir()] if self._files.is_dir() else []
+        if num_ours := sum(_NAME.fullmatch(name) is not None for name in stored):
+            raise ConfigError(
+                f"server.data.folder {self.settings.folder!r} has {num_ours} stored files and no "
+                f"database {DATABASE!r} that knows them",
+                hint=f"restore {DATABASE!r} from a backup, or name an empty folder; "
+                "nothing was deleted",
+            )
+        others = sorted(path.name for path in self._root.iterdir() if not self._is_ours(path))
+        if stored or others:
+            raise ConfigError(
+                f"server.data.folder {self.settings.folder!r} is not empty, and no data folder of "
+                f"vlmkit: it has {(others or [f'{FILES}/{min(stored)}'])[0]!r}",
+                hint="name a folder that is empty or not there yet, such as 'vlmkit-data'; "
+                "nothing was changed",
+            )
+
+    def _is_ours(self, path: Path) -> bool:
+        ours = (DATABASE, *self._own)
+        is_ours = path.name in (FILES, *ours, *_OF_THE_SYSTEM)
+        return is_ours or path.name.startswith(tuple(f"{own}{end}" for own in ours for end in "-."))
+
     def path(self, name: str) -> Path:
-        """Return where a file is that was named here."""
+        """Return where a stored file is."""
         return self._files / name
 
     def take(self, owner: bytes, num_bytes: int) -> None:
@@ -143,20 +201,20 @@ class Folder:
         """Return a piece of a file; it is not open between pieces.
 
         Raises:
-            OSError: it is not there any more.
+            FileNotFoundError: it is gone, or something else has its name.
+            OSError: it cannot be read.
         """
-        with self.path(name).open("rb") as file:
+        with os.fdopen(self._open(name, os.O_RDONLY), "rb") as file:
             file.seek(start)
             return file.read(num_bytes)
 
     def write(self, name: str, start: int, content: bytes, *, durably: bool = True) -> None:
-        """Let a file end with some content, from a place on.
+        """Let a file end with some content, from a place on; it is created where it is missing.
 
         Raises:
             OSError: it cannot be written.
         """
-        descriptor = os.open(self.path(name), os.O_RDWR | os.O_CREAT | _BINARY, 0o600)
-        with os.fdopen(descriptor, "r+b") as file:
+        with os.fdopen(self._open(name, os.O_RDWR | os.O_CREAT), "r+b") as file:
             file.seek(start)
             file.write(content)
             file.truncate()
@@ -164,28 +222,62 @@ class Folder:
                 file.flush()
                 os.fsync(file.fileno())
 
+    def rename(self, name: str, new: str) -> None:
+        """Give a file its final name.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        where = self._directory
+        os.rename(self._entry(name), self._entry(new), src_dir_fd=where, dst_dir_fd=where)
+        self.sync_names()
+
     def sync_names(self) -> None:
         """Make sure that files which were made are found after a loss of power."""
-        if sys.platform != "win32":
-            descriptor = os.open(self._files, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        if self._directory is not None:
+            os.fsync(self._directory)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        self.path(name).unlink(missing_ok=True)
+        """Unlink a file that the database names; nothing happens if it is missing.
 
-    def remove_all_but(self, names: Collection[str]) -> None:
-        """Remove what a process left that was killed."""
-        for path in self._files.iterdir():
-            if path.name not in names:
-                path.unlink()
+        Raises:
+            OSError: it cannot be unlinked.
+        """
+        try:
+            os.unlink(self._entry(name), dir_fd=self._directory)
+        except (FileNotFoundError, IsADirectoryError):
+            return
+
+    def num_unknown(self, names: Collection[str]) -> int:
+        """Return how many files of our naming scheme are here that are none of these."""
+        found = os.listdir(self._files if self._directory is None else self._directory)  # noqa: PTH208
+        return sum(_NAME.fullmatch(name) is not None and name not in names for name in found)
+
+    def _open(self, name: str, flags: int) -> int:
+        """Open a regular file of ours, and no link, pipe or folder that has its name."""
+        try:
+            descriptor = os.open(self._entry(name), flags | _FLAGS, 0o600, dir_fd=self._directory)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise FileNotFoundError(errno.ENOENT, "not a regular file") from error
+            raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise FileNotFoundError(errno.ENOENT, "not a regular file")
+        return descriptor
+
+    def _entry(self, name: str) -> str:
+        """Return what the system finds a file by: its name in the open folder, where it can."""
+        if _NAME.fullmatch(name) is None:
+            raise FileNotFoundError(errno.ENOENT, "no name of a stored file")
+        return str(self._files / name) if self._directory is None else name
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database and the folder."""
         self.database.close()
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
 
 
 def room_of(num_bytes: int) -> int:
@@ -193,4 +285,16 @@ def room_of(num_bytes: int) -> int:
     return max(num_bytes, LEAST_BYTES)
 
 
-_BINARY = getattr(os, "O_BINARY", 0)  # Windows' word for no translation of line ends
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise ConfigError(
+            f"{str(path)!r} is a symbolic link, and must be a folder or file of the data folder",
+            hint="name the folder that it leads to in server.data.folder, or mount it there",
+        )
+
+
+def _opened_directory(path: Path) -> int | None:
+    """Hold a folder open, so that no link takes its place; None where a system cannot."""
+    if sys.platform == "win32":
+        return None
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

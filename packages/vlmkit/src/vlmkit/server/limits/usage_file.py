@@ -16,9 +16,10 @@ from vlmkit.server.limits.account import Sum
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
+_COLUMNS = "account text, unit text, period text, start_s integer, num_used integer"
 _TABLE = (
-    "create table if not exists usage (account text, unit text, period text, start_s integer, "
-    "num_used integer, primary key (account, unit, period)) without rowid"
+    f"create table if not exists usage ({_COLUMNS}, primary key (account, unit, period)) "
+    "without rowid"
 )
 _WRITE = "insert or replace into usage values (?, ?, ?, ?, ?)"
 
@@ -63,6 +64,7 @@ class UsageFile:
         )
         try:
             self._base.execute("pragma locking_mode = exclusive")
+            self._refuse_foreign()
             self._base.execute("pragma journal_mode = wal")
             self._base.execute("pragma synchronous = normal")
             self._base.execute(_TABLE)
@@ -75,6 +77,14 @@ class UsageFile:
         except BaseException:
             self._base.close()
             raise
+
+    def _refuse_foreign(self) -> None:
+        """Raise sqlite3.DatabaseError before anything is written to another program's database."""
+        tables = {name for (name,) in self._base.execute("select name from sqlite_master")}
+        columns = self._base.execute("select name, lower(type) from pragma_table_info('usage')")
+        found = ", ".join(" ".join(each) for each in columns)
+        if tables and (tables != {"usage"} or found != _COLUMNS):
+            raise sqlite3.DatabaseError("it is a database of another program")
 
     def start(self) -> None:
         """Begin to write."""
