@@ -26,6 +26,7 @@ from vlmkit.seams.sampler import Row
 from vlmkit.seams.sequence import Sequence
 
 VOCAB = 152_000
+FLAT_VOCAB, HIDDEN = 152_064, 1024
 BATCHES = (1, 8, 64)
 HOT = {"temperature": 0.7}
 KINDS: dict[str, dict[str, Any]] = {
@@ -86,11 +87,57 @@ def bench(_: Any, rounds: int) -> None:
         ]
         columns = [f"{num} rows of {VOCAB}", "operations", "reads", "ms in host memory"]
         print(tables.markdown(columns, rows), end="\n\n")
+    _bench_flat(rounds)
 
 
-def _logits(num: int) -> Any:
+def _bench_flat(rounds: int) -> None:
+    """Print what eight rows of flat logits cost against greedy, in turn: the worst case of top-p.
+
+    A step is the output layer alone (a hidden size of 1,024, on the cores that NumPy takes) and the
+    choice: less than a step of any model with this vocabulary, so a model's ratio is lower. Times
+    are the thread's own, which other processes disturb little.
+    """
     random = np.random.default_rng(0)
-    ranks = np.stack([random.permutation(VOCAB) for _ in range(num)])
+    logits = {
+        "normal, deviation 0.1": random.normal(size=(8, FLAT_VOCAB)) * 0.1,
+        "normal, deviation 1": random.normal(size=(8, FLAT_VOCAB)),
+        "uniform": random.uniform(size=(8, FLAT_VOCAB)),
+        "all equal": np.zeros((8, FLAT_VOCAB)),
+        "rank to the power of -1.5": _logits(8, FLAT_VOCAB),
+    }
+    kinds = {"greedy": {}} | {
+        f"temperature {t:g}, top-p {p:g}": {"temperature": t, "top_p": p}
+        for t, p in ((1.0, 0.9), (2.0, 0.9), (1.0, 0.3))
+    }
+    steps = {kind: _step(8, fields) for kind, fields in kinds.items()}
+    head = random.normal(size=(HIDDEN, FLAT_VOCAB)).astype(np.float32)
+    states = random.normal(size=(8, HIDDEN)).astype(np.float32)
+    rows = []
+    for name, flat in logits.items():
+        values = flat.astype(np.float32)
+        own: dict[str, list[float]] = {kind: [] for kind in kinds}
+        layer: list[float] = []
+        for _round in range(4 * rounds + 1):
+            started = time.thread_time()
+            states @ head
+            layer.append(1000 * (time.thread_time() - started))
+            for kind, step in steps.items():
+                started = time.thread_time()
+                step(values)
+                own[kind].append(1000 * (time.thread_time() - started))
+        base = np.median(layer[1:])
+        greedy = base + np.median(own["greedy"][1:])
+        rows += [
+            [name, kind, spread(times[1:]), f"{(base + np.median(times[1:])) / greedy:.2f}"]
+            for kind, times in own.items()
+        ]
+    columns = [f"8 rows of {FLAT_VOCAB}", "", "choice, ms", "step against greedy"]
+    print(tables.markdown(columns, rows), end="\n\n")
+
+
+def _logits(num: int, vocab: int = VOCAB) -> Any:
+    random = np.random.default_rng(0)
+    ranks = np.stack([random.permutation(vocab) for _ in range(num)])
     return (-1.5 * np.log(ranks + 1)).astype(np.float32)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.running.choosing.batch import apply, changed, choice
 from vlmkit.running.choosing.edits import EDITS
-from vlmkit.running.choosing.noise import MULTIPLIERS, keys
+from vlmkit.running.choosing.noise import MULTIPLIERS, bits, exponentials, keys
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.sampler import FOLLOWED, Row
@@ -382,6 +382,120 @@ def test_neighbouring_tokens_positions_and_seeds_have_noise_of_their_own():
         assert abs((flat[:, distance:] * flat[:, :-distance]).mean()) < 0.02
     for distance in (1, 20):
         assert abs((flat[distance:] * flat[:-distance]).mean()) < 0.02
+
+
+# The nucleus, against sorting.
+
+
+def sorted_choice(logits, own):
+    """Return the token of a row by its definition: sort all, sum up, cut, add noise."""
+    params, ordered = own.params, np.sort(logits)[::-1]
+    num = min(params.top_k or len(logits), len(logits))
+    with np.errstate(all="ignore"):
+        scaled = ordered / np.float64(params.temperature)
+        sums = np.cumsum(np.exp(scaled - scaled[0]))
+        place = int((sums < params.top_p * sums[num - 1]).sum())
+        least = np.maximum(ordered[place], ordered[0] + params.temperature * log(params.min_p))
+        keyed = bits(np.arange(len(logits)), *keys(own.seed, len(own.output_ids)))
+        noisy = logits / np.float64(params.temperature) - np.log(exponentials(np, keyed))
+        return int(np.where(logits < least, -math.inf, noisy).argmax())
+
+
+def log(value):
+    return math.log(value) if value else -math.inf
+
+
+def nucleus_rows(kind, num, vocab, seed):
+    random = np.random.default_rng(seed)
+    made = {
+        "normal": lambda: random.normal(size=(num, vocab)),
+        "nearly flat": lambda: random.normal(size=(num, vocab)) * 1e-3,
+        "peaked": lambda: -1.5 * np.log(np.argsort(random.random((num, vocab))) + 1.0),
+        "steps": lambda: random.integers(-3, 4, (num, vocab)) / 4,
+        "two": lambda: random.integers(0, 2, (num, vocab)) * 1.0,
+        "equal": lambda: np.zeros((num, vocab)),
+        "wide": lambda: random.normal(size=(num, vocab)) * 60,
+        "subnormal": lambda: random.normal(size=(num, vocab)) * 1e-41,
+    }[kind]()
+    return made.astype(np.float32)
+
+
+NUCLEUS_KINDS = ["normal", "nearly flat", "peaked", "steps", "two", "equal", "wide", "subnormal"]
+NUCLEUS_PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([1e-5, 0.01, 0.3, 0.7, 1.0, 2.0]),
+        "top_k": st.sampled_from([0, 2, 40, 1500, 1_000_000]),
+        "top_p": st.sampled_from([1.0, 1 - 1e-16, 1 - 1e-9, 0.9999, 0.9, 0.5, 0.1, 1e-3, 5e-324]),
+        "min_p": st.sampled_from([0.0, 0.0, 1e-6, 0.05, 0.9, 1.0]),
+    }
+)
+
+
+@settings(max_examples=120)
+@given(
+    kind=st.sampled_from(NUCLEUS_KINDS),
+    params=NUCLEUS_PARAMS,
+    vocab=st.sampled_from([1, 2, 7, 300, 5000]),
+    masked=st.sampled_from([0.0, 0.5, 0.999]),
+    seed=st.integers(0, 2**31),
+)
+def test_a_draw_is_that_of_the_sorted_row(kind, params, vocab, masked, seed):
+    logits = nucleus_rows(kind, 12, vocab, seed)
+    is_masked = np.random.default_rng(seed).random(logits.shape) < masked
+    is_masked[:, seed % vocab] = False
+    logits[is_masked] = -math.inf
+    make = [sequence(seed=seed + i, **params) for i in range(len(logits))]
+    expected = [sorted_choice(row, own) for row, own in zip(logits, make, strict=True)]
+    assert choose(logits, *make) == expected
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(["normal", "nearly flat", "steps", "two"]),
+    temperature=st.sampled_from([0.7, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 30]),
+    place=st.integers(0, 199),
+    nudge=st.sampled_from([-1, 0, 1]),
+    seed=st.integers(0, 2**31),
+)
+def test_a_top_p_at_the_sum_of_some_tokens_cuts_where_sorting_does(
+    kind, temperature, top_k, place, nudge, seed
+):
+    """The sums are those of the definition, to the last bit, or one bit beside it."""
+    logits = nucleus_rows(kind, 1, 200, seed)
+    scaled = np.sort(logits[0])[::-1] / np.float64(temperature)
+    sums = np.cumsum(np.exp(scaled - scaled[0]))
+    top_p = sums[place % (top_k or 200)] / sums[(top_k or 200) - 1]
+    top_p = min(1.0, float(np.nextafter(top_p, top_p + nudge)))
+    params = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    make = [sequence(seed=seed + i, **params) for i in range(40)]
+    expected = [sorted_choice(logits[0], own) for own in make]
+    assert choose(np.repeat(logits, 40, axis=0), *make) == expected
+
+
+@pytest.mark.parametrize("min_p", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_min_p_is_compared_in_more_than_single_precision(min_p):
+    logits = rows([0.0, math.log(min_p)])
+    make = [sequence(seed=seed, temperature=1.0, min_p=min_p) for seed in range(200)]
+    is_kept = float(logits[0, 1]) >= math.log(min_p)
+    assert (1 in choose(np.repeat(logits, 200, axis=0), *make)) == is_kept
+
+
+@pytest.mark.parametrize("kind", ["normal", "nearly flat", "steps", "equal"])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_large_flat_vocabulary_is_not_sorted(kind, temperature, monkeypatch):
+    logits = nucleus_rows(kind, 8, 152_064, 1)
+    make = [sequence(seed=seed, temperature=temperature, top_p=0.9) for seed in range(8)]
+    expected = [sorted_choice(row, own) for row, own in zip(logits, make, strict=True)]
+    sizes = []
+    for name in ("sort", "partition", "argsort", "argpartition"):
+        real = getattr(np, name)
+        spy = lambda array, *rest, real=real, **more: (  # noqa: E731
+            sizes.append(np.size(array)) or real(array, *rest, **more)
+        )
+        monkeypatch.setattr(np, name, spy)
+    assert choose(logits, *make) == expected
+    assert sizes == []
 
 
 # Extremes.
