@@ -168,6 +168,23 @@ def test_several_choices_share_their_prompt_and_differ_by_seed(model):
     assert model.stats().counters["num_tokens_computed"] < 2 * done.usage.prompt_tokens + 90
 
 
+def test_choices_draw_independently_of_those_of_neighbouring_seeds(model):
+    """The first choice is the answer of the seed alone; no other is a choice of another seed."""
+    question = script(text="abc", tokens=400)
+    flat = dict.fromkeys(range(100, 108), 100.0)
+    asked = {"temperature": 2.0, "max_tokens": 30, "ignore_eos": True, "logit_bias": flat}
+    answers = {
+        seed: [each.token_ids for each in model.generate(question, n=4, seed=seed, **asked).choices]
+        for seed in range(-3, 4)
+    }
+    for seed, choices in answers.items():
+        assert choices[0] == model.generate(question, seed=seed, **asked).choices[0].token_ids
+    drawn = [tuple(ids) for choices in answers.values() for ids in choices]
+    assert len(set(drawn)) == len(drawn)
+    again = model.generate(question, n=4, seed=2, **asked)
+    assert [each.token_ids for each in again.choices] == answers[2]
+
+
 def test_a_seed_repeats_an_answer(model):
     def ask(seed):
         question = script(text="abc", tokens=400)

@@ -79,6 +79,19 @@ def test_several_choices_are_told_apart(server):
     assert len(set(streamed.values())) > 1
 
 
+def test_choices_of_neighbouring_seeds_have_nothing_in_common(server):
+    options = {"temperature": 2.0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
+    options["logit_bias"] = dict.fromkeys(map(str, range(100, 108)), 100)
+    question = scripted(text="abc", tokens=400)
+    texts = [
+        choice.message.content
+        for seed in (7, 8, 9)
+        for choice in ask(server, question, n=3, seed=seed, **options).choices
+    ]
+    assert len(set(texts)) == 9
+    assert ask(server, question, seed=8, **options).choices[0].message.content == texts[3]
+
+
 def test_stop_strings_end_an_answer_and_are_not_shown(server):
     for stop in ("cd", ["zz", "cd"]):
         answer = ask(server, scripted(text="abcdef"), stop=stop)

@@ -25,6 +25,7 @@ from vlmkit.running.answer_places import answer_places, check_places
 from vlmkit.running.blame import UNKNOWN, Makers, blaming
 from vlmkit.running.calling import Answering, answering
 from vlmkit.running.channel import Channel
+from vlmkit.running.choosing.noise import choice_seed
 from vlmkit.running.constraints import Constraints, MakeCompiler
 from vlmkit.running.guide import Guide
 from vlmkit.running.job import AnswerJob, Job, ReadingJob
@@ -201,7 +202,7 @@ class Intake:
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         guides = self._guides(asked.constraint, params, scope)
         return [
-            {"max_tokens": max_tokens, "seed": seed + index, "guide": guide}
+            {"max_tokens": max_tokens, "seed": choice_seed(seed, index), "guide": guide}
             for index, guide in enumerate(guides)
         ]
 

@@ -22,6 +22,17 @@ def keys(seed: int, position: int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+def choice_seed(seed: int, index: int) -> int:
+    """Return the seed of one of several choices, 64 bits: independent of other seeds' choices.
+
+    The first choice has the request's own seed, so it is the answer of a request for one.
+    """
+    if index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8, person=b"choice")
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
 def bits(token_ids: Any, first: Any, second: Any, mask: Any = WORD) -> Any:
     """Return 32 random bits for each token: the high ones of two rounds of multiplication.
 
