@@ -48,7 +48,6 @@ SHARED = {
     "prompts and answers": (
         "seams.prompt",
         "seams.sequence",
-        "seams.cancellation",
         "seams.chat_format",
         "seams.place_format",
     ),

@@ -24,7 +24,6 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import ConstraintError, EngineError, RequestError
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
-from vlmkit.running.constraints import MAX_KEPT
 from vlmkit.seams.tokenizer import PLAIN
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
@@ -540,12 +539,6 @@ def test_a_compiler_is_built_when_it_is_needed_and_a_constraint_compiled_once():
         other = Request(text="hello", constraint=OneOf(("yes", "no")), tenant="another")
         model.runner.submit(other).result()
         assert compiled == [OneOf(("yes", "no"))] * 2, "no tenant learns what others sent"
-        for number in range(MAX_KEPT):
-            model.generate("hello", constraint=OneOf((f"{number}",)), max_tokens=1)
-        model.generate("hello", constraint=OneOf((f"{MAX_KEPT - 1}",)), max_tokens=1)
-        assert len(compiled) == MAX_KEPT + 2
-        model.generate("hello", constraint=OneOf(("yes", "no")))
-        assert len(compiled) == MAX_KEPT + 3, "the oldest went"
 
 
 def test_a_compiler_that_fails_is_told_in_our_words():

@@ -1,14 +1,19 @@
 """Answers of a model that babbles, held within schemas, patterns and grammars."""
 
 import json
+import random
 import re
 
+import numpy as np
 import PIL.Image
 import pytest
 
 import vlmkit
 from vlmkit.ask.constraint import MAX_TEXTS, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
+from vlmkit.seams.constraint import Vocabulary
+from vlmkit_guidance.compiler import GuidanceCompiler
+from vlmkit_guidance.forced import BLOCK_BYTES
 
 SHAPES = JsonSchema.of(
     {
@@ -124,23 +129,25 @@ def test_a_schema_that_allows_all_allows_any_json(model, schema, said):
 
 
 @pytest.mark.parametrize(
-    "constraint",
+    ("constraint", "reason"),
     [
-        JsonSchema.of({"type": "object", "if": {"minProperties": 1}}),
-        JsonSchema.of({"$ref": "http://127.0.0.1:9/schema.json"}),
-        JsonSchema.of({"type": "object", "x-guidance": {"lenient": True}, "if": {}}),
-        Regex("(?=a)b"),
-        Lark('start: "a'),
-        Lark("start: missing"),
+        (JsonSchema.of({"type": "object", "if": {"minProperties": 1}}), "uses if, which is not"),
+        (JsonSchema.of({"$ref": "http://127.0.0.1:9/schema.json"}), "."),
+        (JsonSchema.of({"type": "object", "x-guidance": {"lenient": True}, "if": {}}), "uses if"),
+        (JsonSchema.of({"type": "integer", "minimum": -1e30}), "bounds of a number"),
+        (Regex("(?=secret)b"), "no look-around"),
+        (Lark('start: "secret'), "syntax is wrong .line 1, column 15."),
+        (Lark("start: b\nb: secret"), "not defined .line 2, column 4."),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_and_quoted_nowhere_but_in_the_log(
-    model, constraint, caplog
+def test_what_cannot_be_compiled_is_refused_with_a_reason_that_quotes_nothing(
+    model, constraint, reason, caplog
 ):
-    with pytest.raises(ConstraintError, match="cannot be compiled") as caught:
+    with pytest.raises(ConstraintError, match=f"cannot be compiled: .*{reason}") as caught:
         model.generate("hello", constraint=constraint)
-    assert str(caught.value) == "the constraint cannot be compiled"
-    assert "the constraint cannot be compiled: " in caplog.text
+    for said in (str(caught.value), caught.value.hint, caplog.text):
+        assert "secret" not in said
+        assert "127.0.0.1" not in said
     assert model.generate("hello", max_tokens=2).text
 
 
@@ -176,12 +183,80 @@ def test_their_signs_may_be_said(model, rules, said):
 
 @pytest.mark.parametrize(
     "constraint",
-    [Lark('start: any\nany: any any | any any any | "a" | ""'), Regex("a{100000}{100000}")],
+    [
+        Lark('start: any\nany: any any | any any any | "a" | ""'),
+        Lark("start: x\nx: y y\ny: z z\nz: z z | z z z | /a/"),
+    ],
 )
-def test_a_constraint_that_becomes_too_complex_ends_the_request(model, constraint):
+def test_a_constraint_that_becomes_too_complex_ends_the_request_and_logs_none_of_it(
+    model, constraint, caplog
+):
     with pytest.raises(ConstraintError, match="too complex for this answer"):
         babble(model, constraint, 1, min_tokens=400)
     assert model.generate("hello", max_tokens=2).text
+    assert "any" not in caplog.text
+    assert "a-z" not in caplog.text
+
+
+ENDLESS = (
+    Regex("a{100000}"),
+    Regex("(ab{300}){300}"),
+    JsonSchema.of({"type": "string", "minLength": 100_000, "pattern": "^a*$"}),
+    JsonSchema.of({"type": "array", "items": {"const": "a"}, "minItems": 90_000}),
+    JsonSchema.of(
+        {
+            "type": "object",
+            "properties": {"a" * 1000: {"$ref": "#"}},
+            "required": ["a" * 1000],
+            "additionalProperties": False,
+        }
+    ),
+    Lark('start: A start\nA: "' + "a" * 5000 + '"'),
+    Lark("start: a a a a a a a a\na: b b b b b b b b\nb: c c c c c c c c\nc: /x{9000}/"),
+)
+
+
+@pytest.mark.parametrize("constraint", ENDLESS, ids=lambda constraint: str(constraint)[:40])
+def test_text_that_is_forced_without_end_is_found_a_bounded_piece_at_a_time(constraint):
+    """Its length is what a request states in ten bytes; what is looked ahead of is not."""
+    vocabulary = Vocabulary([b"", *(bytes([i]) for i in range(256))], lambda text: [])
+    num_steps = 200
+    matcher = GuidanceCompiler(vocabulary).compile(constraint)()
+    for _ in range(num_steps):
+        forced, mask = matcher.forced(), np.zeros(9, np.int32)
+        matcher.fill(mask)
+        assert len(forced) <= 2 * BLOCK_BYTES
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        assert matcher.accept(int(np.flatnonzero(bits)[0]))
+
+
+def test_what_is_forced_depends_on_the_answer_alone_however_it_came_to_be():
+    words = [b"", *(bytes([i]) for i in range(256)), b"aa", b"aaa", b"aaaaaaaa"]
+    vocabulary = Vocabulary(words, lambda text: [259] * (len(text) // 8) + [98] * (len(text) % 8))
+    make = GuidanceCompiler(vocabulary).compile(Regex("a{150}[bc]d{100}"))
+
+    def told(matcher):
+        mask = np.zeros(9, np.int32)
+        matcher.fill(mask)
+        return mask.tolist(), list(matcher.forced()), matcher.may_end
+
+    chance = random.Random(3)
+    for _ in range(5):
+        followed, accepted = make(), []
+        while len(accepted) < 120:
+            mask, forced, may_end = told(followed)
+            fresh = make()
+            assert all(map(fresh.accept, accepted))
+            assert told(fresh) == (mask, forced, may_end)
+            num = chance.randint(0, len(forced))
+            assert all(map(followed.accept, forced[:num]))
+            followed.roll_back(num)
+            assert told(followed) == (mask, forced, may_end)
+            bits = np.unpackbits(np.array(mask, np.int32).view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits).tolist()
+            accepted.append(chance.choice(forced[:1] or allowed))
+            assert followed.accept(accepted[-1])
+        assert 259 in accepted
 
 
 def test_thousands_of_texts_are_one_choice(model):

@@ -1,6 +1,7 @@
 """Compiles constraints by llguidance, within bounds of time and memory.
 
-What the library says of a constraint goes to the log: it may quote what a client sent.
+Says why a constraint is refused in words of ours: the library's may quote what a client sent.
+Large numbers in a constraint were refused before, by :mod:`vlmkit.kit.constraint_limits`.
 """
 
 import json
@@ -12,18 +13,21 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
 from vlmkit.seams.constraint import MakeMatcher, Vocabulary
-from vlmkit_guidance.matcher import GuidanceMatcher, failed
+from vlmkit_guidance.matcher import GuidanceMatcher
+from vlmkit_guidance.reasons import reason_of
 from vlmkit_guidance.tokens import Tokens
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_LEXER_STATES = 20_000  # of one constraint, about 2 kB each
-MAX_ITEMS = 1_000  # ways to read an answer; time grows with their square, to tens of ms for a mask
+MAX_ITEMS = 800  # ways to read an answer; time grows with their square, to 50 ms for a mask
+ANY_OBJECT = '{"type": "object"}'
+NO_FORCING = '%llguidance {"no_forcing": true}'  # what the library forces has no bound of length
 
 # Comments, texts, patterns and tokens of a grammar; and "and" or "not", but no number of times.
 _PIECES = re.compile(
-    r'(?:#|//)[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\])+/|<[^<>\s]+>'
+    r'(?:#|//)[^\n]*|"(?:\\.|[^"\\\n])*+"?|/(?:\\.|[^/\\])*+/?|<[^<>\s]+>'
     r"|(?P<logic>&|~(?![ \t]*\d))"
 )
 
@@ -36,44 +40,49 @@ class GuidanceCompiler:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._tokenizer = LLTokenizer(TokenizerWrapper(Tokens(vocabulary)))
+        self._tokens = Tokens(vocabulary)
+        self._tokenizer = LLTokenizer(TokenizerWrapper(self._tokens))
         self._limits = LLParserLimits(
             max_items_in_row=MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
         )
 
     def compile(self, constraint: Constraint) -> MakeMatcher:
-        """Compile a constraint, and try it: some turn out to be too complex at the first mask."""
-        try:
-            grammar = _grammar(constraint)
-        except ValueError as error:
-            raise failed("the constraint cannot be compiled", str(error)) from error
+        """Compile a constraint, and compute its first mask: some are too complex for one."""
+        grammar = f"{NO_FORCING}\n{_grammar(constraint)}"
         first = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if not first.is_error():
-            first.compute_ff_tokens()
             first.compute_bitmask()
         if first.is_error():
-            raise failed("the constraint cannot be compiled", first.get_error())
-        return lambda: GuidanceMatcher(first.deep_copy(), self._tokenizer.vocab_size - 1)
+            num_lines = NO_FORCING.count("\n") + 1 if _has_lines(constraint) else None
+            reason = reason_of(first.get_error(), num_lines)
+            raise ConstraintError(f"the constraint cannot be compiled: {reason}")
+        return lambda: GuidanceMatcher(first.deep_copy(), self._tokens)
+
+
+def _has_lines(constraint: Constraint) -> bool:
+    """Tell whether a position in the grammar is one of what the client wrote."""
+    return isinstance(constraint, Lark) and not constraint.schemas
 
 
 def _grammar(constraint: Constraint) -> str:
-    """Return a constraint as llguidance reads it."""
+    """Return a constraint as a grammar of llguidance's kind."""
     match constraint:
         case JsonSchema(text):
-            return _json("{}" if json.loads(text) is True else text)
+            return f"start: %json {_inner(text)}"
         case JsonObject():
-            return _json('{"type":"object"}')
+            return f"start: %json {_inner(ANY_OBJECT)}"
         case Regex(pattern):
-            return LLMatcher.grammar_from_regex(pattern)
+            (grammar,) = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
+            return str(grammar["lark_grammar"])
         case OneOf(texts):
             quoted = map(_quoted, texts)
             # In capitals it is one pattern, and not a rule with a branch for each text.
-            return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {' | '.join(quoted)}")
+            return f"start: TEXT\nTEXT: {' | '.join(quoted)}"
         case Lark(rules, schemas, tokens):
             _refuse_logic(rules)
             named = [f"{name}: %json {_inner(schema.text)}" for name, schema in schemas]
             named += [f"{name}: <[{token_id}]>" for name, token_id in tokens]
-            return LLMatcher.grammar_from_lark("\n".join([rules, *named]))
+            return "\n".join([rules, *named])
 
 
 def _refuse_logic(rules: str) -> None:
@@ -93,11 +102,6 @@ def _refuse_logic(rules: str) -> None:
 def _quoted(text: str) -> str:
     """Return a text as grammars write it: as JSON does, but for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _json(schema: str) -> str:
-    """Return JSON as Python writes it, on one line; a keyword that is not known is an error."""
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_form())
 
 
 def _form() -> "JsonCompileOptions":

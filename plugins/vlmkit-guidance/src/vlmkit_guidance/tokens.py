@@ -34,6 +34,10 @@ class Tokens:
         self._ids = {added: token_id for token_id, added in enumerate(self.tokens) if added}
         self._longest = max(map(len, self._ids))
 
+    def id_of(self, piece: bytes) -> int | None:
+        """Return a token that adds just this, if there is one."""
+        return self._ids.get(piece)
+
     def __call__(self, text: bytes | str) -> list[int]:
         """Return token ids that write a text, as far as tokens can; raises nothing."""
         written = text.encode() if isinstance(text, str) else text

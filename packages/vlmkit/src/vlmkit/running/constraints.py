@@ -1,4 +1,4 @@
-"""From a constraint to what keeps each answer within it: compiled once, and kept a while.
+"""From a constraint to what keeps each answer within it: compiled once, and cached.
 
 The compiler wants the bytes of each token, and may let no other thread run while it is made: it is
 made when the first constraint is asked for, or before, by whoever must not stand still then. Runs
@@ -8,9 +8,12 @@ in the threads that read prompts; knows no request and no answer.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence as Seq
+from typing import NamedTuple
 
 from vlmkit.ask.constraint import Constraint, Lark
 from vlmkit.errors import VlmkitError
+from vlmkit.kit.constraint_limits import check_limits, num_chars_of
+from vlmkit.kit.holdings import Holdings
 from vlmkit.running.bits import words_of
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.guide import Guide
@@ -20,7 +23,73 @@ from vlmkit.seams.tokenizer import Tokenizer
 
 MakeCompiler = Callable[[Vocabulary], ConstraintCompiler]
 
-MAX_KEPT = 64  # compiled constraints
+ENTRY_BYTES = (
+    2**20
+)  # of a compiled constraint; what answers add to it while they follow it included
+CHAR_BYTES = 64  # and of each of its characters
+MAX_ENTRIES = 4096
+
+
+class _Entry(NamedTuple):
+    make: MakeMatcher
+    account: str
+    num_bytes: int
+
+
+class ConstraintCache:
+    """Keeps compiled constraints within a bound of bytes, which tenants share fairly.
+
+    Where there is no room, the least recently used constraint of the tenant that holds most is
+    evicted. All methods may be called in any thread.
+
+    Args:
+        max_bytes: of all of them; 0 keeps none.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._holdings = Holdings(MAX_ENTRIES, max_bytes)
+        self._entries: OrderedDict[tuple[bytes, Constraint], _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the cached constraints are counted with."""
+        return self._holdings.num_bytes
+
+    def get(self, scope: bytes, constraint: Constraint) -> MakeMatcher | None:
+        """Return what was compiled before in a scope, or None."""
+        with self._lock:
+            entry = self._entries.get((scope, constraint))
+            if entry is None:
+                return None
+            self._entries.move_to_end((scope, constraint))
+            return entry.make
+
+    def put(
+        self, scope: bytes, constraint: Constraint, make: MakeMatcher, account: str, num_bytes: int
+    ) -> None:
+        """Keep a compiled constraint, unless it alone is over the bound."""
+        if num_bytes > self._max_bytes:
+            return
+        with self._lock:
+            if (scope, constraint) in self._entries:
+                return
+            while not self._holdings.has_room(1, num_bytes):
+                self._evict(account, num_bytes)
+            self._entries[scope, constraint] = _Entry(make, account, num_bytes)
+            self._holdings.add(account, 1, num_bytes)
+
+    def _evict(self, account: str, num_bytes: int) -> None:
+        """Drop one constraint, of the first in the order of eviction that has any."""
+        for holder in [*self._holdings.who_forgets(account, 1, num_bytes)]:
+            key = next((k for k, entry in self._entries.items() if entry.account == holder), None)
+            if key is not None:
+                break
+        else:
+            key = next(iter(self._entries))
+        entry = self._entries.pop(key)
+        self._holdings.add(entry.account, -1, -entry.num_bytes)
 
 
 class Constraints:
@@ -32,6 +101,7 @@ class Constraints:
         vocab_size: columns of the logits.
         eos_ids: tokens that end an answer.
         banned_ids: tokens that must never be chosen.
+        max_bytes: memory for compiled constraints that may be asked for again.
         makers: who made the compiler.
     """
 
@@ -43,6 +113,7 @@ class Constraints:
         vocab_size: int,
         eos_ids: frozenset[int],
         banned_ids: Seq[int],
+        max_bytes: int,
         makers: Makers = UNKNOWN,
     ) -> None:
         self._make = make
@@ -54,8 +125,7 @@ class Constraints:
         self._free = self._ends
         self._compiler: ConstraintCompiler | None = None
         self._making = threading.Lock()
-        self._kept: OrderedDict[tuple[bytes, Constraint], MakeMatcher] = OrderedDict()
-        self._keeping = threading.Lock()
+        self.cache = ConstraintCache(max_bytes)
 
     def prepare(self) -> None:
         """Make the compiler now; harmless when it is there.
@@ -73,21 +143,24 @@ class Constraints:
                 "the compiler of constraints could not be made", error, repeats=True
             ) from error
 
-    def guides(self, constraint: Constraint, num: int, scope: bytes = b"") -> list[Guide]:
+    def guides(
+        self, constraint: Constraint, num: int, scope: bytes = b"", account: str = ""
+    ) -> list[Guide]:
         """Return what keeps so many answers within a constraint, each by itself.
 
         Args:
             constraint: what answers must keep to.
             num: of the answers.
-            scope: whose it is: nobody learns from the time that it takes what others sent.
+            scope: whose it is: no tenant learns from the time that it takes what others sent.
+            account: the tenant that it is cached for.
 
         Raises:
-            ConstraintError: the constraint makes no sense.
+            ConstraintError: the constraint makes no sense, or states too large numbers.
             EngineError: the compiler failed.
             PluginError: it could not be built.
         """
         try:
-            make = self._compiled(constraint, scope)
+            make = self._compiled(constraint, scope, account)
             free = self._free
             if isinstance(constraint, Lark) and constraint.tokens:
                 named = (token_id for _, token_id in constraint.tokens)
@@ -99,16 +172,13 @@ class Constraints:
             who = self._makers.of("constraint")
             raise engine_error(f"{who} could not be compiled", error, repeats=True) from error
 
-    def _compiled(self, constraint: Constraint, scope: bytes) -> MakeMatcher:
-        with self._keeping:
-            if (scope, constraint) in self._kept:
-                self._kept.move_to_end((scope, constraint))
-                return self._kept[scope, constraint]
+    def _compiled(self, constraint: Constraint, scope: bytes, account: str) -> MakeMatcher:
+        if (make := self.cache.get(scope, constraint)) is not None:
+            return make
+        check_limits(constraint)
         make = self._ready_compiler().compile(constraint)
-        with self._keeping:
-            self._kept[scope, constraint] = make
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+        num_bytes = ENTRY_BYTES + CHAR_BYTES * num_chars_of(constraint)
+        self.cache.put(scope, constraint, make, account, num_bytes)
         return make
 
     def _ready_compiler(self) -> ConstraintCompiler:

@@ -15,8 +15,7 @@ from vlmkit.ask.message import ImagePart, Message, Part, image_parts_of, parts_o
 from vlmkit.errors import MediaError, OutOfMemory, RequestError, VlmkitError
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit.seams.cancellation import Cancellation
-from vlmkit.seams.media_loader import CancellableMediaLoader, MediaLoader, PagedMediaLoader
+from vlmkit.seams.media_loader import MediaLoader, PagedMediaLoader
 from vlmkit.settings.pipeline import PipelineSettings
 
 log = logging.getLogger(__name__)
@@ -53,15 +52,10 @@ class FileOpener:
         self._loaders = loaders
         self._bounds = bounds
 
-    def opened(self, messages: Seq[Message], cancellation: Cancellation) -> Opened:
+    def opened(self, messages: Seq[Message]) -> Opened:
         """Open all files; each may take what those before it have left of bytes and images.
 
-        Args:
-            messages: the conversation.
-            cancellation: of its request.
-
         Raises:
-            RequestCancelled: the request was cancelled.
             MediaError: a file is refused; ``index`` says which.
             OutOfMemory: this machine has no room for it now.
         """
@@ -77,7 +71,7 @@ class FileOpener:
                 found: Seq[Part] = (part,)
                 if isinstance(part, FilePart):
                     try:
-                        found = self._parts(part, left.bounds, cancellation)
+                        found = self._parts(part, left.bounds)
                     except MediaError as error:
                         error.index = index
                         raise
@@ -88,12 +82,9 @@ class FileOpener:
             opened.append(replace(message, parts=tuple(parts)))
         return Opened(opened, origins)
 
-    def _parts(
-        self, file: FilePart, bounds: PipelineSettings, cancellation: Cancellation
-    ) -> Seq[Part]:
+    def _parts(self, file: FilePart, bounds: PipelineSettings) -> Seq[Part]:
         """Return what a file holds, its pictures as large as the file says."""
-        cancellation.check()
-        parts = self._loaded(file, bounds, cancellation)
+        parts = self._loaded(file, bounds)
         num_images = _num_images(parts)
         options = file.options
         if file.max_tokens is not None and num_images:
@@ -108,9 +99,7 @@ class FileOpener:
             options = replace(options, max_tokens=min(share, options.max_tokens or share))
         return [replace(p, options=options) if isinstance(p, ImagePart) else p for p in parts]
 
-    def _loaded(
-        self, file: FilePart, bounds: PipelineSettings, cancellation: Cancellation
-    ) -> Seq[Part]:
+    def _loaded(self, file: FilePart, bounds: PipelineSettings) -> Seq[Part]:
         name = next((name for name in self._loaders if self._recognises(name, file.data)), None)
         if name is None:
             raise MediaError(
@@ -121,8 +110,6 @@ class FileOpener:
             )
         loader = self._loaders[name]
         try:
-            if isinstance(loader, CancellableMediaLoader):
-                loader = loader.for_request(cancellation)
             if file.pages is None:
                 return loader.load(file.data, bounds)
             if isinstance(loader, PagedMediaLoader):

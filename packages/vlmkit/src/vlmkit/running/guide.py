@@ -5,7 +5,9 @@ answer leaves no trace. Applies nothing to logits.
 """
 
 import logging
-from collections.abc import Sequence as Seq
+import time
+from collections.abc import Iterator, Sequence as Seq
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -16,6 +18,9 @@ from vlmkit.seams.constraint import MakeMatcher
 from vlmkit.seams.sequence import Sequence
 
 log = logging.getLogger(__name__)
+
+MAX_S, MAX_TOKEN_S = 0.25, 0.004
+"""CPU time that one answer's constraint may take of the loop: at first, and for each token."""
 
 
 class Guide:
@@ -34,6 +39,7 @@ class Guide:
         self._ends = ends
         self._num_seen = 0  # tokens of the answer that the matcher has accepted
         self._looks_ahead = True
+        self._used_s = 0.0
 
     def new_masks(self, num_rows: int) -> Words:
         """Return masks ``[rows, words]`` that allow nothing."""
@@ -51,8 +57,13 @@ class Guide:
             masks: ``[1 + drafts, words]`` zeros, one row for each place.
 
         Raises:
-            ConstraintError: nothing may follow the sequence.
+            ConstraintError: nothing may follow the sequence, or finding out takes too long.
         """
+        self._check_time(sequence)
+        with self._timed():
+            self._fill_all(sequence, drafts, masks)
+
+    def _fill_all(self, sequence: Sequence, drafts: Seq[int], masks: Words) -> None:
         self._follow(sequence)
         num_output = len(sequence.output_ids)
         self._fill(sequence, num_output, masks[0])
@@ -77,17 +88,22 @@ class Guide:
         """Return tokens of which the answer cannot but go on."""
         if not self._looks_ahead:
             return []
-        self._follow(sequence)
-        try:
-            return [int(token_id) for token_id in self._matcher.forced()]
-        except Exception as error:  # noqa: BLE001 - a matcher may raise anything
-            self._look_no_further(error)
-            return []
+        with self._timed():
+            self._follow(sequence)
+            try:
+                return [int(token_id) for token_id in self._matcher.forced()]
+            except Exception as error:  # noqa: BLE001 - a matcher may raise anything
+                self._look_no_further(error)
+                return []
 
     def num_possible(self, sequence: Sequence, guesses: Seq[int]) -> int:
         """Return how many guesses may follow a sequence, one after the other."""
         if not self._looks_ahead:
             return 0
+        with self._timed():
+            return self._num_possible(sequence, guesses)
+
+    def _num_possible(self, sequence: Sequence, guesses: Seq[int]) -> int:
         self._follow(sequence)
         num = 0
         try:
@@ -114,6 +130,27 @@ class Guide:
             if not self._matcher.accept(token_id):
                 raise EngineError("a constraint refuses a token that it allowed")
             self._num_seen += 1
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Add up the CPU time of this thread: other threads of a busy machine do not count."""
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self._used_s += time.thread_time() - began_s
+
+    def _check_time(self, sequence: Sequence) -> None:
+        """End an answer whose constraint takes more of the loop than its share.
+
+        Raises:
+            ConstraintError: it does.
+        """
+        if self._used_s > MAX_S + MAX_TOKEN_S * len(sequence.output_ids):
+            raise ConstraintError(
+                "the constraint is too complex for this answer: computing which tokens may follow "
+                f"takes more than {MAX_S} s and {MAX_TOKEN_S} s for each token"
+            )
 
     def _roll_back(self, num_tokens: int) -> None:
         if num_tokens:

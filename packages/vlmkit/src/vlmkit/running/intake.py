@@ -109,6 +109,7 @@ class Intake:
                 vocab_size=self._limits.vocab_size,
                 eos_ids=self._eos_ids,
                 banned_ids=self._banned_ids,
+                max_bytes=facts.bounds.constraint_cache_bytes,
                 makers=makers,
             )
         self._ids = itertools.count()
@@ -200,14 +201,15 @@ class Intake:
                 return to_score(request, prompt, self._tokenizer, self._limits)
         max_tokens = self._max_tokens(prompt, params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        guides = self._guides(asked.constraint, params, scope)
+        account = request.account or request.tenant
+        guides = self._guides(asked.constraint, params, scope, account)
         return [
             {"max_tokens": max_tokens, "seed": choice_seed(seed, index), "guide": guide}
             for index, guide in enumerate(guides)
         ]
 
     def _guides(
-        self, constraint: Constraint | None, params: SamplingParams, scope: bytes
+        self, constraint: Constraint | None, params: SamplingParams, scope: bytes, account: str
     ) -> Seq[Guide | None]:
         """Return what keeps each choice within a constraint."""
         if constraint is None:
@@ -219,7 +221,7 @@ class Intake:
             )
         if params.ignore_eos:
             raise ConstraintError("ignore_eos and a constraint exclude each other")
-        return self._constraints.guides(constraint, params.n, scope)
+        return self._constraints.guides(constraint, params.n, scope, account)
 
     def job(self, sequence: Sequence, channel: Channel, index: int) -> Job:
         """Return the loop's handle of a sequence, which is one choice of a request."""

@@ -21,14 +21,15 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         max_unread_tokens: chunks a slow reader may have unread before its request is held.
         feature_cache_bytes: memory for features of media that were there before, of which each
             counts 2 KiB besides its arrays; 0 keeps none.
+        constraint_cache_bytes: memory for compiled constraints that may be asked for again, each of
+            which counts 1 MiB and 64 bytes a character; 0 keeps none.
         max_decoding_pixels: pixels of all images that are decoded and made ready at once; requests
             with more than are free wait.
         max_prepared_bytes: what images come to that wait for an answer, above which no other is
             decoded.
         prepare_timeout_s: time that a request waits for this, and that a renderer has for its
             prompt.
-        num_workers: threads that open files, decode and preprocess images, and tokenize long texts;
-            one tenant uses all but one of them.
+        num_workers: threads that open files, decode and preprocess images, and tokenize.
         slow_step_s: time of one step, or of encoding one lot of media, after which the log says
             what is being computed; ten times the longest that was seen, if that is more.
         stuck_step_s: time after which the model counts as failed; thirty times the longest that
@@ -43,6 +44,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_output_tokens: Positive | None = None
     max_unread_tokens: Positive = 256
     feature_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 2**20
+    constraint_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
     max_decoding_pixels: Positive = 200_000_000
     max_prepared_bytes: Positive = 2 * 2**30
     prepare_timeout_s: Seconds = 60.0

@@ -14,8 +14,8 @@ from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from vlmkit.errors import RequestError
+from vlmkit.kit.holdings import Holdings
 from vlmkit.server.http.errors import NotStored, Overloaded
-from vlmkit.server.work.holdings import Holdings
 from vlmkit.settings.server import FilesSettings
 
 

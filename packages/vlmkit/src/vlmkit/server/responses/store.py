@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vlmkit.errors import RequestError
+from vlmkit.kit.holdings import Holdings
 from vlmkit.server.http.errors import NotStored, Overloaded
 from vlmkit.server.responses.event_log import EventLog
 from vlmkit.server.responses.items import KeptItem
-from vlmkit.server.work.holdings import Holdings
 from vlmkit.settings.server import ResponsesSettings
 
 ITEM_BYTES = 256  # what an item takes besides its text

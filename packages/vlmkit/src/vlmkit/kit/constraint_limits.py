@@ -1,0 +1,257 @@
+"""Refuses constraints that state large numbers, before any library reads them.
+
+Counts what is written: numbers, repetitions, alternatives and characters. Does not look at whether
+a constraint makes sense, nor at what it costs to follow.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from vlmkit.ask.constraint import MAX_TEXTS, Constraint, JsonSchema, Lark, OneOf, Regex
+from vlmkit.errors import ConstraintError
+
+MAX_MULTIPLE = 20_000
+MAX_REPEATS = 100_000
+MAX_MINIMUM = 100_000  # of items, characters and properties
+MAX_MAXIMUM = 2**31 - 1  # generated schemas state this where they mean any number
+MAX_BRANCHES = 1_000
+MAX_DEPTH = 64
+MAX_NODES = 20_000
+MAX_EXPONENT = 400  # of ten
+MAX_ALL_CHARS = 2**18  # of a grammar and all its schemas, as tools make one
+
+_NUMBERS = {
+    **dict.fromkeys(("minItems", "minLength", "minProperties", "minContains"), MAX_MINIMUM),
+    **dict.fromkeys(("maxItems", "maxLength", "maxProperties", "maxContains"), MAX_MAXIMUM),
+}
+_LISTS = {
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), MAX_BRANCHES),
+    **dict.fromkeys(("enum", "required"), MAX_TEXTS),
+}
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("const", "default", "examples", "enum")
+
+_REPEAT = r"\{\s*+(?P<least>\d*+)\s*+(?:,\s*+(?P<most>\d*+)\s*+)?+\}"  # nothing is read twice
+_IN_PATTERN = re.compile(
+    r"\\[pPxuU]\{[^}]*\}|\\.|(?P<set>\[)|(?P<open>\()|(?P<close>\))|" + _REPEAT + r"|[*+?]",
+    re.DOTALL,
+)
+_IN_GRAMMAR = re.compile(
+    r'(?:\#|//)[^\n]*|"(?:\\.|[^"\\\n])*+"?|/(?P<pattern>(?:\\.|[^/\\])*+)/?'
+    r"|%(?:json|regex|llguidance)\s*+(?P<json>)|(?P<open>\()|(?P<close>\))"
+    r"|" + _REPEAT + r"|~\s*+(?P<first>\d++)(?:\s*+\.\.\s*+(?P<second>\d++))?+|[\w\-]++",
+    re.DOTALL,
+)
+_IN_SET = re.compile(r"\\.|[\[\]]", re.DOTALL)
+
+
+def check_limits(constraint: Constraint) -> None:
+    """Refuse a constraint that states more than can be compiled in bounded time.
+
+    Raises:
+        ConstraintError: it does; the message names the keyword and its limit.
+    """
+    multiples = list[Decimal]()
+    match constraint:
+        case JsonSchema(text):
+            multiples = _check_schema(json.loads(text))
+        case Regex(pattern):
+            _check_pattern(pattern)
+        case Lark(rules, schemas, _):
+            _refuse_over(
+                num_chars_of(constraint), MAX_ALL_CHARS, "characters of all schemas together"
+            )
+            multiples = _check_grammar(rules)
+            for _, schema in schemas:
+                multiples += _check_schema(json.loads(schema.text))
+    if _common_multiple(multiples) > MAX_MULTIPLE:
+        raise ConstraintError(
+            f"multipleOf is over the limit of {MAX_MULTIPLE}: the least common multiple of all its "
+            "values, without their decimal points"
+        )
+
+
+def num_chars_of(constraint: Constraint) -> int:
+    """Return how many characters a constraint is written in."""
+    match constraint:
+        case JsonSchema(text) | Regex(text):
+            return len(text)
+        case OneOf(texts):
+            return sum(map(len, texts))
+        case Lark(rules, schemas, _):
+            return len(rules) + sum(len(schema.text) for _, schema in schemas)
+    return 0
+
+
+def _refuse_over(value: float, limit: int, what: str) -> None:
+    if value > limit:
+        raise ConstraintError(f"{what}: over the limit of {limit}")
+
+
+def _common_multiple(values: list[Decimal]) -> int:
+    """Return the least common multiple of decimal numbers, their points left out."""
+    common = 1
+    for value in values:
+        _, digits, exponent = value.normalize().as_tuple()
+        whole = int("".join(map(str, digits)))
+        common = math.lcm(common, whole * 10 ** max(0, int(exponent)))
+        if common > MAX_MULTIPLE:
+            return common
+    return common
+
+
+# JSON schemas
+
+
+def _check_schema(schema: Any) -> list[Decimal]:
+    """Check a schema and those in it; return what ``multipleOf`` says in all of them."""
+    multiples, num_nodes = list[Decimal](), 0
+    waiting = [(schema, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        num_nodes += 1
+        _refuse_over(num_nodes, MAX_NODES, "schemas in a schema")
+        _refuse_over(depth, MAX_DEPTH, "depth of a schema")
+        if isinstance(node, Mapping):
+            multiples += _check_keywords(node)
+            waiting += [(inner, depth + 1) for inner in _inner(node)]
+    return multiples
+
+
+def _inner(node: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the schemas of a schema, those that are no schemas included."""
+    for key, value in node.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            yield from value.values()
+        elif isinstance(value, list) and key not in _DATA:
+            yield from value
+        elif isinstance(value, Mapping) and key not in _DATA:
+            yield value
+
+
+def _check_keywords(node: Mapping[str, Any]) -> list[Decimal]:
+    for key, limit in _NUMBERS.items():
+        if isinstance(value := node.get(key), int | float):
+            _refuse_over(value, limit, key)
+    for key, limit in _LISTS.items():
+        if isinstance(value := node.get(key), list):
+            _refuse_over(len(value), limit, f"values of {key}")
+    patterns = [node.get("pattern")]
+    if isinstance(named := node.get("patternProperties"), Mapping):
+        patterns += named
+    for pattern in patterns:
+        if isinstance(pattern, str):
+            _check_pattern(pattern)
+    return _multiple(node.get("multipleOf"))
+
+
+def _multiple(value: Any) -> list[Decimal]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return []
+    try:
+        found = Decimal(str(value))
+    except InvalidOperation:
+        return []
+    is_usual = found.is_finite() and abs(found.adjusted()) < MAX_EXPONENT
+    return [found if is_usual else Decimal(MAX_MULTIPLE + 1)]
+
+
+# Patterns and grammars
+
+
+class _Repeats:
+    """Multiplies the numbers of repetitions that are nested in each other."""
+
+    def __init__(self) -> None:
+        self._most = [1]  # inside each group that is open
+        self._last = 1  # inside what was read last
+
+    def open(self) -> None:
+        self._most.append(1)
+
+    def close(self) -> None:
+        self._last = self._most.pop() if len(self._most) > 1 else 1
+        self._most[-1] = max(self._most[-1], self._last)
+
+    def atom(self, num: int = 1) -> None:
+        self._last = num
+        self._most[-1] = max(self._most[-1], num)
+
+    def repeat(self, *counts: str | None) -> None:
+        stated = [count for count in counts if count]
+        num = max((int(count) if len(count) < 10 else 10**9 for count in stated), default=1)
+        self.atom(self._last * max(1, num))
+        _refuse_over(self._last, MAX_REPEATS, "repetitions in a pattern, those around it included")
+
+    @property
+    def most(self) -> int:
+        return max(self._most)
+
+
+def _check_pattern(pattern: str) -> int:
+    """Check a regular expression; return how often the innermost of its parts is repeated."""
+    repeats, place = _Repeats(), 0
+    while place < len(pattern):
+        found = _IN_PATTERN.match(pattern, place)
+        if found is None:
+            repeats.atom()
+            place += 1
+            continue
+        place = found.end()
+        if found["set"]:
+            place = _set_end(pattern, place)
+            repeats.atom()
+        elif not _nest(repeats, found) and found[0].startswith("\\"):
+            repeats.atom()
+    return repeats.most
+
+
+def _nest(repeats: _Repeats, found: re.Match[str]) -> bool:
+    """Take note of a bracket or a repetition; tell whether it was one."""
+    if found["open"]:
+        repeats.open()
+    elif found["close"]:
+        repeats.close()
+    elif found["least"] is not None:
+        repeats.repeat(found["least"], found["most"])
+    else:
+        return False
+    return True
+
+
+def _set_end(pattern: str, place: int) -> int:
+    """Return where a set of characters ends whose bracket is before a place."""
+    depth = 1
+    for found in _IN_SET.finditer(pattern, place):
+        depth += {"[": 1, "]": -1}.get(found[0], 0)
+        if not depth:
+            return found.end()
+    return len(pattern)
+
+
+def _check_grammar(rules: str) -> list[Decimal]:
+    """Check a grammar in Lark's notation; return what ``multipleOf`` says in its schemas."""
+    multiples, repeats, place = list[Decimal](), _Repeats(), 0
+    while found := _IN_GRAMMAR.search(rules, place):
+        place = found.end()
+        if found["json"] is not None:
+            schema, place = _json_at(rules, place)
+            multiples += _check_schema(schema)
+        elif found["pattern"] is not None:
+            repeats.atom(_check_pattern(found["pattern"]))
+        elif found["first"] is not None:
+            repeats.repeat(found["first"], found["second"])
+        elif not _nest(repeats, found) and not found[0].startswith(("#", "//")):
+            repeats.atom()
+    return multiples
+
+
+def _json_at(rules: str, place: int) -> tuple[Any, int]:
+    try:
+        return json.JSONDecoder().raw_decode(rules, place)
+    except (ValueError, RecursionError):
+        raise ConstraintError("a schema in a grammar must be JSON, of bounded depth") from None

@@ -1,0 +1,58 @@
+"""Says in words of ours why llguidance refuses a constraint.
+
+Its own text quotes what a client sent, so none of it goes into an error or a log: only a kind of a
+closed list, a keyword of JSON Schema, and a position.
+"""
+
+import re
+
+KINDS = (
+    ("too many expressions", "its patterns have too many states"),
+    ("too many states", "its patterns have too many states"),
+    ("fuel exhausted", "its patterns take too long to compile"),
+    ("precomputation failed", "its patterns take too long to compile"),
+    ("lexer configuration", "its patterns take too long to compile"),
+    ("items", "it can be read in too many ways at once"),
+    ("grammar size", "it is too large"),
+    ("schema too large", "it is too large"),
+    ("stack level", "it is nested too deeply"),
+    ("recursion", "it is nested too deeply"),
+    ("look-a", "patterns have no look-around and no back-references"),
+    ("look-around", "patterns have no look-around and no back-references"),
+    ("backreference", "patterns have no look-around and no back-references"),
+    ("Unimplemented keys", "it uses a keyword that is not supported"),
+    ("nsatisfiable", "nothing can match it"),
+    ("oneOf", "oneOf is supported only where its schemas exclude each other"),
+    ("patternPropert", "patternProperties must exclude each other"),
+    ("Failed to generate regex", "the bounds of a number are out of range"),
+    ("format", "it uses a format that is not supported"),
+    ("regex", "a pattern is malformed"),
+    ("unknown name", "it uses a rule that is not defined"),
+    ("not found", "it uses a rule that is not defined"),
+    ("lexer error", "its syntax is wrong"),
+    ("expected", "its syntax is wrong"),
+    ("Expected", "its syntax is wrong"),
+)
+KEYWORDS = (
+    *("if", "then", "else", "not", "contains", "minContains", "maxContains", "uniqueItems"),
+    *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
+    *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+)
+_POSITION = re.compile(r"(?:^|\bat )(\d{1,9})\((\d{1,9})\)")
+
+
+def reason_of(said: str, num_lines: int | None = None) -> str:
+    """Return why the library refused a constraint.
+
+    Args:
+        said: its own words.
+        num_lines: that stand before the client's own, where a position says something to him.
+    """
+    kind = next((ours for theirs, ours in KINDS if theirs in said), "it is not understood")
+    if kind == dict(KINDS)["Unimplemented keys"]:
+        _, _, listed = said.partition("Unimplemented keys")
+        if named := [word for word in KEYWORDS if f'"{word}"' in listed]:
+            kind = f"it uses {', '.join(named)}, which is not supported"
+    if num_lines is not None and (found := _POSITION.search(said)):
+        kind = f"{kind} (line {int(found[1]) - num_lines}, column {found[2]})"
+    return kind
