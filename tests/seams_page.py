@@ -48,6 +48,7 @@ SHARED = {
     "prompts and answers": (
         "seams.prompt",
         "seams.sequence",
+        "seams.cancellation",
         "seams.chat_format",
         "seams.place_format",
     ),

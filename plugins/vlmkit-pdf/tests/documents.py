@@ -51,6 +51,23 @@ def _file(objects: Sequence[bytes], trailer: bytes = b"") -> bytes:
     ) % (len(objects) + 1, table, len(objects) + 1, trailer, len(content))
 
 
+def endless() -> bytes:
+    """A document of one page that takes hours: it is filled with millions of tiles."""
+    fills = b"/Pattern cs /P scn " + b"0 0 2000 2000 re f " * 64
+    tile = b"1 0 0 rg 0 0 1 1 re f"
+    page = (
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 2000 2000] /Contents 4 0 R "
+        b"/Resources << /Pattern << /P 5 0 R >> >> >>"
+    )
+    pattern = (
+        b"<< /Type /Pattern /PatternType 1 /PaintType 1 /TilingType 1 /BBox [0 0 2000 2000] "
+        b"/XStep .7 /YStep .7 /Resources << >> /Length %d >>\nstream\n%b\nendstream"
+    ) % (len(tile), tile)
+    content = b"<< /Length %d >>\nstream\n%b\nendstream" % (len(fills), fills)
+    pages = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"
+    return _file([b"<< /Type /Catalog /Pages 2 0 R >>", pages, page, content, pattern])
+
+
 def locked() -> bytes:
     """A document that wants a password which nobody knows."""
     digits = random.Random(0).randbytes(32).hex().encode()

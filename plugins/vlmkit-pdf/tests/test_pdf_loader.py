@@ -4,11 +4,12 @@ import contextlib
 import functools
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
-from documents import COLOURS, locked, scanned, written
+from documents import COLOURS, endless, locked, scanned, written
 from hypothesis import given, settings as examples, strategies as st
 
 from vlmkit.ask.pages import Pages
@@ -33,6 +34,9 @@ class TestPdfLoader(MediaLoaderContract):
 
     def files(self) -> list[bytes]:
         return [scanned(2), written("One page")]
+
+    def lengthy(self) -> bytes:
+        return endless()
 
 
 def shown(data, pages=None, bounds=BOUNDS, **settings):
@@ -159,6 +163,48 @@ def test_a_process_knows_nothing_of_the_servers_environment(monkeypatch, tmp_pat
     monkeypatch.setattr(process.worker, "__file__", str(spy))
     refused(scanned(1))
     assert "hidden" not in (tmp_path / "seen").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+def test_a_process_ends_with_the_one_that_started_it(tmp_path):
+    program = (
+        "import os, subprocess, sys, threading\n"
+        "from documents import endless\n"
+        "from vlmkit.settings.pipeline import PipelineSettings\n"
+        "from vlmkit_pdf.loader import PdfLoader\n"
+        "from vlmkit_pdf.settings import PdfSettings\n"
+        "started = subprocess.Popen.__init__\n"
+        "def start(self, *args, **options):\n"
+        "    started(self, *args, **options)\n"
+        "    print(self.pid, flush=True)\n"
+        "subprocess.Popen.__init__ = start\n"
+        "PdfLoader(PdfSettings(timeout_s=1000)).load(endless(), PipelineSettings())\n"
+    )
+    folder = Path(__file__).parent
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=folder, stdout=subprocess.PIPE)
+    drawing = Path("/proc") / parent.stdout.readline().decode().strip()
+    assert eventually(lambda: cpu_ticks(drawing) > 50)
+    parent.kill()
+    parent.communicate()
+    assert eventually(lambda: not cpu_ticks(drawing))
+
+
+def eventually(is_true):
+    deadline = time.monotonic() + 300
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def cpu_ticks(process):
+    """Return the CPU time of a process; 0 when it has ended."""
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[11]) + int(fields[12])
 
 
 @pytest.mark.posix

@@ -15,7 +15,8 @@ VlmkitError
 └── EngineError            a component failed while it ran this request
     ├── EngineFailed       the engine failed for good: nothing can be answered any more
     ├── OutOfMemory        there was not enough memory for it; later there may be
-    └── PromptNotMade      the process that made its prompt ended; another may not
+    ├── PromptNotMade      the process that made its prompt ended; another may not
+    └── RequestCancelled   its client disconnected, its time is over, or the runner closes
 
 A message names the subject, shows the value with ``!r`` and says what was expected; ``hint`` says
 what to do next. Messages never repeat what a client sent beyond the name of a field, and never
@@ -158,3 +159,10 @@ class PromptNotMade(EngineError):  # noqa: N818
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the prompt was not made: {reason}", hint="try again later")
+
+
+class RequestCancelled(EngineError):  # noqa: N818
+    """The request was cancelled, and its work stopped: nothing waits for the result."""
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled")

@@ -5,18 +5,16 @@ decides nothing about scheduling and computes nothing. Who holds it knows it as 
 comfortable for people who write Python is the model's.
 """
 
-import asyncio
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from itertools import chain, repeat
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from vlmkit.ask.demand import Demand
 from vlmkit.ask.prompt_tokens import PromptTokens
@@ -33,14 +31,14 @@ from vlmkit.running.channel import Channel
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.feature_cache import FeatureCache
 from vlmkit.running.image_loader import ImageLoader
-from vlmkit.running.inbox import closing
 from vlmkit.running.intake import Intake
 from vlmkit.running.loop import Loop
 from vlmkit.running.media import MediaIntake
-from vlmkit.running.media_room import MediaRoom, Place
+from vlmkit.running.media_room import Place
 from vlmkit.running.observers import Observers
 from vlmkit.running.params import followed
 from vlmkit.running.pictures import Pictures
+from vlmkit.running.preparation import Preparation
 from vlmkit.running.prompts import MakesPrompts, Prompts
 from vlmkit.running.renderers.pool import RendererPool
 from vlmkit.running.renderers.prompts import RenderedPrompts
@@ -62,8 +60,6 @@ from vlmkit.seams.tokenizer import Tokenizer
 from vlmkit.settings.pipeline import PipelineSettings
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Pipeline:
@@ -134,18 +130,15 @@ class Pipeline:
         self._engine = engine
         self._encoder = media_encoder
         self._features = FeatureCache(facts.bounds.feature_cache_bytes)
-        num_workers = facts.bounds.num_workers
-        if renderers is not None:  # each keeps one waiting, and what is made here needs its own
-            num_workers += renderers.num
-        self._workers = ThreadPoolExecutor(num_workers, "vlmkit-prompt")
-        self._room = MediaRoom(facts.bounds.max_decoding_pixels, facts.bounds.max_prepared_bytes)
+        num_renderers = 0 if renderers is None else renderers.num
+        self._preparation = Preparation(facts.bounds, num_renderers)
         num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
         pooling = cache(pooling)
         self._renderers = renderers
         self._prompts: MakesPrompts = Prompts(
             tokenizer,
             MediaIntake(loaders, facts, makers),
-            Pictures(self._workers, num_at_once),
+            Pictures(self._preparation.workers, num_at_once),
             pooling,
             facts.limits,
             makers,
@@ -206,12 +199,7 @@ class Pipeline:
                 refuses.
             OutOfMemory: this machine has no room for its prompt now.
         """
-        place = self._room.ask(request.account or request.tenant, request.num_pixels)
-        try:
-            place.wait(self.facts.bounds.prepare_timeout_s)
-            return self._submit(request, place)
-        finally:
-            place.leave()
+        return self._preparation.here(self._submit, request)
 
     def _submit(self, request: Request, place: Place) -> Stream:
         started = time.perf_counter()
@@ -246,7 +234,8 @@ class Pipeline:
     async def asubmit(self, request: Request) -> Stream:
         """Start a request: its prompt is made in a worker thread, of which there are few.
 
-        Returns when the scheduler took the request.
+        Returns when the scheduler took the request. Cancelling this call cancels the request: its
+        work ends within a second, wherever it is.
 
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
@@ -266,22 +255,19 @@ class Pipeline:
         Raises:
             EngineError: the pipeline closed before its turn came.
         """
-        return await self._in_worker(self._begin, request, drop=Stream.abort)
-
-    def _begin(self, request: Request, place: Place) -> Stream:
-        if self._is_closed:
-            raise closing()
-        return self._submit(request, place)
+        return await self._preparation.in_worker(self._submit, request, drop=Stream.abort)
 
     async def atokenize(self, request: Request) -> PromptTokens:
         """Return what a request's prompt comes to; it is made in a worker thread.
+
+        Cancelling this call cancels that work, too.
 
         Raises:
             RequestError: the request is wrong.
             OutOfMemory: this machine has no room for its images now.
             EngineError: the pipeline is closed.
         """
-        return await self._in_worker(self._prompts.tokens, request)
+        return await self._preparation.in_worker(self._prompts.tokens, request)
 
     def detokenize(self, token_ids: Seq[int]) -> str:
         """Return the text of tokens, without special tokens.
@@ -293,39 +279,6 @@ class Pipeline:
         if not all(0 <= token_id < num_known for token_id in token_ids):
             raise RequestError("a token is not in the vocabulary", param="token_ids")
         return self._tokenizer.decode(token_ids)
-
-    async def _in_worker(
-        self,
-        work: Callable[[Request, Place], T],
-        request: Request,
-        drop: Callable[[T], None] | None = None,
-    ) -> T:
-        """Have a worker do something when there is room for a request's images.
-
-        Args:
-            work: is told when nobody wants what it makes any more.
-            request: what is asked.
-            drop: gets what was made all the same.
-        """
-        place = self._room.ask(request.account or request.tenant, request.num_pixels)
-        try:
-            await place.awaited(self.facts.bounds.prepare_timeout_s)
-            future = self._workers.submit(work, request, place)
-        except RuntimeError as error:  # the workers are gone
-            place.leave()
-            raise closing() from error
-        except BaseException:
-            place.leave()
-            raise
-        future.add_done_callback(lambda _: place.leave())
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            place.abandon()
-            future.cancel()
-            if drop is not None:
-                future.add_done_callback(partial(_drop_result, drop))
-            raise
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one token stands for; may be part of a character."""
@@ -377,7 +330,7 @@ class Pipeline:
             if self._is_closed:
                 return
             self._is_closed = True
-        self._workers.shutdown(wait=False)  # what waits there ends by itself, with an error
+        self._preparation.close()
         if self._renderers is not None:
             self._renderers.close()
         try:
@@ -435,9 +388,3 @@ def modalities_of(encoder: MediaEncoder | None) -> tuple[str, ...]:
     """Return what messages may hold: texts, then images, then other media by name."""
     kinds = frozenset[str]() if encoder is None else encoder.media_kinds
     return ("text", *sorted(kinds, key=lambda kind: (kind != "image", kind)))
-
-
-def _drop_result(drop: Callable[[T], None], future: Future[T]) -> None:
-    """Have done with what was made for somebody who went away meanwhile."""
-    if not future.cancelled() and future.exception() is None:
-        drop(future.result())

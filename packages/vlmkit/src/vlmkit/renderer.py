@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -24,6 +23,7 @@ from vlmkit.kit.pooling import read_pooling
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.running.fair_executor import FairExecutor
 from vlmkit.running.media import MediaIntake
 from vlmkit.running.media_room import MediaRoom
 from vlmkit.running.pictures import Pictures
@@ -82,7 +82,7 @@ def built(plan: TextSide) -> Prompts:
         media_loaders=tuple(loaders),
     )
     pooling = cache(partial(read_pooling, plan.checkpoint))
-    workers = ThreadPoolExecutor(plan.num_threads, "vlmkit-pictures")
+    workers = FairExecutor(plan.num_threads, "vlmkit-pictures")
     pictures = Pictures(workers, plan.num_threads)
     makers = makers_of(plugins, {"tokenizer": plan.tokenizer}, {"media_loaders": loaders})
     media = MediaIntake(loaders, facts, makers)

@@ -12,6 +12,7 @@ from honest.media_loader import (
     Said,
     Sheet,
     SheetLoader,
+    SlowSheetLoader,
     Tone,
     document,
     inflated,
@@ -22,7 +23,8 @@ from broken.broken import Broken, Table
 from vlmkit.ask.media import FilePart, MediaPart
 from vlmkit.ask.message import ImagePart, Part, ReasoningPart
 from vlmkit.ask.pages import Pages
-from vlmkit.errors import MediaError, VlmkitError
+from vlmkit.errors import MediaError, RequestCancelled, VlmkitError
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.testing import MediaLoaderContract, picture
@@ -310,6 +312,37 @@ class OpensPagesBeforeItLooks(SheetLoader):
         return super().load_pages(data, pages, bounds)
 
 
+class OpensWhatWasCancelled(SlowSheetLoader):
+    def for_request(self, cancellation: Cancellation) -> SlowSheetLoader:
+        return self
+
+
+class CancelsAllRequests(SlowSheetLoader):
+    def for_request(self, cancellation: Cancellation) -> SlowSheetLoader:
+        self._cancellation = cancellation
+        return self
+
+
+class LosesItsPages(SlowSheetLoader):
+    def for_request(self, cancellation: Cancellation) -> Any:
+        return Whole(super().for_request(cancellation))
+
+
+class Whole:
+    def __init__(self, loader: SheetLoader) -> None:
+        self.recognises, self.load = loader.recognises, loader.load
+
+
+class LooksOnceWhetherItWasCancelled(SlowSheetLoader):
+    def parts(
+        self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
+    ) -> Seq[Part]:
+        self._cancellation.check()
+        for _ in (sheets := list(sheets)):
+            time.sleep(self.page_s)
+        return SheetLoader.parts(self, sheets, data, bounds)
+
+
 class OnLoader(MediaLoaderContract):
     def __init__(self, kind: type[SheetLoader]) -> None:
         self._kind = kind
@@ -324,6 +357,9 @@ class OnLoader(MediaLoaderContract):
             document(small[2], "and so on", small[1], "the end"),
             document(b"beep" * 99),
         ]
+
+    def lengthy(self) -> bytes:
+        return document(*["on and on"] * 1000)
 
     def nearly_equal(self) -> tuple[bytes, bytes]:
         return document(bytes(9999)), document(bytes(9998) + b"\1")
@@ -341,6 +377,31 @@ TABLE = Table(
             KnowsFilesByTheirBeginning,
             "A file is told from others by all of it, also by whoever keeps what it held.",
             "a_digest_is_of_all_that_a_file_holds",
+        ),
+        Broken(
+            OpensWhatWasCancelled,
+            "load() of a cancelled request raises RequestCancelled.",
+            "a_loader_for_a_request_opens_the_same_until_it_is_cancelled",
+            honest=SlowSheetLoader,
+        ),
+        Broken(
+            CancelsAllRequests,
+            "for_request() returns a loader for the files of one request.",
+            "a_loader_for_a_request_opens_the_same_until_it_is_cancelled",
+            raises=(RequestCancelled,),
+            honest=SlowSheetLoader,
+        ),
+        Broken(
+            LosesItsPages,
+            "for_request() returns a loader of pages, if this is one.",
+            "a_loader_for_a_request_opens_the_same_until_it_is_cancelled",
+            honest=SlowSheetLoader,
+        ),
+        Broken(
+            LooksOnceWhetherItWasCancelled,
+            "Once the request is cancelled, load() raises within a second.",
+            "cancelling_stops_a_file_that_is_being_opened",
+            honest=SlowSheetLoader,
         ),
         Broken(
             OpensPagesBeforeItLooks,

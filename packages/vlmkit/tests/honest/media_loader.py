@@ -1,8 +1,9 @@
 """A loader of a toy's documents, which have pages of pixels, of sound and of words, compressed."""
 
 import hashlib
+import time
 import zlib
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from vlmkit.ask.media import MediaPart
 from vlmkit.ask.message import ImagePart, Part, TextPart
 from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.settings.pipeline import PipelineSettings
 
 MAGIC = b"SHEETS\n"
@@ -103,6 +105,31 @@ class SheetLoader:
     def heard(self, samples: bytes) -> MediaPart:
         """Return a sound's part."""
         return MediaPart("audio", Tone(samples))
+
+
+class SlowSheetLoader(SheetLoader):
+    """Opens such documents slowly, as long as their request is not cancelled."""
+
+    page_s = 0.01
+
+    def __init__(self, cancellation: Cancellation | None = None) -> None:
+        self._cancellation = cancellation or Cancellation()
+
+    def for_request(self, cancellation: Cancellation) -> "SlowSheetLoader":
+        """Return a loader that stops with a request."""
+        return type(self)(cancellation)
+
+    def parts(
+        self, sheets: Iterable[tuple[int, Sheet]], data: bytes, bounds: PipelineSettings
+    ) -> Seq[Part]:
+        """Return what pages hold."""
+        return super().parts(self._checked(sheets), data, bounds)
+
+    def _checked(self, sheets: Iterable[tuple[int, Sheet]]) -> Iterator[tuple[int, Sheet]]:
+        for each in sheets:
+            self._cancellation.check()
+            time.sleep(self.page_s)
+            yield each
 
 
 def sheets_of(data: bytes) -> list[Sheet]:

@@ -8,6 +8,7 @@ from vlmkit.ask.image import Image
 from vlmkit.ask.message import ImagePart
 from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit_pdf.process import drawn_pages
 from vlmkit_pdf.settings import PdfSettings
@@ -21,10 +22,16 @@ class PdfLoader:
 
     Args:
         settings: how pages are drawn, and what one file may take.
+        cancellation: of the request whose files are opened; None where nothing cancels it.
     """
 
-    def __init__(self, settings: PdfSettings) -> None:
+    def __init__(self, settings: PdfSettings, cancellation: Cancellation | None = None) -> None:
         self._settings = settings
+        self._cancellation = cancellation or Cancellation()
+
+    def for_request(self, cancellation: Cancellation) -> "PdfLoader":
+        """Return a loader whose processes are killed when a request is cancelled."""
+        return PdfLoader(self._settings, cancellation)
 
     def recognises(self, data: bytes) -> bool:
         """Tell whether a file begins as a PDF file."""
@@ -34,6 +41,7 @@ class PdfLoader:
         """Return every page.
 
         Raises:
+            RequestCancelled: the request was cancelled.
             MediaError: the file is locked or broken, or has more pages than the bounds allow.
         """
         return self._shown(data, None, bounds)
@@ -55,5 +63,5 @@ class PdfLoader:
             )
         return [
             ImagePart(Image.open(page.content, bounds.images), page=page.number)
-            for page in drawn_pages(data, pages, self._settings, bounds)
+            for page in drawn_pages(data, pages, self._settings, bounds, self._cancellation)
         ]

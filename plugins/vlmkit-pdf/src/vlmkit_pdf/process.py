@@ -1,4 +1,7 @@
-"""Pictures of a file's pages, drawn by a process of its own that ends with them.
+"""Pictures of a file's pages, drawn by a process of its own.
+
+The process ends when the pages are drawn, its time is over, the request is cancelled, or its parent
+ends, however that ends.
 
 PDFium reads files that were made to do harm, and is written in C++. A file that crashes it, or that
 makes it go on for ever or take all memory, ends its process and one request. That process has none
@@ -17,6 +20,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit_pdf import worker
 from vlmkit_pdf.settings import PdfSettings
@@ -36,7 +40,11 @@ class Drawn(NamedTuple):
 
 
 def drawn_pages(
-    data: bytes, pages: Pages | None, settings: PdfSettings, bounds: PipelineSettings
+    data: bytes,
+    pages: Pages | None,
+    settings: PdfSettings,
+    bounds: PipelineSettings,
+    cancellation: Cancellation,
 ) -> list[Drawn]:
     """Return pictures of a file's pages, in order.
 
@@ -45,11 +53,15 @@ def drawn_pages(
         pages: which of them; all when None.
         settings: how they are drawn, and what that may take.
         bounds: what is refused of one request.
+        cancellation: of the request.
 
     Raises:
+        RequestCancelled: the request was cancelled.
         MediaError: it is locked or broken, has no such pages or too many, or takes too much.
     """
+    cancellation.check()
     job = {
+        "num_bytes": len(data),
         "pages": None if pages is None else pages.runs,
         "max_pages": bounds.max_images,
         "max_pixels": min(settings.max_page_pixels, bounds.images.max_pixels),
@@ -69,9 +81,11 @@ def drawn_pages(
         clock = threading.Timer(settings.timeout_s, _end, (process, is_late))
         clock.start()
         try:
-            _send(process.stdin, json.dumps(job).encode() + b"\n", data)
-            return list(_received(process.stdout, pages, bounds))
+            with cancellation.calling(process.kill):
+                _send(process.stdin, json.dumps(job).encode() + b"\n", data)
+                return list(_received(process.stdout, pages, bounds))
         except EOFError:
+            cancellation.check()
             if is_late.is_set():
                 raise MediaError(
                     f"a document takes longer than {settings.timeout_s:g} s to open",
@@ -84,6 +98,7 @@ def drawn_pages(
         finally:
             clock.cancel()
             process.kill()
+            clock.join()
 
 
 def _end(process: "subprocess.Popen[bytes]", is_late: threading.Event) -> None:
@@ -92,11 +107,12 @@ def _end(process: "subprocess.Popen[bytes]", is_late: threading.Event) -> None:
 
 
 def _send(stdin: IO[bytes] | None, *pieces: bytes) -> None:
+    """Send what the process reads; its end of the pipe stays open until it is to end."""
     assert stdin is not None  # noqa: S101 - it is a pipe
     try:
-        with stdin:
-            for piece in pieces:
-                stdin.write(piece)
+        for piece in pieces:
+            stdin.write(piece)
+        stdin.flush()
     except OSError as error:  # it has ended
         raise EOFError from error
 

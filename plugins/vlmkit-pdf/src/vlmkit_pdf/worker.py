@@ -2,8 +2,8 @@
 
 It is run as a file, knows nothing of vlmkit and holds nothing but the file. A line of JSON says
 what is wanted; then the file follows. The answer is frames, each behind its length: what was found,
-as JSON, and then a PNG file for each page. It ends with a code when PDFium crashes, and when it
-takes more than its limits.
+as JSON, and then a PNG file for each page. It ends with a code when PDFium crashes, when it takes
+more than its limits, and when stdin is closed, as it is when its parent ends.
 """
 
 import contextlib
@@ -12,9 +12,11 @@ import json
 import math
 import os
 import sys
+import threading
 from typing import Any, BinaryIO
 
 LENGTH_BYTES = 4
+NICENESS = 10  # answers that are computed on the same CPUs go first
 
 
 def main() -> None:
@@ -23,16 +25,25 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no frame
     job = json.loads(sys.stdin.buffer.readline())
     _limit(job["memory_bytes"], math.ceil(job["timeout_s"]))
+    data = sys.stdin.buffer.read(job["num_bytes"])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with answer:
-        _answer(job, sys.stdin.buffer.read(), answer)
+        _answer(job, data, answer)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has; PDFium lets other threads run while it draws."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 def _limit(memory_bytes: int, cpu_s: int) -> None:
-    """Bound what this process can take, where the system knows how."""
+    """Lower this process's priority and bound what it can take, where the system knows how."""
     bounds = {"RLIMIT_AS": memory_bytes, "RLIMIT_CPU": cpu_s, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0}
     if sys.platform != "win32":
         import resource
 
+        os.nice(NICENESS)
         for name, most in bounds.items():
             with contextlib.suppress(AttributeError, OSError, ValueError):  # unknown, or not here
                 resource.setrlimit(getattr(resource, name), (most, most))

@@ -15,7 +15,8 @@ from vlmkit.ask.message import ImagePart, Message, Part, image_parts_of, parts_o
 from vlmkit.errors import MediaError, OutOfMemory, RequestError, VlmkitError
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit.seams.media_loader import MediaLoader, PagedMediaLoader
+from vlmkit.seams.cancellation import Cancellation
+from vlmkit.seams.media_loader import CancellableMediaLoader, MediaLoader, PagedMediaLoader
 from vlmkit.settings.pipeline import PipelineSettings
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,15 @@ class FileOpener:
         self._loaders = loaders
         self._bounds = bounds
 
-    def opened(self, messages: Seq[Message]) -> Opened:
+    def opened(self, messages: Seq[Message], cancellation: Cancellation) -> Opened:
         """Open all files; each may take what those before it have left of bytes and images.
 
+        Args:
+            messages: the conversation.
+            cancellation: of its request.
+
         Raises:
+            RequestCancelled: the request was cancelled.
             MediaError: a file is refused; ``index`` says which.
             OutOfMemory: this machine has no room for it now.
         """
@@ -71,7 +77,7 @@ class FileOpener:
                 found: Seq[Part] = (part,)
                 if isinstance(part, FilePart):
                     try:
-                        found = self._parts(part, left.bounds)
+                        found = self._parts(part, left.bounds, cancellation)
                     except MediaError as error:
                         error.index = index
                         raise
@@ -82,9 +88,12 @@ class FileOpener:
             opened.append(replace(message, parts=tuple(parts)))
         return Opened(opened, origins)
 
-    def _parts(self, file: FilePart, bounds: PipelineSettings) -> Seq[Part]:
+    def _parts(
+        self, file: FilePart, bounds: PipelineSettings, cancellation: Cancellation
+    ) -> Seq[Part]:
         """Return what a file holds, its pictures as large as the file says."""
-        parts = self._loaded(file, bounds)
+        cancellation.check()
+        parts = self._loaded(file, bounds, cancellation)
         num_images = _num_images(parts)
         options = file.options
         if file.max_tokens is not None and num_images:
@@ -99,7 +108,9 @@ class FileOpener:
             options = replace(options, max_tokens=min(share, options.max_tokens or share))
         return [replace(p, options=options) if isinstance(p, ImagePart) else p for p in parts]
 
-    def _loaded(self, file: FilePart, bounds: PipelineSettings) -> Seq[Part]:
+    def _loaded(
+        self, file: FilePart, bounds: PipelineSettings, cancellation: Cancellation
+    ) -> Seq[Part]:
         name = next((name for name in self._loaders if self._recognises(name, file.data)), None)
         if name is None:
             raise MediaError(
@@ -110,6 +121,8 @@ class FileOpener:
             )
         loader = self._loaders[name]
         try:
+            if isinstance(loader, CancellableMediaLoader):
+                loader = loader.for_request(cancellation)
             if file.pages is None:
                 return loader.load(file.data, bounds)
             if isinstance(loader, PagedMediaLoader):

@@ -12,6 +12,7 @@ from vlmkit.errors import MediaError, RequestError
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.files import FileOpener, Opened, media_sizes
 from vlmkit.running.image_detail import sized
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.seams.media_loader import MediaLoader
 from vlmkit.seams.runner import RunnerFacts
 
@@ -32,15 +33,20 @@ class MediaIntake:
         self._facts = facts
         self._bounds = facts.bounds
 
-    def read(self, messages: Seq[Message]) -> Opened:
+    def read(self, messages: Seq[Message], cancellation: Cancellation) -> Opened:
         """Return a conversation without files, all of which the model takes.
 
+        Args:
+            messages: the conversation.
+            cancellation: of its request.
+
         Raises:
+            RequestCancelled: the request was cancelled.
             RequestError: it holds what the model does not take, or too much of it.
             OutOfMemory: this machine has no room for it now.
         """
         self._check_amount([len(p.data) for p in parts_of(messages) if isinstance(p, FilePart)])
-        messages, origins = self._files.opened(messages)
+        messages, origins = self._files.opened(messages, cancellation)
         refuse_other_media(messages, self._facts.modalities, f"model {self._facts.name!r}")
         num_images, most = sum(1 for _ in images_of(messages)), self._bounds.max_images
         if num_images > most:

@@ -7,7 +7,6 @@ changes is seen by whichever thread is at it, so that memory may tell at any tim
 
 import asyncio
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from vlmkit.errors import ImageError, OutOfMemory
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.seams.prompt import Prompt
 
 
@@ -33,14 +33,14 @@ class Place:
 
     Attributes:
         granted: is done when it has them.
-        left_s: when its request was given up, by the monotonic clock; None while it is wanted.
+        cancellation: of its request.
     """
 
     def __init__(self, room: "MediaRoom", tenant: str, num_pixels: int) -> None:
         self.tenant = tenant
         self.num_pixels = num_pixels
         self.granted: Future[None] = Future()
-        self.left_s: float | None = None
+        self.cancellation = Cancellation()
         self._room = room
 
     def wait(self, timeout_s: float) -> None:
@@ -71,10 +71,6 @@ class Place:
     def keep(self, prompt: Prompt) -> None:
         """Count what was prepared, for as long as anybody holds it."""
         self._room.keep(prompt, self.tenant)
-
-    def abandon(self) -> None:
-        """Note that nobody wants what is made for it; it keeps its pixels until that has ended."""
-        self.left_s = time.monotonic()
 
     def leave(self) -> None:
         """Give the pixels back, or no longer wait for them; harmless when done twice."""

@@ -1,20 +1,23 @@
-"""Decodes the images of one request side by side.
+"""Decodes the images of one request in parallel.
 
-Runs in the thread that makes the prompt, with the help of whichever workers are free. Nobody waits
-for a worker here: what none of them began is done by the one who asks, so that all workers may ask.
+Runs in the thread that prepares the request; idle worker threads of its pool help. It never waits
+for a worker to become idle: images that no worker started are decoded by the calling thread, so all
+workers may call this at the same time.
 """
 
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, VlmkitError
+from vlmkit.running.fair_executor import FairExecutor
 from vlmkit.running.inbox import closing
+from vlmkit.running.media_room import Place
+from vlmkit.seams.cancellation import Cancellation
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -28,34 +31,39 @@ class Pictures:
         num_at_once: images of one request that are decoded at the same time, at most.
     """
 
-    def __init__(self, workers: Executor, num_at_once: int) -> None:
+    def __init__(self, workers: FairExecutor, num_at_once: int) -> None:
         self._workers = workers
         self._num_helpers = num_at_once - 1
 
     @contextmanager
-    def decoded(self, images: Iterable[Image]) -> Iterator[Mapping[int, Stage]]:
+    def decoded(self, images: Iterable[Image], place: Place) -> Iterator[Mapping[int, Stage]]:
         """Decode images and keep their pixels, for as long as the context is open.
+
+        Args:
+            images: of one request.
+            place: whose request it is, and whether it was cancelled.
 
         Yields:
             How long that took, by their places; one that is shown twice is decoded once.
 
         Raises:
+            RequestCancelled: the request was cancelled.
             ImageError: one cannot be decoded; of several it is the first, and says which it is.
             OutOfMemory: this machine has no room for them now.
             EngineError: the pipeline is closed.
         """
-        work = _Work(images)
+        work = _Work(images, place.cancellation)
         try:
-            self._do(work)
+            self._do(work, place.tenant)
             work.check()
             yield work.stages
         finally:
             work.pixels.clear()
 
-    def _do(self, work: "_Work") -> None:
+    def _do(self, work: "_Work", tenant: str) -> None:
         num_helpers = min(self._num_helpers, len(work.left) - 1)
         try:
-            helpers = [self._workers.submit(work.run) for _ in range(num_helpers)]
+            helpers = [self._workers.submit(tenant, work.run) for _ in range(num_helpers)]
         except RuntimeError as error:  # the workers are gone
             raise closing() from error
         work.run()
@@ -67,7 +75,8 @@ class Pictures:
 class _Work:
     """What is left to decode, and what came of the rest."""
 
-    def __init__(self, images: Iterable[Image]) -> None:
+    def __init__(self, images: Iterable[Image], cancellation: Cancellation) -> None:
+        self._cancellation = cancellation
         places: dict[Image, int] = {}
         for place, image in enumerate(images):
             places.setdefault(image, place)  # one that is shown twice is decoded once
@@ -77,8 +86,8 @@ class _Work:
         self._errors: dict[int, VlmkitError] = {}
 
     def run(self) -> None:
-        """Decode what nobody else has begun; after an error, nothing that stands behind it."""
-        while self.left and not self._errors:
+        """Decode what no other thread has started; after an error or a cancellation, nothing."""
+        while self.left and not self._errors and not self._cancellation.is_cancelled:
             try:
                 image, place = self.left.popleft()
             except IndexError:  # another was faster
@@ -91,7 +100,8 @@ class _Work:
                 self._errors[place] = error
 
     def check(self) -> None:
-        """Raise the error of the first image that has one."""
+        """Raise the error of the first image that has one, or that the request was cancelled."""
+        self._cancellation.check()
         if self._errors:
             place, error = min(self._errors.items(), key=lambda found: found[0])
             if isinstance(error, ImageError):

@@ -9,10 +9,21 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from vlmkit.ask.message import Message, image_parts_of, images_of, num_pixels
+import msgspec
+
+from vlmkit.ask.message import (
+    Message,
+    ReasoningPart,
+    TextPart,
+    image_parts_of,
+    images_of,
+    num_pixels,
+    parts_of,
+)
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.stage import NO_STAGE, ImageTimings, Stage
+from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.kit.pooling import Pooling
 from vlmkit.running.blame import UNKNOWN, Makers, blaming
@@ -26,6 +37,8 @@ from vlmkit.running.told import told
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.tokenizer import Tokenizer
+
+MAX_SHORT_CHARS = 2**14  # are tokens in milliseconds
 
 
 class Made(NamedTuple):
@@ -49,6 +62,22 @@ class Made(NamedTuple):
             fetch = parts[number].fetch if number < len(parts) else NO_STAGE
             decode = self.decodes.get(number, NO_STAGE)
             yield place, ImageTimings(fetch, decode, slot.preprocess)
+
+
+def is_short(request: Request) -> bool:
+    """Tell whether a request is prepared in milliseconds: a short text without a constraint."""
+    if request.constraint is not None or request.images:
+        return False
+    texts = [request.text or "", *(c for c in request.continuations if isinstance(c, str))]
+    for part in parts_of(request.messages):
+        if isinstance(part, TextPart | ReasoningPart):
+            texts.append(part.text)
+        elif isinstance(part, ToolCallPart):
+            texts.append(part.arguments)
+        else:
+            return False
+    num_chars = sum(map(len, texts)) + len(msgspec.json.encode(request.tools))
+    return num_chars < MAX_SHORT_CHARS
 
 
 class MakesPrompts(Protocol):
@@ -96,12 +125,15 @@ class Prompts:
 
         Args:
             request: what is asked.
-            place: its room for images, which it has already but for those in files.
+            place: its room for images, which it has already but for those in files; and whether
+                it was cancelled.
 
         Raises:
+            RequestCancelled: it was cancelled.
             RequestError: it is wrong.
             OutOfMemory: this machine has no room for it now.
         """
+        place.cancellation.check()
         is_plain = request.text is not None or request.token_ids is not None
         if bool(request.messages) == is_plain or None not in (request.text, request.token_ids):
             problem = (
@@ -113,12 +145,13 @@ class Prompts:
         check_options(request, self._tokenizer)
         try:
             if request.images:
-                shown = self._media.read(showing(request.images)).messages
-                made = self._placed(shown, request)
+                shown = self._media.read(showing(request.images), place.cancellation).messages
+                made = self._placed(shown, request, place)
             elif is_plain:
                 made = Made(Prompt(self._plain(request), is_plain=True), (), {})
             else:
-                made = self._written(self._media.read(request.messages), request, place)
+                opened = self._media.read(request.messages, place.cancellation)
+                made = self._written(opened, request, place)
         except MemoryError as error:
             raise OutOfMemory("this prompt") from error
         if not made.prompt.token_ids:
@@ -138,7 +171,7 @@ class Prompts:
         if not place.grow(num_pixels(images)):
             raise no_room()
         try:
-            with self._pictures.decoded(images) as decodes, self._blaming():
+            with self._pictures.decoded(images, place) as decodes, self._blaming():
                 prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
         except RequestError as error:
             blame_sent(error, opened.origins)
@@ -147,12 +180,13 @@ class Prompts:
             prompt = replace(prompt, is_plain=True)
         return Made(prompt, messages, decodes)
 
-    def _placed(self, shown: Seq[Message], request: Request) -> Made:
+    def _placed(self, shown: Seq[Message], request: Request, place: Place) -> Made:
         """Return the prompt of tokens that images stand among."""
         if request.token_ids is None:
             raise RequestError("images of their own need token_ids", param="images")
         token_ids = tuple(request.token_ids)
-        with self._pictures.decoded(images_of(shown)) as decodes, self._blaming():
+        images = images_of(shown)
+        with self._pictures.decoded(images, place) as decodes, self._blaming():
             prompt = self._tokenizer.prompt(shown)
         media = placed(request.images, prompt, token_ids, self._tokenizer.banned_ids)
         for text in between(media, token_ids):  # an image's own tokens may have no logit

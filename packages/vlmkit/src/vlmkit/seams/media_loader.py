@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from vlmkit.ask.message import Part
 from vlmkit.ask.pages import Pages
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.settings.pipeline import PipelineSettings
 
 
@@ -41,5 +42,30 @@ class PagedMediaLoader(MediaLoader, Protocol):
 
         Raises:
             MediaError: as there, or the file has no such page.
+        """
+        ...
+
+
+@runtime_checkable
+class CancellableMediaLoader(MediaLoader, Protocol):
+    """Opens files that can take longer than a second, and stops when their request is cancelled.
+
+    A loader that is not cancellable opens any file that its bounds allow well within a second, or
+    the operator runs it in renderer processes, which are killed.
+    """
+
+    def for_request(self, cancellation: Cancellation) -> MediaLoader:
+        """Return a loader for the files of one request; one of pages, if this is one.
+
+        It opens what this one opens. Once the request is cancelled, its methods, also those that
+        run in another thread, return or raise within a second, and every thread and process that
+        they started has ended then.
+
+        Args:
+            cancellation: of the request.
+
+        Raises:
+            RequestCancelled: by the returned loader's ``load`` and ``load_pages``: the request was
+                cancelled, before or meanwhile.
         """
         ...

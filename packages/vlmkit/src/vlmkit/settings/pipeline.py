@@ -29,7 +29,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             decoded.
         prepare_timeout_s: time that a request waits for this, and that a renderer has for its
             prompt.
-        num_workers: threads that open files, decode and preprocess images, and tokenize.
+        num_workers: threads that open files, decode and preprocess images, and tokenize long texts;
+            one tenant uses all but one of them.
         slow_step_s: time of one step, or of encoding one lot of media, after which the log says
             what is being computed; ten times the longest that was seen, if that is more.
         stuck_step_s: time after which the model counts as failed; thirty times the longest that

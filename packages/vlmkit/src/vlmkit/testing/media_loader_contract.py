@@ -1,6 +1,7 @@
 """What every media loader must do."""
 
 import random
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,9 @@ import pytest
 from vlmkit.ask.media import MediaPart
 from vlmkit.ask.message import ImagePart, Part, TextPart
 from vlmkit.ask.pages import Pages
-from vlmkit.errors import MediaError
-from vlmkit.seams.media_loader import MediaLoader, PagedMediaLoader
+from vlmkit.errors import MediaError, RequestCancelled
+from vlmkit.seams.cancellation import Cancellation
+from vlmkit.seams.media_loader import CancellableMediaLoader, MediaLoader, PagedMediaLoader
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -29,6 +31,8 @@ NOTHING = (
 ONE_BYTE = PipelineSettings(max_media_bytes=1, images=ImageLimits(max_bytes=1))
 BEGINNING_BYTES = 64
 SPARE_BYTES = 2**20
+START_S = 0.5  # for a file to be under way
+STOP_S = 5.0  # the protocol says one; machines are busy
 
 T = TypeVar("T")
 Load = Callable[[PipelineSettings], Seq[Part]]
@@ -63,6 +67,10 @@ class MediaLoaderContract:
 
     def swelling(self) -> bytes | None:
         """Return a file that holds 16 MiB or more, and is far smaller; None where none can be."""
+        return None
+
+    def lengthy(self) -> bytes | None:
+        """Return a file that takes ten seconds or more to open; None where there is none."""
         return None
 
     def test_it_recognises_its_own_files_and_no_others(self) -> None:
@@ -179,6 +187,54 @@ class MediaLoaderContract:
             tracemalloc.stop()
         assert peak < 4 * bounds.max_media_bytes
 
+    # Cancellation
+
+    def test_a_loader_for_a_request_opens_the_same_until_it_is_cancelled(self) -> None:
+        """Then it opens nothing more, and loaders of other requests go on."""
+        loader = self._cancellable()
+        one, other = Cancellation(), Cancellation()
+        cancelled, going_on = loader.for_request(one), loader.for_request(other)
+        whole = [_content(loader.load(data, PipelineSettings())) for data in self.files()]
+        for opening in (cancelled, going_on):
+            found = [_content(opening.load(data, PipelineSettings())) for data in self.files()]
+            assert found == whole
+        one.cancel()
+        for data in self.files():
+            with pytest.raises(RequestCancelled):
+                cancelled.load(data, PipelineSettings())
+            if isinstance(loader, PagedMediaLoader):
+                assert isinstance(cancelled, PagedMediaLoader), "it lost its pages"
+                with pytest.raises(RequestCancelled):
+                    cancelled.load_pages(data, Pages(((1, 1),)), PipelineSettings())
+        for opening in (loader, going_on):
+            found = [_content(opening.load(data, PipelineSettings())) for data in self.files()]
+            assert found == whole, "a cancellation of one request is one of another"
+
+    def test_cancelling_stops_a_file_that_is_being_opened(self) -> None:
+        """From another thread, and nothing that it started goes on."""
+        loader, data = self._cancellable(), self.lengthy()
+        if data is None:
+            pytest.skip("nobody said which file takes long to open")
+        cancellation = Cancellation()
+        raised: list[BaseException] = []
+        before = set(threading.enumerate())
+
+        def load() -> None:
+            try:
+                loader.for_request(cancellation).load(data, PipelineSettings())
+            except BaseException as error:  # noqa: BLE001 - it is looked at below
+                raised.append(error)
+
+        thread = threading.Thread(target=load, daemon=True)
+        thread.start()
+        thread.join(START_S)
+        assert thread.is_alive(), "lengthy() must return a file that takes long"
+        cancellation.cancel()
+        thread.join(STOP_S)
+        assert not thread.is_alive(), f"it goes on for over {STOP_S:g} s"
+        assert [type(error) for error in raised] == [RequestCancelled]
+        assert set(threading.enumerate()) <= before, "a thread goes on"
+
     # Pages
 
     def test_chosen_pages_are_those_of_the_whole_file(self) -> None:
@@ -236,6 +292,12 @@ class MediaLoaderContract:
             assert str(error)
         else:
             assert len(parts) > 0
+
+    def _cancellable(self) -> CancellableMediaLoader:
+        loader = self.make()
+        if not isinstance(loader, CancellableMediaLoader):
+            pytest.skip("it is not cancellable")
+        return loader
 
     def _paged(self) -> PagedMediaLoader:
         loader = self.make()

@@ -1,16 +1,20 @@
 """All renderers of a model: who is free, who is late, and who takes the place of one that ended.
 
-A request that finds none free waits in the thread that asks, in order. One that ends costs the
-request that it worked for, and no other.
+A request that finds none free waits in the thread that asks; tenants take turns. One that ends
+costs the request that it worked for, and no other. A request that is cancelled is cancelled in its
+renderer, too, which is killed if that does not end it at once.
 """
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Sequence as Seq
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from typing import Self
 
 from vlmkit.errors import PromptNotMade, VlmkitError
+from vlmkit.running.fair_executor import FairQueue
 from vlmkit.running.inbox import closing
 from vlmkit.running.media_room import Place
 from vlmkit.running.prompts import Made
@@ -19,8 +23,16 @@ from vlmkit.running.renderers.wire import Frame
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.2
+LOOK_S = 0.1
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A request that waits for a renderer."""
+
+    tenant: str
+    granted: Future[Renderer] = field(default_factory=Future)
 
 
 class RendererPool:
@@ -44,9 +56,10 @@ class RendererPool:
         self._plan = plan
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._has_free = threading.Condition(self._lock)
         self._all: set[Renderer] = set()
         self._free: deque[Renderer] = deque()
+        self._waiting: FairQueue[_Turn] = FairQueue()
+        self._has_cancelled = threading.Event()
         self._pause_s = MIN_PAUSE_S
         self._is_closed = threading.Event()
         self.num_lost = 0
@@ -65,33 +78,43 @@ class RendererPool:
         with self._lock:
             return [renderer.pid for renderer in self._all]
 
+    @property
+    def has_free(self) -> bool:
+        """Whether a renderer waits for work."""
+        return bool(self._free)
+
     def made(self, frame: Frame, place: Place) -> Made:
         """Return what a renderer makes of a request.
 
         Raises:
             VlmkitError: what was raised there.
+            RequestCancelled: the request was cancelled.
             PromptNotMade: none was free in time, or the one that was ended.
         """
-        renderer = self._taken()
-        try:
-            made = renderer.made(frame, place)
-        except PromptNotMade:
-            self.num_lost += 1
-            self._replace(renderer)
-            raise
-        except BaseException:
-            self._put_back(renderer)
-            raise
-        self._pause_s = MIN_PAUSE_S
-        self._put_back(renderer)
-        return made
+        with place.cancellation.calling(self._has_cancelled.set):
+            renderer = self._taken(place)
+            try:
+                made = renderer.made(frame, place)
+            except PromptNotMade:
+                self.num_lost += 1
+                self._replace(renderer, place)
+                place.cancellation.check()
+                raise
+            except BaseException:
+                self._put_back(renderer, place)
+                raise
+            self._pause_s = MIN_PAUSE_S
+            self._put_back(renderer, place)
+            return made
 
     def close(self) -> None:
         """End all of them; harmless when done twice."""
         self._is_closed.set()
         with self._lock:
             ended, self._all = self._all, set()
-            self._has_free.notify_all()
+            while (turn := self._waiting.start()) is not None:
+                turn.granted.cancel()
+                self._waiting.finish(turn.tenant)
         for renderer in ended:
             renderer.close()
 
@@ -101,26 +124,55 @@ class RendererPool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _taken(self) -> Renderer:
-        """Return one that is free; who waits longest gets the first."""
+    def _taken(self, place: Place) -> Renderer:
+        """Return a free renderer, in the turn of the request's tenant.
+
+        Raises:
+            RequestCancelled: the request was cancelled.
+            PromptNotMade: none was free in time.
+            EngineError: the pool is closed.
+        """
+        turn = _Turn(place.tenant)
         with self._lock:
-            is_there = self._has_free.wait_for(
-                lambda: self._free or self._is_closed.is_set(), self._timeout_s
-            )
             if self._is_closed.is_set():
                 raise closing()
-            if not is_there:
-                raise PromptNotMade("no renderer was free in time")
-            return self._free.popleft()
+            self._waiting.put(turn.tenant, turn)
+            self._hand_out()
+        try:
+            with place.cancellation.calling(turn.granted.cancel):
+                return turn.granted.result(self._timeout_s)
+        except TimeoutError:
+            if not turn.granted.cancel():
+                return turn.granted.result()
+            raise PromptNotMade("no renderer was free in time") from None
+        except CancelledError:
+            place.cancellation.check()
+            raise closing() from None
+        finally:
+            if turn.granted.cancelled():
+                with self._lock:
+                    self._waiting.remove(turn.tenant, turn)
 
-    def _put_back(self, renderer: Renderer) -> None:
+    def _hand_out(self) -> None:
+        """Give free renderers to the requests whose turn it is; the lock is held."""
+        while self._free and (turn := self._waiting.start()) is not None:
+            if turn.granted.set_running_or_notify_cancel():
+                turn.granted.set_result(self._free.popleft())
+            else:
+                self._waiting.finish(turn.tenant)
+
+    def _put_back(self, renderer: Renderer, place: Place | None = None) -> None:
         with self._lock:
+            if place is not None:
+                self._waiting.finish(place.tenant)
             self._free.append(renderer)
-            self._has_free.notify()
+            self._hand_out()
 
     def _look(self) -> None:
         """End what is late or not wanted any more, and replace what ended while it was free."""
-        while not self._is_closed.wait(LOOK_S):
+        while not self._is_closed.is_set():
+            self._has_cancelled.wait(LOOK_S)
+            self._has_cancelled.clear()
             with self._lock:
                 ended = [renderer for renderer in self._free if not renderer.is_alive]
                 for renderer in ended:
@@ -140,9 +192,11 @@ class RendererPool:
         renderer.close()
         raise closing()
 
-    def _replace(self, renderer: Renderer) -> None:
-        """Have another one started, beside whoever asks."""
+    def _replace(self, renderer: Renderer, place: Place | None = None) -> None:
+        """Start another one in the background, in the place of one that ended."""
         with self._lock:
+            if place is not None:
+                self._waiting.finish(place.tenant)
             self._all.discard(renderer)
         renderer.close()
         if not self._is_closed.is_set():

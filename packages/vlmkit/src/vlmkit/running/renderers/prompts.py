@@ -1,17 +1,18 @@
-"""Prompts by renderers, for requests that are worth the way; others are made here, in threads."""
+"""Prompts by renderers, for requests with media or long texts; others are made here, in threads.
+
+A long text is made here as well when no renderer is free, so that it never waits for documents.
+"""
 
 from vlmkit.ask.media import FilePart, MediaPart
-from vlmkit.ask.message import ImagePart, TextPart, image_parts_of, parts_of
+from vlmkit.ask.message import ImagePart, image_parts_of, parts_of
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.running.media_room import Place
-from vlmkit.running.prompts import Made, MakesPrompts
+from vlmkit.running.prompts import Made, MakesPrompts, is_short
 from vlmkit.running.renderers.plain import CannotTravel
 from vlmkit.running.renderers.pool import RendererPool
 from vlmkit.running.renderers.wire import request_frame
 from vlmkit.running.told import told
-
-MIN_TEXT_CHARS = 2**14  # shorter texts are tokens in less time than they travel
 
 
 class RenderedPrompts:
@@ -32,7 +33,8 @@ class RenderedPrompts:
         Raises:
             PromptNotMade: the renderer ended.
         """
-        if not _is_worth_it(request):
+        has_media = _has_media(request)
+        if not has_media and (is_short(request) or not self._pool.has_free):
             return self._here.made(request, place)
         try:
             frame = request_frame(request)
@@ -46,13 +48,11 @@ class RenderedPrompts:
         return told(made.prompt, image_parts_of(made.messages))
 
 
-def _is_worth_it(request: Request) -> bool:
+def _has_media(request: Request) -> bool:
+    """Tell whether a request shows what renderers can open."""
     if request.options.light:
         return False
     parts = list(parts_of(request.messages))
     if any(isinstance(part, MediaPart) for part in parts):
         return False  # what only its own plugin knows does not travel
-    num_chars = len(request.text or "")
-    num_chars += sum(len(part.text) for part in parts if isinstance(part, TextPart))
-    has_media = any(isinstance(part, ImagePart | FilePart) for part in parts)
-    return has_media or bool(request.images) or num_chars >= MIN_TEXT_CHARS
+    return bool(request.images) or any(isinstance(part, ImagePart | FilePart) for part in parts)

@@ -6,6 +6,7 @@ sandbox: what takes it over has the rights of the user who runs the server.
 
 import os
 import re
+import select
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from vlmkit.running.media_room import Place
 from vlmkit.running.prompts import Made
 from vlmkit.running.renderers.sheet import Sheet
 from vlmkit.running.renderers.wire import (
+    CANCEL,
     MAX_HEAD_BYTES,
     Frame,
     Refusal,
@@ -30,7 +32,7 @@ from vlmkit.running.renderers.wire import (
 
 MODULE = "vlmkit.renderer"
 START_S = 600.0  # for a tokenizer whose library takes minutes to import on a slow disk
-LEAVE_S = 1.0  # what is nearly done when its client leaves is no reason to start another process
+CANCEL_S = 0.5  # for a renderer to stop by itself, before it is killed: another takes seconds
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 NOT_SECRET = frozenset({"TOKENIZERS_PARALLELISM"})
 
@@ -47,6 +49,8 @@ class Renderer:
         self._timeout_s = timeout_s
         self._sheet = Sheet.made()
         self._place: Place | None = None
+        self._is_cancel_sent = False
+        self._writing = threading.Lock()
         self._began_s = 0.0
         self._why = ""
         self._lock = threading.Lock()
@@ -98,6 +102,7 @@ class Renderer:
         """
         with self._lock:
             self._place, self._began_s = place, time.monotonic()
+            self._is_cancel_sent = False
         try:
             answer = self._exchanged(frame)
             if isinstance(answer, Refusal):
@@ -111,18 +116,36 @@ class Renderer:
                 self._place = None
 
     def look(self) -> None:
-        """End it if what it makes is late, or wanted by nobody any more."""
+        """Cancel its request if that was cancelled here; kill it if it is late or does not stop."""
         with self._lock:
             if self._place is None:
                 return
             now = time.monotonic()
             is_late = now - self._began_s > self._timeout_s
-            left_s = self._place.left_s
+            cancelled_s = self._place.cancellation.cancelled_s
             if is_late:
                 self._why = f"it took longer than {self._timeout_s:g} s"
-            elif left_s is None or now - max(left_s, self._began_s) < LEAVE_S:
+            elif cancelled_s is None:
+                return
+            elif now - max(cancelled_s, self._began_s) < CANCEL_S:
+                self._is_cancel_sent = self._is_cancel_sent or self._has_sent_cancel()
                 return
             self._process.kill()
+
+    def _has_sent_cancel(self) -> bool:
+        """Cancel the request in the renderer; False if its pipe is not ready for that now."""
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            pipe = _pipe(self._process.stdin)
+            if not select.select([], [pipe], [], 0)[1]:
+                return False
+            write_frame(pipe, CANCEL)
+        except (OSError, ValueError):  # it has ended
+            return False
+        finally:
+            self._writing.release()
+        return True
 
     def end(self) -> None:
         """End it at once; harmless when done twice."""
@@ -138,7 +161,8 @@ class Renderer:
         self._sheet.close()
 
     def _exchanged(self, frame: Frame) -> Any:
-        write_frame(_pipe(self._process.stdin), frame)
+        with self._writing:
+            write_frame(_pipe(self._process.stdin), frame)
         return answer_of(read_frame(_pipe(self._process.stdout), MAX_HEAD_BYTES))
 
     def _lost(self) -> PromptNotMade:

@@ -15,10 +15,11 @@ import msgspec
 
 from vlmkit.errors import OutOfMemory
 from vlmkit.kit.traces import trace_of
-from vlmkit.running.media_room import MediaRoom
+from vlmkit.running.media_room import MediaRoom, Place
 from vlmkit.running.prompts import Prompts
 from vlmkit.running.renderers.sheet import Sheet
 from vlmkit.running.renderers.wire import (
+    CANCEL,
     Answer,
     Frame,
     Ready,
@@ -46,18 +47,24 @@ def serve(
         asked: where requests come from.
         answers: where answers go.
     """
-    frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    frames: queue.SimpleQueue[tuple[Frame, Place]] = queue.SimpleQueue()
 
     def listen() -> None:
+        place = room.ask("", 0)
         with contextlib.suppress(EOFError, OSError):
             while True:
-                frames.put(read_frame(asked))
+                frame = read_frame(asked)
+                if frame.head == CANCEL.head:
+                    place.cancellation.cancel()
+                    continue
+                place = room.ask("", 0)
+                frames.put((frame, place))
         os._exit(0)
 
     threading.Thread(target=listen, name="vlmkit-asked", daemon=True).start()
     say(answers, Ready())
     while True:
-        say(answers, _answer(frames.get(), prompts, room, sheet))
+        say(answers, _answer(*frames.get(), prompts, sheet))
 
 
 def say(answers: BinaryIO, answer: Answer) -> None:
@@ -81,8 +88,7 @@ def bound_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
 
 
-def _answer(frame: Frame, prompts: Prompts, room: MediaRoom, sheet: Sheet) -> Reply | Refusal:
-    place = room.ask("", 0)
+def _answer(frame: Frame, place: Place, prompts: Prompts, sheet: Sheet) -> Reply | Refusal:
     try:
         return reply_of(prompts.made(request_of(frame), place), sheet)
     except MemoryError:

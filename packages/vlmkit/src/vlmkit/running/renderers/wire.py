@@ -112,6 +112,10 @@ class Frame(NamedTuple):
     blobs: Seq[bytes] = ()
 
 
+CANCEL = Frame(b"")
+"""What a server sends to have the request before it cancelled."""
+
+
 def write_frame(pipe: BinaryIO, frame: Frame) -> None:
     """Send a frame."""
     sizes = [len(frame.head), *map(len, frame.blobs)]

@@ -1,0 +1,133 @@
+"""Where requests are prepared: worker threads that tenants share, and memory for their images.
+
+Knows no prompt and no engine. A request that is cancelled, by cancelling its call here or by
+closing this, leaves the queue, or stops at the next place where it checks.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from vlmkit.ask.request import Request
+from vlmkit.errors import RequestCancelled
+from vlmkit.running.fair_executor import FairExecutor
+from vlmkit.running.inbox import closing
+from vlmkit.running.media_room import MediaRoom, Place
+from vlmkit.running.prompts import is_short
+from vlmkit.settings.pipeline import PipelineSettings
+
+T = TypeVar("T")
+
+NUM_TEXT_WORKERS = 2  # threads for short texts, which take milliseconds
+
+
+class Preparation:
+    """Runs the preparation of requests.
+
+    Args:
+        bounds: of the pipeline.
+        num_renderers: for each of them a thread waits.
+
+    Attributes:
+        workers: threads for requests with media, long texts or constraints.
+        is_closed: whether no request is prepared any more.
+    """
+
+    def __init__(self, bounds: PipelineSettings, num_renderers: int) -> None:
+        num_workers = bounds.num_workers + num_renderers
+        most_each = max(1, num_workers - 1)  # one thread is left to the other tenants
+        self.workers = FairExecutor(num_workers, "vlmkit-prompt", most_each)
+        self.is_closed = False
+        self._text_workers = FairExecutor(NUM_TEXT_WORKERS, "vlmkit-text")
+        self._room = MediaRoom(bounds.max_decoding_pixels, bounds.max_prepared_bytes)
+        self._timeout_s = bounds.prepare_timeout_s
+        self._present: set[Place] = set()
+
+    def here(self, work: Callable[[Request, Place], T], request: Request) -> T:
+        """Run a function in this thread when there is room for a request's images.
+
+        Raises:
+            ImageError: there will never be room.
+            OutOfMemory: there was none in time.
+            EngineError: this was closed meanwhile.
+        """
+        place = self._room.ask(request.account or request.tenant, request.num_pixels)
+        self._present.add(place)
+        try:
+            place.wait(self._timeout_s)
+            return work(request, place)
+        except RequestCancelled as error:
+            raise closing() from error
+        finally:
+            self._leave(place)
+
+    async def in_worker(
+        self,
+        work: Callable[[Request, Place], T],
+        request: Request,
+        drop: Callable[[T], None] | None = None,
+    ) -> T:
+        """Run a function in a worker thread when there is room for a request's images.
+
+        Tenants share the threads, and short texts have threads of their own. Cancelling this call
+        cancels the request.
+
+        Args:
+            work: gets the request and its place, whose cancellation it obeys.
+            request: what is asked.
+            drop: gets the result if the request was cancelled too late.
+
+        Raises:
+            ImageError: there will never be room.
+            OutOfMemory: there was none in time.
+            EngineError: this is closed.
+        """
+        tenant = request.account or request.tenant
+        place = self._room.ask(tenant, request.num_pixels)
+        workers = self._text_workers if is_short(request) else self.workers
+        self._present.add(place)
+        try:
+            await place.awaited(self._timeout_s)
+            future = workers.submit(tenant, partial(self._run, work, request, place))
+        except RuntimeError as error:  # the workers are gone
+            self._leave(place)
+            raise closing() from error
+        except BaseException:
+            self._leave(place)
+            raise
+        future.add_done_callback(partial(self._leave, place))
+        try:
+            return await asyncio.wrap_future(future)
+        except RequestCancelled as error:  # by close()
+            raise closing() from error
+        except asyncio.CancelledError:
+            future.cancel()
+            place.cancellation.cancel()
+            if drop is not None:
+                future.add_done_callback(partial(_drop_result, drop))
+            raise
+
+    def close(self) -> None:
+        """Cancel all requests; those that wait for a thread are refused when their turn comes."""
+        self.is_closed = True
+        for workers in (self.workers, self._text_workers):
+            workers.shutdown()
+        for place in self._present.copy():
+            place.cancellation.cancel()
+
+    def _run(self, work: Callable[[Request, Place], T], request: Request, place: Place) -> T:
+        if self.is_closed:
+            raise closing()
+        return work(request, place)
+
+    def _leave(self, place: Place, _: object = None) -> None:
+        self._present.discard(place)
+        place.leave()
+
+
+def _drop_result(drop: Callable[[T], None], future: Future[T]) -> None:
+    """Hand over a result that came too late."""
+    if not future.cancelled() and future.exception() is None:
+        drop(future.result())
