@@ -1,6 +1,8 @@
 """Chat templates: what they may do, what they are kept from, how they fail."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,6 +197,100 @@ def test_a_template_that_takes_too_long_is_stopped(
     with pytest.raises(RequestError, match="takes too long to write this conversation") as caught:
         template.render([{"role": "user"}] * 2000)
     assert caught.value.param == "messages"
+
+
+@pytest.mark.posix
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
+def test_no_template_takes_more_than_its_share_of_time_and_memory() -> None:
+    program = Path(__file__).with_name("hostile_templates.py")
+    ran = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=900, check=True
+    )
+
+    assert ran.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ 'a'|center(5) ~ 'b'.ljust(3) }}|", "  a  b  |"),
+        ("{{ '%05.2f|%s' % (1.5, ['x']) }}", "01.50|['x']"),
+        ("{{ '{:>4}{!r}'.format(1, 'x') }}", "   1'x'"),
+        ("{{ ('a b'.split(' ') + ['c'])[1:]|join(',') }}", "b,c"),
+        (
+            "{{ {'a': [1, {'b': none}]}|tojson(indent=1) }}",
+            '{\n "a": [\n  1,\n  {\n   "b": null\n  }\n ]\n}',
+        ),
+        (
+            "{% for x in [1, 2, 3, 4] if x is even %}{{ x }}{{ loop.last }}{% endfor %}",
+            "2False4True",
+        ),
+        ("{% for x in [[1], 2] recursive %}{{ x if x is number else loop(x) }}{% endfor %}", "12"),
+        (
+            "{% macro m(a) %}<{{ a }}{{ caller() }}>{% endmacro %}{% call m(1) %}x{% endcall %}",
+            "<1x>",
+        ),
+        ("{{ [3, 1, 2]|sort|map('string')|select('ne', '2')|list }}", "['1', '3']"),
+        ("{{ [{'n': 2}, {'n': 3}]|sum(attribute='n') }}{{ 7 // 2 }}{{ 2 ** 3 }}", "538"),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x|upper|replace('A', 'b') }}", "b1"),
+        ("{{ 'a' in ['a'] and (1, 2) == (1, 2) and {'a': 1}.get('a') == 1 }}", "True"),
+        ("{{ messages[0].role|trim|indent(2, true) }}{{ 2.345|round(1) }}", "  user2.3"),
+    ],
+)
+def test_limits_change_nothing_that_a_template_writes(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{% for %}", r"is not valid Jinja \(line 1\)"),
+        ("{{ nothing.at.all }}", "cannot write a plain message of role 'user'"),
+        (ENDLESS, "takes too long, or too much memory, to write a plain message"),
+        ("{{ 'x'|center(3000000000) }}", "takes too long, or too much memory, to write"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("file", "called"),
+    [
+        ("chat_template.jinja", "the chat template in 'chat_template.jinja' of 'm'"),
+        (
+            "additional_chat_templates/tool_use.jinja",
+            "the chat template 'tool_use' in 'additional_chat_templates/tool_use.jinja' of 'm'",
+        ),
+    ],
+)
+def test_a_bad_template_is_named_when_the_model_is_loaded(
+    checkpoint_of: CheckpointOf, tmp_path: Path, source: str, problem: str, file: str, called: str
+) -> None:
+    folder = copied(checkpoint_of("qwen2"), tmp_path)
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(source)
+
+    with pytest.raises(CheckpointError, match=f"{called} {problem}"):
+        load(folder)
+
+
+def test_a_bad_named_template_among_settings_is_named(
+    checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    folder = copied(checkpoint_of("qwen2"), tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    path = folder / "tokenizer_config.json"
+    named = [
+        {"name": "default", "template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
+        {"name": "tool_use", "template": "{% for %}"},
+    ]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": named}))
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"the chat template 'tool_use' in 'tokenizer_config\.json' of 'm' is not valid Jinja",
+    ):
+        load(folder)
 
 
 def test_one_conversation_costs_another_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,10 @@ from vlmkit.seams.tokenizer import PLAIN
 from vlmkit_hf.calls import TOOL, format_of
 from vlmkit_hf.channels import channels_of, writes_calls
 from vlmkit_hf.reasoning import NAMES, Marks
+from vlmkit_hf.sandbox.budget import TemplateTooCostly
 from vlmkit_hf.sentinel import Segment, StandIns
 from vlmkit_hf.single_calls import one_each
-from vlmkit_hf.template import ChatTemplate
+from vlmkit_hf.template import HINT, ChatTemplate
 from vlmkit_hf.turns import Form, Turns
 
 Layout = Callable[[str], str]
@@ -31,21 +32,19 @@ class Chat:
     Args:
         template: its chat template.
         placeholder: what stands for an image in its text; None for a model without eyes.
-        owner: the model's name, for errors.
         is_for_tools: whether tools are always offered with it.
 
     Attributes:
         channels: how the template writes the messages of an answer; None where it is one.
 
     Raises:
-        CheckpointError: the template cannot write a plain message.
+        CheckpointError: the template cannot write a plain message, or takes too long for it.
     """
 
     def __init__(
         self,
         template: ChatTemplate,
         placeholder: str | None,
-        owner: str,
         *,
         is_for_tools: bool = False,
     ) -> None:
@@ -61,8 +60,7 @@ class Chat:
         self._form = likelier if self._fits(likelier) else other
         if self._form is other and not self._fits(other):
             raise CheckpointError(
-                f"the chat template of {owner!r} cannot write a plain message of role 'user'",
-                hint='give the model another one: tokenizer.chat_template = "PATH"',
+                f"{template.label} cannot write a plain message of role 'user'", hint=HINT
             )
 
     def segments(
@@ -105,13 +103,15 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         layout: Layout | None = None,
         options: PromptOptions = PLAIN,
+        *,
+        is_probe: bool = False,
     ) -> list[Segment]:
         stand_ins = StandIns()
         turns = Turns(form, self._placeholder, self._marks, self._reasoning_name, stand_ins)
         numbered = list(enumerate(messages))
         written = turns.write(one_each(numbered) if form.has_one_call else numbered)
         hidden_tools = [stand_ins.hide_json(tool) for tool in tools] if tools else None
-        rendered = self._template.render(written, hidden_tools, options)
+        rendered = self._template.render(written, hidden_tools, options, is_probe=is_probe)
         if layout is not None:
             rendered = layout(rendered)
         segments = stand_ins.restore(rendered)
@@ -124,6 +124,9 @@ class Chat:
                 )
         return segments
 
+    def _probed(self, messages: Sequence[Message], form: Form) -> list[Segment]:
+        return self._written(messages, form, self._tried_with, is_probe=True)
+
     @cached_property
     def call_format(self) -> CallFormat | ChannelFormat | None:
         """How the template writes calls of tools; None if that is not known, or it writes none."""
@@ -132,7 +135,7 @@ class Chat:
         form = self._form_of_calls
 
         def written(messages: Sequence[Message]) -> Sequence[Segment]:
-            return self._written(messages, form, [TOOL])
+            return self._written(messages, form, [TOOL], is_probe=True)
 
         if self.channels is None:
             return format_of(written)
@@ -142,7 +145,13 @@ class Chat:
         """Tell whether the template understands contents of a form."""
         probe = 'one\n"two"'  # would look different inside JSON or the repr of a list
         try:
-            segments = self._written([Message.of("user", probe)], form, self._tried_with)
+            segments = self._probed([Message.of("user", probe)], form)
+        except TemplateTooCostly as error:
+            raise CheckpointError(
+                f"{self._template.label} takes too long, or too much memory, to write a plain "
+                "message of role 'user'",
+                hint=HINT,
+            ) from error
         except RequestError:
             return False
         said = [segment.text for segment in segments if segment.is_client]
@@ -175,7 +184,7 @@ class Chat:
             Message("tool", Message.of("tool", "That.").parts, call.id),
         ]
         try:
-            segments = self._written(turns, form, self._tried_with)
+            segments = self._probed(turns, form)
         except RequestError:
             return False
         if form.takes_text:  # and not once more as JSON
@@ -193,7 +202,7 @@ class Chat:
         asked = Message.of("user", "What?")
         turns = [asked, said, *results, Message.of("assistant", "So."), asked]
         try:
-            self._written(turns, form, self._tried_with)
+            self._probed(turns, form)
         except RequestError:
             return False
         return True

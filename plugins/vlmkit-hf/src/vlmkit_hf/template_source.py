@@ -16,6 +16,15 @@ DEFAULT = "default"
 WITH_TOOLS = "tool_use"
 """The name of a template for conversations in which tools are offered."""
 
+_NAMED = "additional_chat_templates/{}.jinja"
+_PLACES = (
+    "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
+    "tokenizer_config.json",
+)
+"""Where the default is, and in JSON also named ones; the first file that has one counts."""
+
 # PaliGemma publishes no template: images come first, then what is asked about them.
 _PALIGEMMA = (
     "{% for message in messages %}{% if message['role'] != 'user' or not loop.last %}"
@@ -78,14 +87,30 @@ def refuse_without_default(checkpoint: Checkpoint, found: Mapping[str, str]) -> 
         )
 
 
+def origin_of(name: str, checkpoint: Checkpoint, settings: HfTokenizerSettings) -> str:
+    """Return a chat template's name and where it is from, for errors."""
+    called = "" if name == DEFAULT else f"{name!r} "
+    if settings.chat_template is not None:
+        return f"{called}in {settings.chat_template!r}"
+    if (checkpoint.path / _NAMED.format(name)).is_file():
+        return f"{called}in {_NAMED.format(name)!r}"
+    files = [file for file in _PLACES if checkpoint.has(file)]
+    of_own = [file for file in files if _has_template(checkpoint, file)]
+    return f"{called}in {of_own[0]!r}" if of_own else called.rstrip()
+
+
+def _has_template(checkpoint: Checkpoint, file: str) -> bool:
+    return file.endswith(".jinja") or bool(checkpoint.read_json(file).get("chat_template"))
+
+
 def templates_in_files(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the templates that are files of their own, by name.
 
     Raises:
         CheckpointError: one cannot be read.
     """
-    files = {path.stem: path for path in checkpoint.path.glob("additional_chat_templates/*.jinja")}
-    own = checkpoint.path / "chat_template.jinja"
+    files = {path.stem: path for path in checkpoint.path.glob(_NAMED.format("*"))}
+    own = checkpoint.path / _PLACES[0]
     if own.is_file():
         files[DEFAULT] = own
     found = {}

@@ -28,7 +28,7 @@ from vlmkit_hf.reasoning import Marks
 from vlmkit_hf.sentinel import Segment
 from vlmkit_hf.settings import HfTokenizerSettings
 from vlmkit_hf.template import ChatTemplate
-from vlmkit_hf.template_source import DEFAULT, GIVE_ONE, WITH_TOOLS
+from vlmkit_hf.template_source import DEFAULT, GIVE_ONE, WITH_TOOLS, origin_of
 from vlmkit_hf.text_encoder import TextEncoder
 from vlmkit_hf.text_parts import TextParts, resolved
 from vlmkit_hf.vocabulary_size import refuse_unknown_tokens
@@ -63,14 +63,16 @@ class HfTokenizer:
         self._backend = parts.backend
         self._bos, self._eos = parts.bos, parts.eos
         templates = {
-            name: ChatTemplate(source, parts.named, checkpoint.name)
+            name: ChatTemplate(
+                source, parts.named, checkpoint.name, origin_of(name, checkpoint, settings)
+            )
             for name, source in parts.templates.items()
             if name in (DEFAULT, WITH_TOOLS)
         }
         template = templates.get(DEFAULT)
         placeholder = self._images.placeholder if self._images else None
         self._chats = {
-            name: Chat(made, placeholder, checkpoint.name, is_for_tools=name == WITH_TOOLS)
+            name: Chat(made, placeholder, is_for_tools=name == WITH_TOOLS)
             for name, made in templates.items()
         }
         self._knows_effort = template is not None and template.effort.is_known
