@@ -73,7 +73,10 @@ def test_what_is_subclassed_is_there_and_takes_what_it_took(ours, theirs):
 
 def test_what_we_set_and_call_on_a_request_is_there():
     assigned, read = names_in(Connection, "cycle")
-    assert assigned | read == {"disconnected", "more_body", "response_complete", "message_event"}
+    assert assigned | read == {
+        *("disconnected", "keep_alive", "message_event", "more_body"),
+        *("response_complete", "transport"),
+    }
     assert assigned | read <= has(RequestResponseCycle)
 
 

@@ -4,6 +4,8 @@ import os
 import shutil
 import socket
 import sqlite3
+import subprocess
+import sys
 
 import openai
 import pytest
@@ -47,22 +49,37 @@ def kept(root):
 # A folder that is another's.
 
 
-@pytest.mark.parametrize(
-    "foreign", ["files/thesis.tex", "thesis.tex", ".git/config", "files/deep/thesis.tex"]
-)
+def foreign(folder, name):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("years of work")
+    return contents(folder)
+
+
+@pytest.mark.parametrize("name", ["files/thesis.tex", "thesis.tex", ".git/config", "files/a/b"])
 def test_a_folder_with_files_of_others_is_refused_and_nothing_in_it_changes(
-    tmp_path, monkeypatch, capsys, foreign
+    tmp_path, monkeypatch, name
 ):
-    (tmp_path / foreign).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / foreign).write_text("years of work")
-    before = contents(tmp_path)
+    before = foreign(tmp_path, name)
     monkeypatch.chdir(tmp_path)
-    code = run(["serve", "mock", "--port", "0", "--set", "server.data.folder=."])
-    error = capsys.readouterr().err
-    assert code == 2, error
-    assert "server.data.folder '.' is not empty" in error
-    assert "hint: name a folder that is empty or not there yet" in error
-    assert "Traceback" not in error
+    with (
+        pytest.raises(ConfigError, match=r"server.data.folder '.' is not empty"),
+        running(data=DataSettings(folder=".")),
+    ):
+        pass
+    assert contents(tmp_path) == before
+
+
+def test_the_command_says_which_folder_is_refused_and_what_to_do(tmp_path):
+    before = foreign(tmp_path, "files/thesis.tex")
+    arguments = ["serve", "mock", "--port", "0", "--set", "server.data.folder=."]
+    command = [sys.executable, "-m", "vlmkit", *arguments]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, check=False, text=True, timeout=100
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "error: server.data.folder '.' is not empty" in ended.stderr
+    assert "hint: name a folder that is empty or not there yet" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert contents(tmp_path) == before
 
 

@@ -198,6 +198,7 @@ def test_what_is_no_form_is_refused(server):
             400,
         ),
         (b"--x\r\n\r\n\r\n" * 1000, bound, 400),
+        (b"--x--", {"content-type": f"multipart/form-data; boundary={'x' * 5000}"}, 400),
     ]:
         answer = server.http.post(url, content=content, headers=headers)
         assert answer.status_code == status

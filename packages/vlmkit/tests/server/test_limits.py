@@ -1,6 +1,7 @@
 """What is refused before it costs anything, each with its own status and code."""
 
 import json
+import re
 import socket
 
 import pytest
@@ -38,6 +39,41 @@ def exchange(server, data: bytes) -> bytes:
         while part := connection.recv(65_536):
             received += part
         return received
+
+
+def asks(num):
+    """Requests one behind the other, each with an id of its own."""
+    content = json.dumps(chat("x" * 2000)).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: r%d\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return b"".join(head % (n, len(content)) + content for n in range(num))
+
+
+def answered(received):
+    """The ids of answers, in order, and their statuses."""
+    ids = re.findall(rb"\r\nx-request-id: (\w+)\r\n", received)
+    return [each.decode() for each in ids], set(re.findall(rb"HTTP/1.1 (\d+) ", received))
+
+
+@pytest.mark.parametrize("num", [17, 400])
+def test_the_first_sixteen_pipelined_requests_are_answered(server, num):
+    """And the connection closes behind them without a reset, though more was sent."""
+    received = exchange(server, asks(num))
+    assert answered(received) == ([f"r{n}" for n in range(16)], {b"200"})
+    assert received.count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("wrong", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200])
+def test_what_is_no_request_takes_the_place_of_no_answer_before_it(server, wrong):
+    assert answered(exchange(server, asks(3) + wrong)) == (["r0", "r1", "r2"], {b"200"})
+    assert exchange(server, wrong).startswith(b"HTTP/1.1 4")
+
+
+def test_a_stream_before_what_is_no_request_is_whole(server):
+    received = exchange(server, http_request(chat(stream=True)) + b"nonsense\r\n\r\n")
+    assert received.count(b"HTTP/1.1") == 1
+    assert b"data: [DONE]" in received
+    assert received.endswith(b"0\r\n\r\n")
 
 
 def test_paths_and_methods_that_do_not_exist_have_openais_error_body(server):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -45,13 +46,14 @@ def showing(*urls, **fields):
 @contextlib.contextmanager
 def served(folder, num_renderers, *, address_space_kb=None, **settings):
     """A server in front of the mock."""
-    given = {"server.port": 0, "server.num_renderers": num_renderers} | settings
+    own = {} if num_renderers is None else {"server.num_renderers": num_renderers}
+    given = {"server.port": 0} | own | settings
     assigned = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", *assigned]
     if address_space_kb is not None:
         command = ["bash", "-c", f'ulimit -v {address_space_kb}; exec "$@"', "x", *command]
     with process(command, folder) as server:
-        assert eventually(lambda: server.status() == 200), server.log.read_text()
+        assert eventually(lambda: server.status() == 200, timeout_s=120), server.log.read_text()
         yield server
 
 
@@ -59,6 +61,76 @@ def served(folder, num_renderers, *, address_space_kb=None, **settings):
 def server(tmp_path_factory):
     with served(tmp_path_factory.mktemp("renderers"), 2) as started:
         yield started
+
+
+PUBLIC = {"server.host": "0.0.0.0", "server.allow_public_without_key": "true"}
+BOUND = """
+import sys
+
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit_mock.tokenizer import MockTokenizer
+
+VLMKIT_API = (1, 0)
+
+
+def build(context):
+    if "vlmkit.pipeline" not in sys.modules and "click" not in sys.modules:
+        raise RuntimeError("there is no engine beside this")
+    return MockTokenizer()
+
+
+@hookimpl
+def vlmkit_register_tokenizers(registry):
+    registry.add("bound", build)
+"""
+
+
+def test_a_public_server_decodes_in_other_processes_and_warns_of_what_is_not_set(tmp_path):
+    with served(tmp_path, None, **PUBLIC) as server:
+        server.url = server.url.replace("0.0.0.0", "127.0.0.1")
+        assert len(children(server)) == 2
+        assert said(server, showing(picture())) is not None
+        told = server.log.read_text()
+    for name in (
+        *("plugins.only", "server.limits.address", "server.allowed_hosts", "server.access_log"),
+        *("server.audit_log", "pipeline.max_output_tokens"),
+    ):
+        assert len([line for line in told.splitlines() if name in line]) == 1, name
+
+
+def test_what_an_operator_sets_counts_on_a_public_address(tmp_path):
+    settings = PUBLIC | {
+        "plugins.only": '["vlmkit-mock"]',
+        "server.limits.address": '["requests=60/minute"]',
+        "server.allowed_hosts": '["0.0.0.0"]',
+        "server.access_log": str(tmp_path / "access"),
+        "server.audit_log": str(tmp_path / "audit"),
+        "pipeline.max_output_tokens": 100,
+    }
+    with served(tmp_path, 0, **settings) as server:
+        assert children(server) == []
+        told = [line for line in server.log.read_text().splitlines() if "WARNING" in line]
+    assert len(told) == 2, told
+    assert "no keys are asked for" in told[0]
+    assert "server.num_renderers is 0" in told[1]
+
+
+def test_a_model_that_no_renderer_can_build_is_served_without_unless_they_are_asked_for(tmp_path):
+    (tmp_path / "bound.py").write_text(BOUND)
+    settings = {"plugins.files": f'["{tmp_path / "bound.py"}"]', "tokenizer.use": "bound"}
+    with served(tmp_path, None, **PUBLIC, **settings) as server:
+        assert children(server) == []
+        assert "no renderer process can be started" in server.log.read_text()
+    given = settings | {"server.port": 0, "server.num_renderers": 1}
+    assigned = [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+    asked_for = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "serve", "mock", *assigned],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert asked_for.returncode == 1
+    assert "could not be built" in asked_for.stderr
 
 
 def post(server, body, path="/v1/chat/completions"):

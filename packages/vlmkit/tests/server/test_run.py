@@ -6,8 +6,7 @@ import pytest
 
 from vlmkit.errors import ConfigError
 from vlmkit.server.run import serve
-from vlmkit.server.work.gate import is_loopback
-from vlmkit.settings.server import ServerSettings
+from vlmkit.settings.server import ServerSettings, is_loopback
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com"])
@@ -41,3 +40,15 @@ def test_settings_need_no_server_library():
         "assert not {'litestar', 'uvicorn', 'httpx2'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "models.example.com"])
+def test_a_public_address_has_stricter_defaults_and_what_is_set_counts(host):
+    public = ServerSettings(host=host)
+    assert (public.renderers, public.timeout_s) == (2, 600.0)
+    for given in (ServerSettings(), ServerSettings(host="::1")):
+        assert (given.renderers, given.timeout_s) == (0, 3600.0)
+    for each in (host, "127.0.0.1"):
+        stated = ServerSettings(host=each, num_renderers=0, request_timeout_s=7200.0)
+        assert (stated.renderers, stated.timeout_s) == (0, 7200.0)
+        assert ServerSettings(host=each, num_renderers=3).renderers == 3

@@ -47,7 +47,7 @@ def offer(
     }
 
     def load() -> "Runner":
-        num = config.server.num_renderers
+        num = config.server.renderers
         stages = None
         if config.server.log_format == "json":
             log.info("loading %r", name_of(entry))

@@ -35,6 +35,12 @@ ready. Ask it, for example, by
 """
 
 
+LIMITLESS = {
+    "key": "keys without limits of their own have none",
+    "address": "an address may send any number of requests",
+}
+
+
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
 @click.option("--host", metavar="ADDRESS", help="Address to listen on: the setting server.host.")
@@ -109,7 +115,6 @@ def _run(
 def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
     """Write whose code this process runs, and what an operator may not have meant."""
     from vlmkit.config.providers import described
-    from vlmkit.server.work.gate import is_loopback
 
     for plugin in plugins.found:
         for remark in plugin.remarks:
@@ -122,14 +127,42 @@ def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
         else:
             name, source = plugin.name, plugin.source
             log.info("plugin %r of %s offers nothing: it is left out", name, source)
-    if is_loopback(config.server.host):
-        return
+    if config.server.is_public:
+        for remark in _exposed(config):
+            log.warning("%s", remark)
+
+
+def _exposed(config: "Config") -> Iterator[str]:
+    """Yield what an operator may want to set where other machines can reach the server."""
+    server = config.server
     if config.plugins.only is None:
-        log.warning("every installed plugin is loaded: name those that are wanted in plugins.only")
-    if config.server.keys_file and not config.server.tls_certificate:
-        log.warning("keys can be read on the way: this server, at least, speaks no HTTPS")
-    if config.server.allow_public_without_key and not config.server.keys_file:
-        log.warning("whoever reaches this server may use it: no keys are asked for")
+        yield "every installed plugin is loaded: name those that are wanted in plugins.only"
+    if server.keys_file and not server.tls_certificate:
+        yield "keys can be read on the way: this server, at least, speaks no HTTPS"
+    if server.allow_public_without_key and not server.keys_file:
+        yield "whoever reaches this server may use it: no keys are asked for"
+    yield from _unset(config)
+
+
+def _unset(config: "Config") -> Iterator[str]:
+    """Yield which bounds and logs are not set, and what follows."""
+    server = config.server
+    limits = "key" if server.keys_file else "address"
+    unset = {
+        f"server.limits.{limits}": (getattr(server.limits, limits), LIMITLESS[limits]),
+        "server.allowed_hosts": (server.allowed_hosts, "any Host header is accepted"),
+        "pipeline.max_output_tokens": (
+            config.pipeline.max_output_tokens,
+            "one answer may fill the whole context",
+        ),
+        "server.access_log": (server.access_log, "requests are not recorded"),
+        "server.audit_log": (server.audit_log, "refused keys and changes are not recorded"),
+    }
+    for name, (value, what) in unset.items():
+        if not value:
+            yield f"{name} is not set: {what}"
+    if not server.renderers:
+        yield "server.num_renderers is 0: the server process decodes files of clients"
 
 
 def _example(settings: "ServerSettings", model: str) -> str:

@@ -1,5 +1,6 @@
 """What a renderer builds: a model's text side and whatever opens its files, and nothing else."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vlmkit.config.structs import Config
+from vlmkit.errors import VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import EngineLimits
@@ -14,6 +16,8 @@ from vlmkit.settings.pipeline import PipelineSettings
 
 if TYPE_CHECKING:
     from vlmkit.running.renderers.pool import RendererPool
+
+log = logging.getLogger(__name__)
 
 Part = tuple[str, dict[str, Any]]
 """A provider's name, and its settings."""
@@ -68,6 +72,9 @@ def renderers(
 ) -> "RendererPool | None":
     """Start processes that build a text side once more, if any are asked for.
 
+    Where the operator asked for none, and they are the default of a public address, a text side
+    that cannot be built in them is built in the server alone, and the log says so.
+
     Args:
         num: how many.
         parts: of the pipeline, as built here.
@@ -75,6 +82,9 @@ def renderers(
         config: all settings.
         context: what the parts were built from.
         model: how the server lists it.
+
+    Raises:
+        VlmkitError: they cannot build it, and were asked for.
     """
     if not num:
         return None
@@ -100,4 +110,15 @@ def renderers(
         num_threads=max(1, config.pipeline.num_workers // num),
     )
     frame = Frame(msgspec.msgpack.encode(plan))
-    return RendererPool(frame, num, config.pipeline.prepare_timeout_s)
+    try:
+        return RendererPool(frame, num, config.pipeline.prepare_timeout_s)
+    except VlmkitError as error:
+        if config.server.num_renderers is not None:
+            raise
+        log.warning(
+            "model %r: the server process decodes files of clients, since no renderer process can "
+            "be started: %s",
+            model,
+            error,
+        )
+        return None

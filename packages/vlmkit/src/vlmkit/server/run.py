@@ -44,7 +44,6 @@ from vlmkit.server.operate.metrics import Scraper
 from vlmkit.server.operate.notify import Notifier
 from vlmkit.server.operate.supervisor import Supervisor
 from vlmkit.server.tools.toolbox import Toolbox
-from vlmkit.server.work.gate import is_loopback
 from vlmkit.server.work.service import KnownFields, Service
 from vlmkit.settings.server import ServerSettings
 
@@ -286,7 +285,7 @@ def _listener(settings: ServerSettings) -> socket.socket:
     """Open the port."""
     host, port = settings.host, settings.port
     is_guarded = bool(settings.keys_file) or settings.allow_public_without_key
-    if not is_loopback(host) and not is_guarded:
+    if settings.is_public and not is_guarded:
         raise ConfigError(
             f"host {host!r} can be reached by other machines, and no API key is asked for",
             hint="make one by vlmkit keys add and name its file in server.keys_file, or, behind a "

@@ -1,5 +1,6 @@
 """What an operator can set about the server."""
 
+import ipaddress
 from typing import Annotated, Literal
 
 import msgspec
@@ -8,6 +9,10 @@ from msgspec import Meta
 from vlmkit.settings.bounds import Positive, Seconds
 from vlmkit.settings.fleet import FleetSettings
 from vlmkit.settings.limits import LimitsSettings
+
+PUBLIC_RENDERERS = 2
+PUBLIC_TIMEOUT_S = 600.0
+LOOPBACK_TIMEOUT_S = 3600.0
 
 Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\sA-Z]+$", max_length=512)]
 
@@ -134,12 +139,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         body_timeout_s: time for a request's body to arrive.
         request_timeout_s: time for a request from its headers to the end of its answer, waiting
             included; what is not done then ends with an error. A client asks for less in the header
-            ``x-request-timeout``.
+            ``x-request-timeout``. When null, 600 where other machines can reach ``host``, else
+            3600.
         keepalive_s: silence in a stream after which a comment is sent, to keep proxies patient.
         send_timeout_s: time that a reader may take nothing before its connection is cut.
         drain_timeout_s: time that running answers have to finish after SIGTERM.
         num_renderers: processes for each model that open files, decode images and make prompts of
-            them and of long texts; 0 does that in threads of the server's.
+            them and of long texts; 0 does that in threads of the server's. When null, 2 where other
+            machines can reach ``host`` and the model's tokenizer can run there, else 0.
         renderer_memory_bytes: memory that one of these may take besides what it has when idle,
             where the system can bound it.
         fetch: images named by URL.
@@ -183,11 +190,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_header_bytes: Positive = 64 * 2**10
     header_timeout_s: Seconds = 20.0
     body_timeout_s: Seconds = 60.0
-    request_timeout_s: Seconds = 3600.0
+    request_timeout_s: Seconds | None = None
     keepalive_s: Seconds = 15.0
     send_timeout_s: Seconds = 60.0
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
-    num_renderers: Annotated[int, Meta(ge=0, le=256)] = 0
+    num_renderers: Annotated[int, Meta(ge=0, le=256)] | None = None
     renderer_memory_bytes: Annotated[int, Meta(ge=256 * 2**20)] = 3 * 2**30
     fetch: FetchSettings = FetchSettings()
     responses: ResponsesSettings = ResponsesSettings()
@@ -200,6 +207,31 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     audit_log: str = ""
 
     @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach the server."""
+        return not is_loopback(self.host)
+
+    @property
+    def timeout_s(self) -> float:
+        """Time for a request: the one that is set, or the default for this address."""
+        default_s = PUBLIC_TIMEOUT_S if self.is_public else LOOPBACK_TIMEOUT_S
+        return default_s if self.request_timeout_s is None else self.request_timeout_s
+
+    @property
+    def renderers(self) -> int:
+        """Renderer processes for each model: as set, or the default for this address."""
+        default = PUBLIC_RENDERERS if self.is_public else 0
+        return default if self.num_renderers is None else self.num_renderers
+
+    @property
     def takes_generate(self) -> bool:
         """Whether prompts that are tokens are taken, from some at least."""
         return self.allow_generate or bool(self.keys_file)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

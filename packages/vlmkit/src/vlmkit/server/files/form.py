@@ -17,6 +17,7 @@ from vlmkit.server.http.errors import WrongMediaType
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 512
 MAX_NAME_CHARS = 255
+MAX_BOUNDARY_CHARS = 1024  # the parser's own limit; RFC 2046 allows 70
 UNKNOWN_TYPE = "application/octet-stream"
 
 
@@ -65,10 +66,20 @@ class FormReader:
     Args:
         boundary: what parts the body.
         take: takes the next bytes of the file.
+
+    Raises:
+        RequestError: no body can have such a boundary.
     """
 
     def __init__(self, boundary: str, take: Callable[[bytes], None]) -> None:
-        self._parser = PushMultipartParser(boundary, max_segment_count=MAX_PARTS, strict=True)
+        try:
+            self._parser = PushMultipartParser(boundary, max_segment_count=MAX_PARTS, strict=True)
+        except MultipartError:
+            raise RequestError(
+                f"the boundary must have 1 to {MAX_BOUNDARY_CHARS} characters and no line break",
+                param="content-type",
+                code="invalid_form",
+            ) from None
         self._take = take
         self._file: MultipartSegment | None = None
         self._name = ""

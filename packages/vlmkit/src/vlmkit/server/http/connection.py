@@ -6,6 +6,7 @@ connection; the request it belonged to then ends like any whose client went away
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -20,7 +21,7 @@ from vlmkit.settings.server import ServerSettings
 log = logging.getLogger(__name__)
 
 MAX_HEADERS = 128
-MAX_AHEAD = 16  # requests of a connection that wait for the answers to those before them
+MAX_PIPELINED = 16  # requests of a connection without their answers; the next one ends it
 LAST_BYTES_S = 5.0  # for a client to notice that its answer is there, and to stop sending
 
 
@@ -44,6 +45,7 @@ class Connection(HttpToolsProtocol):
     _cycles: tuple[RequestResponseCycle, ...] = ()
     _num_header_bytes = 0
     _has_headers = False
+    _is_ending = False  # after the answers under way; what else comes is read and dropped
     _header_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
     _last_deadline: asyncio.TimerHandle | None = None
@@ -62,6 +64,8 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came; what is no request keeps no connection open."""
+        if self._is_ending:
+            return
         super().data_received(data)
         if self.is_idle and (self._header_deadline is None or self._header_deadline.cancelled()):
             self._await_headers()
@@ -119,13 +123,17 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Stop to wait for headers, and note the request."""
-        if len(self.pipeline) >= MAX_AHEAD:
-            raise ValueError("too many requests ahead of their answers")
+        """Stop to wait for headers, and note the request.
+
+        Raises:
+            ValueError: too many are pipelined; those before it are answered.
+        """
         _cancel(self._header_deadline)
+        under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if len(under_way) >= MAX_PIPELINED:
+            raise ValueError("too many pipelined requests")
         self._has_headers = True
         super().on_headers_complete()
-        under_way = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles = (*under_way, self.cycle)
 
     def on_message_complete(self) -> None:
@@ -152,12 +160,34 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, or has more headers than are taken."""
+        """Refuse what is not HTTP, or has more headers than are taken.
+
+        Requests before it are answered first: a refusal now would pass for the first one's answer.
+        """
+        if not self.is_idle and not self.cycle.more_body:
+            self._end_after(self.cycle)
+            return
         if self._num_header_bytes <= self.settings.max_header_bytes:
             super().send_400_response(msg)
             return
         self.transport.write(_refusal(431) + b"\r\n")
         self.transport.close()
+
+    def _end_after(self, cycle: RequestResponseCycle) -> None:
+        """Close the connection after the answer to the last request that was taken."""
+        self._is_ending = True
+        cycle.keep_alive = False
+        cycle.transport = _LastAnswer(self.transport, self._close_gently)
+        self.flow.resume_reading()
+
+    def _close_gently(self) -> None:
+        """Send the end, and drop what still comes: to close now would reset unread answers."""
+        if not self.transport.can_write_eof():  # as under TLS
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        _cancel(self._last_deadline)
+        self._last_deadline = self.loop.call_later(LAST_BYTES_S, self.transport.abort)
 
     def _count(self, num_bytes: int) -> None:
         self._num_header_bytes += num_bytes
@@ -169,6 +199,24 @@ class Connection(HttpToolsProtocol):
         self._header_deadline = self.loop.call_later(
             self.settings.header_timeout_s, self.transport.abort
         )
+
+
+class _LastAnswer(asyncio.Transport):
+    """Writes the last answer of a connection.
+
+    Args:
+        transport: of the connection.
+        close: ends the connection once the answer is written.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        super().__init__()
+        self._transport = transport
+        self.close = close  # type: ignore[method-assign]
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write a part of it."""
+        self._transport.write(data)
 
 
 def _refusal(status: int) -> bytes:

@@ -4,7 +4,6 @@ Wraps the whole application, so that paths which do not exist pass it as well.
 """
 
 import asyncio
-import ipaddress
 import re
 import secrets
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from vlmkit.server.limits.entrance import ACCOUNT
 from vlmkit.server.limits.headers import limit_headers
 from vlmkit.server.work.deadline import DEADLINE, HEADER, time_for
 from vlmkit.server.work.service import Service
+from vlmkit.settings.server import is_loopback
 
 _TIMEOUT = HEADER.encode()
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:-]{1,128}")
@@ -74,7 +74,7 @@ class Gate:
     ) -> None:
         """Let a request in that is meant for this host, and note until when it has time."""
         try:
-            time_s = time_for(headers.get(_TIMEOUT), self._service.settings.request_timeout_s)
+            time_s = time_for(headers.get(_TIMEOUT), self._service.settings.timeout_s)
         except RequestError as wrong:
             await error_response(wrong, scope)(scope, receive, send)
             return
@@ -89,14 +89,6 @@ class Gate:
             await error_response(error, scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def _name(host: bytes) -> str:
