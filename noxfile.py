@@ -124,6 +124,17 @@ def families(session: nox.Session) -> None:
     session.run("python", "-m", "census", str(records), "--page", *session.posargs)
 
 
+@nox.session(default=False)
+def attack(session: nox.Session) -> None:
+    """Attack every declared field of every API for ten minutes; prints what each field costs.
+
+    Arguments go to ``python -m attack``: ``--minutes``, ``--fields PATTERN``, ``--seed``.
+    """
+    install(session, CORE, MOCK, GUIDANCE, PDF)
+    session.chdir("tests")
+    session.run("python", "-m", "attack", *session.posargs)
+
+
 @nox.session
 def contract(session: nox.Session) -> None:
     """Run the contract classes on every component of this workspace."""

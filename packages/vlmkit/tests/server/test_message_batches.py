@@ -92,6 +92,9 @@ def test_batches_of_messages_are_listed_apart_in_pages(tmp_path):
         for ask in (batches.retrieve, batches.cancel, batches.delete):
             with pytest.raises(anthropic.NotFoundError):
                 ask(other.id)
+        for field in ("after_id", "before_id"):
+            with pytest.raises(anthropic.BadRequestError, match=f"{field} names no batch"):
+                batches.list(**{field: other.id})
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,10 @@ def test_a_schema_is_refused_where_nothing_keeps_to_it(client):
             },
             "response_format and output_config.format",
         ),
+        (
+            {"extra_body": {"response_format": {"type": "json_object"}}},
+            "response_format: no plugin",
+        ),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
     ],
 )  # fmt: skip

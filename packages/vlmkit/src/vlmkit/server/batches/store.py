@@ -165,6 +165,7 @@ class BatchStore:
                 ).fetchone()
                 if beside_row is None:
                     field = "after" if before is None else "before"
+                    field += "" if kind == "batch" else "_id"
                     raise RequestError(f"{field} names no batch that is stored here", param=field)
                 (number,) = beside_row
             where = "number < ? ORDER BY number DESC"

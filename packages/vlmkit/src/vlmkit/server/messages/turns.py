@@ -20,7 +20,6 @@ from vlmkit.server.messages.wire_tools import chat_tools
 _SHARED = frozenset({*AnswerFields.__struct_fields__, *wire.OURS})
 _PLACES = {
     "stop": "stop_sequences",
-    "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "chat_template_kwargs": "thinking",
@@ -83,6 +82,7 @@ def as_chat(body: own.MessagesRequest | own.CountRequest) -> Translation:
             )
         schema = NamedSchema(name="answer", schema=body.output_config.format.schema)
         fields["response_format"] = JsonSchemaForm(json_schema=schema)
+        conversation.places["response_format"] = "output_config.format"
     chat = wire.ChatRequest(messages=conversation.messages, **fields)
     return Translation(chat, _PLACES | conversation.places)
 

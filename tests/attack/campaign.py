@@ -1,0 +1,196 @@
+"""Attacks every declared field of a server and collects what it finds."""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field as default
+from typing import Any
+
+from attack import judge
+from attack.bodies import Bodies, Sent
+from attack.declared import Field
+from attack.growths import Growth, growths
+from attack.judge import Point
+from attack.mutations import MARKER, combined, mutants
+from attack.served import Target
+
+NUM_CLIENTS = 4
+SETTLE_S = 3.0
+MAX_GROWTH_BYTES = 256 * 2**20
+
+
+@dataclass
+class Row:
+    """The dearest curve of a field."""
+
+    field: Field
+    shape: str
+    points: list[Point]
+    verdict: str
+
+    @property
+    def worst(self) -> Point:
+        """The dearest request."""
+        return max(self.points, key=lambda point: point.cost.cpu_s)
+
+
+@dataclass
+class Found:
+    """What a campaign saw."""
+
+    rows: list[Row] = default(default_factory=list)
+    statuses: Counter[int] = default(default_factory=Counter)
+    breaches: dict[str, int] = default(default_factory=dict)
+    num_unreached: int = 0
+    num_fields: int = 0
+
+    def add(self, place: str, text: str, sent: Sent | None = None) -> None:
+        """Note a breach, with the request when it is the first of its kind."""
+        key = f"{place}: {text}"
+        if key not in self.breaches and sent is not None and len(sent.content) < 2000:
+            key += f"\n      {sent.method} {sent.path} {sent.content[:2000]!r}"
+        self.breaches[key] = self.breaches.get(key, 0) + 1
+
+
+class Campaign:
+    """Attacks a server.
+
+    Args:
+        server: it.
+        bodies: makes requests.
+        fields: that are attacked.
+        seed: of what is left to chance.
+        restore: stores again what requests name, after the server was started again.
+    """
+
+    def __init__(
+        self,
+        server: Target,
+        bodies: Bodies,
+        fields: Sequence[Field],
+        seed: int,
+        restore: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._server, self._bodies, self._fields = server, bodies, fields
+        self._restore = restore
+        self._chance, self.found = random.Random(seed), Found(num_fields=len(fields))
+        self._lock = threading.Lock()
+
+    def reach(self) -> None:
+        """Send a valid value at each field; count those that the server does not accept."""
+        for field in self._fields:
+            answer = self._server.send(self._bodies.request(field))
+            self._judge(field, answer)
+            self.found.num_unreached += answer.status != 200
+
+    def mutate(self, per_field: int, per_operation: int) -> None:
+        """Send bodies that are wrong at one field, and at several."""
+        with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+            for _ in pool.map(self._mutant, self._mutants(per_field, per_operation)):
+                pass
+
+    def _mutants(self, per_field: int, per_operation: int) -> Iterator[tuple[Field | None, Sent]]:
+        for field in self._fields:
+            for sent in mutants(field, self._bodies, self._chance, per_field):
+                yield field, sent
+        operations: dict[tuple[str, str], list[Field]] = {}
+        for field in self._fields:
+            if field.where == "json":
+                operations.setdefault((field.method, field.route), []).append(field)
+        for fields in operations.values():
+            for sent in combined(fields, self._bodies, self._chance, per_operation):
+                yield None, sent
+
+    def _mutant(self, asked: tuple[Field | None, Sent]) -> None:
+        field, sent = asked
+        self._judge(field, self._server.send(sent), sent)
+
+    def _judge(self, field: Field | None, answer: Any, sent: Sent | None = None) -> None:
+        text = judge.flaw(field, answer)
+        with self._lock:
+            self.found.statuses[answer.status] += 1
+            if text:
+                place = field.place if field else f"{sent.method} {sent.path}" if sent else ""
+                self.found.add(place, text, sent)
+
+    def curves(self, until: float, *, every_shape: bool) -> int:
+        """Measure what each field costs as it grows; return how many fields there was no time for.
+
+        Args:
+            until: on the clock of ``time.monotonic``.
+            every_shape: measure all shapes of a field in full, not its dearest alone.
+        """
+        num_left = 0
+        for field in self._fields:
+            shapes = growths(field, self._bodies)
+            if time.monotonic() > until:
+                num_left += bool(shapes)
+                continue
+            for shape in shapes if every_shape else self._dearest(field, shapes):
+                self._curve(field, shape)
+        return num_left
+
+    def _dearest(self, field: Field, shapes: Sequence[Growth]) -> Iterable[Growth]:
+        """Return the shape whose middle size costs most; the only one as it is."""
+        if len(shapes) < 2:
+            return shapes
+        cost = [(self._point(field, g, g.sizes[len(g.sizes) // 2]).cost, g) for g in shapes]
+        by_cpu = max(cost, key=lambda pair: pair[0].cpu_s)[1]
+        by_memory = max(cost, key=lambda pair: pair[0].peak_bytes)[1]
+        return [by_cpu] if by_cpu is by_memory else [by_cpu, by_memory]
+
+    def _curve(self, field: Field, shape: Growth) -> None:
+        points = self._points(field, shape)
+        text = judge.flaw_of_curve(points)
+        if text:  # once more: something else may have run
+            points = self._points(field, shape)
+            text = judge.flaw_of_curve(points)
+        if text:
+            self.found.add(field.place, f"{shape.name}: {text}")
+        self.found.rows.append(Row(field, shape.name, points, text or "ok"))
+
+    def _points(self, field: Field, shape: Growth) -> list[Point]:
+        points = []
+        for size in shape.sizes:
+            points.append(self._point(field, shape, size))
+            if points[-1].cost.cpu_s > judge.MAX_CPU_S or points[-1].status == 0:
+                break
+        return points
+
+    def _point(self, field: Field, shape: Growth, size: int) -> Point:
+        sent = self._bodies.request(field, shape.make(size))
+        answer, cost = self._server.measured(sent)
+        text = judge.flaw(None, answer)
+        self.found.statuses[answer.status] += 1
+        if text:
+            self.found.add(field.place, f"{shape.name} of size {size}: {text}")
+        if cost.cpu_s > judge.MAX_CPU_S or answer.status == 0:
+            self._recover(field, f"{shape.name} of size {size}")
+        return Point(size, answer.status, cost)
+
+    def _recover(self, field: Field, what: str) -> None:
+        """Start the server again if it does not come to rest."""
+        if not self._server.is_at_rest():
+            has_ended = self._server.process.poll() is not None
+            text = "the server ended" if has_ended else "the server works on after the client left"
+            self.found.add(field.place, f"{what}: {text}")
+            self._server.restart()
+            self._bodies.stored.update(self._restore())
+
+    def settle(self, before_bytes: int) -> int:
+        """Return the memory that did not come back, which may be some."""
+        time.sleep(SETTLE_S)
+        kept = self._server.memory_bytes() - before_bytes
+        if kept > MAX_GROWTH_BYTES:
+            self.found.add("memory", f"{kept / 2**20:.0f} MiB did not come back")
+        return kept
+
+    def read_log(self) -> None:
+        """Note a log that holds what was sent."""
+        log = self._server.log.read_text(errors="replace")
+        if MARKER in log:
+            place = log.index(MARKER)
+            self.found.add("log", f"holds what was sent: {log[max(0, place - 200) : place + 80]!r}")
