@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from vlmkit.ask import pixels
 from vlmkit.ask.image import Image
-from vlmkit.ask.structure import MAX_CHUNKS, PNG_BEGIN
+from vlmkit.ask.png import BEGIN as PNG_BEGIN, MAX_CHUNKS
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
 

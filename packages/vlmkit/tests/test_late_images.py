@@ -62,9 +62,9 @@ class Decoder:
         self._decoded = vlmkit.ask.image.decoded
         monkeypatch.setattr(vlmkit.ask.image, "decoded", self.decoded)
 
-    def decoded(self, content):
+    def decoded(self, content, peak_bytes):
         self.threads.append(threading.current_thread().name)
-        pixels = self._decoded(content)
+        pixels = self._decoded(content, peak_bytes)
         self.seen.append(weakref.ref(pixels.picture))
         return pixels
 

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.running.media_room import MediaRoom
+from vlmkit.ask.decode_cost import DecodeCost
+from vlmkit.ask.image import Image
+from vlmkit.errors import OutOfMemory
+from vlmkit.running.media_room import MediaRoom, needed
 
 MOST = 100
 
@@ -34,9 +36,9 @@ class Rooms(RuleBasedStateMachine):
         self.places = []
         self.kept = []
 
-    @rule(tenant=st.sampled_from("abc"), num_pixels=st.integers(1, MOST))
-    def ask(self, tenant, num_pixels):
-        self.places.append(self.room.ask(tenant, num_pixels))
+    @rule(tenant=st.sampled_from("abc"), num_bytes=st.integers(1, MOST))
+    def ask(self, tenant, num_bytes):
+        self.places.append(self.room.ask(tenant, num_bytes))
 
     @precondition(lambda self: self.places)
     @rule(data=st.data(), again=st.booleans())
@@ -47,12 +49,12 @@ class Rooms(RuleBasedStateMachine):
             place.leave()
 
     @precondition(lambda self: self.places)
-    @rule(data=st.data(), num_pixels=st.integers(0, MOST))
-    def grow(self, data, num_pixels):
+    @rule(data=st.data(), num_bytes=st.integers(0, MOST))
+    def grow(self, data, num_bytes):
         place = self.places[data.draw(st.integers(0, len(self.places) - 1))]
         if is_inside(place):
-            before = place.num_pixels
-            assert place.grow(num_pixels) or place.num_pixels == before
+            before = place.num_bytes
+            assert place.grow(num_bytes) or place.num_bytes == before
 
     @rule(num_bytes=st.integers(0, 600))
     def keep(self, num_bytes):
@@ -68,7 +70,7 @@ class Rooms(RuleBasedStateMachine):
     @invariant()
     def what_is_taken_is_what_is_held(self):
         inside = [place for place in self.places if is_inside(place)]
-        assert self.room.num_pixels == sum(place.num_pixels for place in inside) <= MOST
+        assert self.room.decoding_bytes == sum(place.num_bytes for place in inside) <= MOST
         held = sum(p.media[0].inputs["pixels"].nbytes for p in self.kept)
         assert self.room.num_bytes == held
 
@@ -92,15 +94,58 @@ def test_the_turn_is_that_of_who_has_least():
     assert sum(map(is_inside, first)) == 2
 
 
-def test_who_wants_more_than_there_is_at_all_is_refused_at_once():
+def test_a_request_that_needs_more_than_there_is_runs_alone():
     room = MediaRoom(MOST, 1)
-    with pytest.raises(ImageError) as caught:
-        room.ask("", MOST + 1)
-    assert caught.value.code == "image_too_large"
-    place = room.ask("", MOST)
-    with pytest.raises(ImageError):
-        place.grow(MOST + 1)
-    assert room.num_pixels == MOST
+    small = room.ask("", 1)
+    large, another = room.ask("", 5 * MOST), room.ask("", 1)
+    assert [is_inside(place) for place in (small, large, another)] == [True, False, False]
+    small.leave()
+    assert [is_inside(place) for place in (large, another)] == [True, False]
+    assert not another.grow(2)
+    large.leave()
+    assert is_inside(another)
+    assert another.grow(3 * MOST)
+    assert room.decoding_bytes == 3 * MOST
+
+
+def test_tenants_take_turns_where_each_request_takes_all_there_is():
+    room = MediaRoom(MOST, 1)
+    greedy = [room.ask("greedy", 2 * MOST) for _ in range(10)]
+    honest = [room.ask("honest", MOST) for _ in range(2)]
+    order = []
+    while inside := [
+        place for place in (*greedy, *honest) if is_inside(place) and place not in order
+    ]:
+        order += inside
+        inside[0].leave()
+    assert [place.tenant for place in order[:5]] == [
+        "greedy",
+        "honest",
+        "greedy",
+        "honest",
+        "greedy",
+    ]
+    assert len(order) == 12
+
+
+def test_turns_of_tenants_that_are_gone_are_not_kept():
+    room = MediaRoom(MOST, 1)
+    for number in range(100):
+        room.ask(f"tenant {number}", 2 * MOST).leave()
+    assert not room._last_grants
+
+
+def costing(*costs):
+    return [Image((1, 1), bytes([i]), cost=DecodeCost(*cost)) for i, cost in enumerate(costs)]
+
+
+def test_images_of_one_request_are_decoded_one_by_one_where_all_at_once_take_too_much():
+    assert needed(costing((30, 10), (60, 40)), MOST) == (90, False)
+    assert needed(costing((60, 20), (70, 40)), MOST) == (60 + 40, True)
+    assert needed(costing((700, 40)), MOST) == (700, True)
+    assert needed(costing((30, 10, 50), (60, 40, 45)), MOST) == (100, False)
+    assert needed(costing((60, 20)) * 3, MOST) == (60, False)
+    assert needed([], MOST) == (0, False)
 
 
 def test_who_waits_in_vain_is_told_to_come_again_and_waits_no_more():
@@ -111,7 +156,7 @@ def test_who_waits_in_vain_is_told_to_come_again_and_waits_no_more():
     second.leave()
     first.leave()
     assert not second.granted.done()
-    assert room.num_pixels == 0
+    assert room.decoding_bytes == 0
 
 
 def test_nobody_begins_of_whose_pictures_too_much_is_kept():
@@ -134,7 +179,7 @@ def test_threads_leave_nothing_behind():
         for number in range(200):
             place = room.ask(tenant, 1 + number % 60)
             place.wait(60)
-            assert 0 < room.num_pixels <= MOST
+            assert 0 < room.decoding_bytes <= MOST
             place.keep(prompt_of(number))
             place.leave()
             done[tenant] += 1
@@ -145,5 +190,5 @@ def test_threads_leave_nothing_behind():
     for thread in threads:
         thread.join()
     gc.collect()
-    assert (room.num_pixels, room.num_bytes) == (0, 0)
+    assert (room.decoding_bytes, room.num_bytes) == (0, 0)
     assert done.total() == 1200

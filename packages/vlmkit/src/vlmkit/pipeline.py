@@ -138,9 +138,10 @@ class Pipeline:
         self._prompts: MakesPrompts = Prompts(
             tokenizer,
             MediaIntake(loaders, facts, makers),
-            Pictures(self._preparation.workers, num_at_once),
+            Pictures(self._preparation.workers, num_at_once, facts.bounds.max_decoding_bytes),
             pooling,
             facts.limits,
+            facts.bounds,
             makers,
         )
         if renderers is not None:

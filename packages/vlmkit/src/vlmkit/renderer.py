@@ -53,7 +53,7 @@ def main() -> None:
         say(answers, refusal_of(error))
         return
     bound_memory(plan.memory_bytes)
-    room = MediaRoom(plan.bounds.max_decoding_pixels, UNBOUNDED)
+    room = MediaRoom(plan.bounds.max_decoding_bytes, UNBOUNDED)
     serve(prompts, room, sheet, asked, answers)
 
 
@@ -83,10 +83,10 @@ def built(plan: TextSide) -> Prompts:
     )
     pooling = cache(partial(read_pooling, plan.checkpoint))
     workers = FairExecutor(plan.num_threads, "vlmkit-pictures")
-    pictures = Pictures(workers, plan.num_threads)
+    pictures = Pictures(workers, plan.num_threads, plan.bounds.max_decoding_bytes)
     makers = makers_of(plugins, {"tokenizer": plan.tokenizer}, {"media_loaders": loaders})
     media = MediaIntake(loaders, facts, makers)
-    return Prompts(tokenizer, media, pictures, pooling, plan.limits, makers)
+    return Prompts(tokenizer, media, pictures, pooling, plan.limits, plan.bounds, makers)
 
 
 def _part(section: str, part: Part, plugins: Plugins, context: BuildContext) -> Any:

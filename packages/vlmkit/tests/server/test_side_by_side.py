@@ -26,14 +26,14 @@ class Meeting:
         self._decoded = vlmkit.ask.image.decoded
         monkeypatch.setattr(vlmkit.ask.image, "decoded", self.decoded)
 
-    def decoded(self, content):
+    def decoded(self, content, peak_bytes):
         self.threads.add(threading.current_thread().name.rpartition("_")[0])
         with self._lock:
             self._num_open += 1
             self.num_most = max(self.num_most, self._num_open)
         try:
             self._barrier.wait(timeout=300)
-            return self._decoded(content)
+            return self._decoded(content, peak_bytes)
         finally:
             with self._lock:
                 self._num_open -= 1

@@ -7,7 +7,6 @@ Resizing and normalising for a model is the tokenizer's business; fetching by UR
 """
 
 import hashlib
-import io
 import weakref
 from functools import cached_property
 from os import PathLike
@@ -16,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Union
 
 from vlmkit.ask import structure, webp
 from vlmkit.ask.base64_text import from_base64
-from vlmkit.ask.header import Header, read_header, with_all_tags
-from vlmkit.ask.pixels import FORMATS, SUBJECT, Pixels, decoded, meant, upright
+from vlmkit.ask.decode_cost import FORMATS, NO_COST, DecodeCost
+from vlmkit.ask.header import Beginning, Header, read_beginning, read_header, with_all_tags
+from vlmkit.ask.pixels import SUBJECT, Pixels, decoded, is_short_of_memory, strips, upright
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.settings.images import ImageLimits
 
 if TYPE_CHECKING:
     import PIL.Image
 
-STRIP_ROWS = 256  # hashed at once, so that a large picture is not copied whole
 ImageSource = Union["Image", str, PathLike[str], bytes, Any]  # Any: a PIL image or an array
 
 
@@ -39,12 +38,18 @@ class Image:
         source_size: width and height in pixels, before turning upright.
         content: the file; empty for a picture that was none.
         pixels: what such a picture was; they stay.
+        cost: the memory that decoding takes; none for a picture that was no file.
     """
 
     def __init__(
-        self, source_size: tuple[int, int], content: bytes = b"", pixels: Pixels | None = None
+        self,
+        source_size: tuple[int, int],
+        content: bytes = b"",
+        pixels: Pixels | None = None,
+        cost: DecodeCost = NO_COST,
     ) -> None:
         self.source_size = source_size
+        self.cost = cost
         self._content = content
         self._pixels = pixels
         self._size: tuple[int, int] | None = None
@@ -55,7 +60,7 @@ class Image:
         return f"Image({self.source_size[0]}x{self.source_size[1]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Image, (self.source_size, self._content, self._pixels)
+        return Image, (self.source_size, self._content, self._pixels, self.cost)
 
     @property
     def content(self) -> bytes:
@@ -83,8 +88,7 @@ class Image:
         picture = self.to_pil()
         width, height = picture.size
         digest = hashlib.sha256(f"RGB {width}x{height}\0".encode())
-        for top in range(0, height, STRIP_ROWS):
-            strip = (0, top, width, min(top + STRIP_ROWS, height))
+        for strip in strips(picture.size):
             digest.update(picture.crop(strip).tobytes())
         return digest.digest()
 
@@ -99,7 +103,7 @@ class Image:
         return self._decoded().picture if seen is None else seen
 
     def _decoded(self) -> Pixels:
-        pixels = self._pixels or decoded(self._content)
+        pixels = self._pixels or decoded(self._content, self.cost.peak_bytes)
         self._size, self._is_turned = pixels.picture.size, pixels.turned
         self._seen = weakref.ref(pixels.picture)
         return pixels
@@ -180,7 +184,8 @@ class Image:
 
     @classmethod
     def _of_file(cls, content: bytes, limits: ImageLimits) -> "Image":
-        return cls(_opened(content, limits).size, content)
+        beginning = _opened(content, limits)
+        return cls(beginning.size, content, cost=beginning.cost)
 
     @classmethod
     def _of_object(cls, source: Any, limits: ImageLimits) -> "Image":
@@ -201,27 +206,28 @@ class Image:
         return cls(size, pixels=upright(PIL.Image.fromarray(source)))
 
 
-def _opened(content: bytes, limits: ImageLimits) -> "PIL.Image.Image":
-    """Return a file's picture, whose size was checked and whose pixels were not decoded."""
-    import PIL.Image
+def _opened(content: bytes, limits: ImageLimits) -> Beginning:
+    """Return what stands before a file's pixels, with its size checked."""
+    from PIL.Image import DecompressionBombError, DecompressionBombWarning
 
     if len(content) > limits.max_bytes:
         raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
-    structure.check(content, limits.max_scans)
+    coefficient_bytes = structure.check(content, limits.max_scans)
     stated = webp.size(content)
     if stated is not None:
         _check_size(stated, limits)
     try:
-        picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
-    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+        beginning = read_beginning(content, coefficient_bytes)
+    except (DecompressionBombError, DecompressionBombWarning) as error:
         raise ImageError(
             f"image is over {limits.max_pixels} pixels", code="image_too_large"
         ) from error
     except Exception as error:
-        message = f"image is not a readable {_listed(FORMATS)} file"
-        raise meant(error, message, stated or (0, 0)) from error
-    _check_size(picture.size, limits)
-    return picture
+        if is_short_of_memory(error):
+            raise OutOfMemory(SUBJECT) from error
+        raise ImageError(f"image is not a readable {_listed(FORMATS)} file") from error
+    _check_size(beginning.size, limits)
+    return beginning
 
 
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:

@@ -14,6 +14,8 @@ KIND = "a JPEG file"
 MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")  # without those that have no place of their own
 START, END, SCAN = 0xD8, 0xD9, 0xDA
 TABLES, TAGS, EDITOR = 0xDB, 0xE1, 0xED
+PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+BLOCK_SIDE, COEFFICIENT_BYTES = 8, 2
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 TAGS_BEGIN, NOTE_BEGIN = b"Exif\0\0", b"8BIM"
 MAX_SEGMENTS = 2**14
@@ -25,10 +27,13 @@ MAX_IDLE_BYTES = 2**16  # between segments, where Pillow looks at each byte by i
 PIECE_BYTES = 2**20  # searched at once: no other thread runs meanwhile
 
 
-def check(content: bytes, max_scans: int) -> None:
+def check(content: bytes, max_scans: int) -> int:
     """Refuse a file that would take far longer to decode than its size in pixels tells.
 
     Takes time in proportion to the file, whatever is in it.
+
+    Returns:
+        The memory that its decoder takes for coefficients, in bytes.
 
     Raises:
         ImageError: it has too many scans, or more segments than pictures have.
@@ -42,7 +47,7 @@ def check(content: bytes, max_scans: int) -> None:
         if parts.num_idle_bytes > MAX_IDLE_BYTES:
             break
         if found == len(content) or (content[found + 1] == END and parts.num_scans):
-            return
+            return parts.coefficient_bytes
         place = found + 2 + _length(content, found)
         parts.count(content, found, place)
     raise too_complex(KIND, "more segments than a picture has")
@@ -52,9 +57,10 @@ class _Parts:
     """What was found so far."""
 
     def __init__(self, max_scans: int) -> None:
-        self.num_scans = self.num_idle_bytes = 0
+        self.num_scans = self.num_idle_bytes = self.coefficient_bytes = 0
         self._max_scans = max_scans
         self._num_pixels = self._num_tags = self._num_tables_bytes = self._num_notes = 0
+        self._is_whole, self._num_components, self._all_coefficient_bytes = True, b"", 0
 
     def count(self, content: bytes, start: int, stop: int) -> None:
         """Count one segment.
@@ -65,15 +71,38 @@ class _Parts:
         kind = content[start + 1]
         if kind == SCAN:
             self._count_scan()
+            self._is_whole &= content[start + 4 : start + 5] == self._num_components
+            if not self._is_whole:
+                self.coefficient_bytes = self._all_coefficient_bytes
         elif kind in FRAMES:
-            height, width = content[start + 5 : start + 7], content[start + 7 : start + 9]
-            size = int.from_bytes(height, "big") * int.from_bytes(width, "big")
-            self._num_pixels = max(self._num_pixels, size)
+            self._read_frame(content, start)
         elif kind in (TAGS, TABLES, EDITOR):
             self._num_tags += kind == TAGS and content.startswith(TAGS_BEGIN, start + 4)
             self._num_tables_bytes += stop - start if kind == TABLES else 0
             self._num_notes += content.count(NOTE_BEGIN, start, stop) if kind == EDITOR else 0
             self._check()
+
+    def _read_frame(self, content: bytes, start: int) -> None:
+        """Read a frame's size, and what its coefficients take if its scans are not whole pictures.
+
+        By ITU-T T.81, sections B.2.2 and A.1.1. A decoder keeps coefficients where a scan refines
+        those of others, or holds only some of the components.
+        """
+        height = int.from_bytes(content[start + 5 : start + 7], "big")
+        width = int.from_bytes(content[start + 7 : start + 9], "big")
+        self._num_pixels = max(self._num_pixels, height * width)
+        self._num_components = content[start + 9 : start + 10]
+        self._is_whole &= content[start + 1] not in PROGRESSIVE
+        num_components = int.from_bytes(self._num_components, "big")
+        factors = content[start + 11 : start + 10 + 3 * num_components : 3]
+        across, down = [each >> 4 or 1 for each in factors], [each & 15 or 1 for each in factors]
+        if factors:
+            num_blocks = -(-width // (BLOCK_SIDE * max(across))) * -(
+                -height // (BLOCK_SIDE * max(down))
+            )
+            num_blocks *= sum(x * y for x, y in zip(across, down, strict=True))
+            num_bytes = num_blocks * BLOCK_SIDE**2 * COEFFICIENT_BYTES
+            self._all_coefficient_bytes = max(self._all_coefficient_bytes, num_bytes)
 
     def _count_scan(self) -> None:
         self.num_scans += 1

@@ -6,18 +6,21 @@ business.
 
 import io
 import mmap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from vlmkit.ask import jpeg, png, webp
+from vlmkit.ask.decode_cost import FORMATS, RGB_BYTES, STRIP_PIXELS
 from vlmkit.errors import ImageError, OutOfMemory
 
 if TYPE_CHECKING:
     import PIL.Image
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ORIENTATION_TAG = 0x0112
+ORIENTING = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # where it can stand
 NO_MEMORY = "out of memory"  # how words of Pillow's decoders begin that are no MemoryError
-DECODER_BYTES = 8  # for each pixel: coefficients of a progressive JPEG file, and a copy
-STRIP_ROWS = 256  # converted at once, where that takes several steps
+BREAKS_OFF = "image file is truncated"  # of these words memory is never the reason
+BROKEN = "image is broken: its pixels cannot be decoded"
 SUBJECT = "this image"  # what there was no memory for
 
 
@@ -28,52 +31,80 @@ class Pixels(NamedTuple):
     turned: bool
 
 
-def decoded(content: bytes) -> Pixels:
+def decoded(content: bytes, peak_bytes: int) -> Pixels:
     """Return the pixels of a file whose header was checked.
+
+    A decoder that gets no memory may say that the file is broken. It is asked a second time then,
+    because others may have had the memory for a moment; a file is broken if both times there was
+    enough of it.
+
+    Args:
+        content: the file.
+        peak_bytes: memory that decoding takes.
 
     Raises:
         ImageError: they cannot be decoded.
         OutOfMemory: this machine has no room for them now.
     """
-    import PIL.Image
-
-    size = (0, 0)
     try:
-        picture = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
-        size = picture.size
-        return _upright(picture)
-    except Exception as error:
-        raise _broken(error, size) from error
+        return _decoded(content)
+    except Exception as error:  # noqa: BLE001 - a decoder may raise anything
+        if is_short_of_memory(error, peak_bytes):
+            raise OutOfMemory(SUBJECT) from _without_frames(error)
+        if not _hides_reasons(content, error):
+            raise ImageError(BROKEN) from _without_frames(error)
+    try:
+        return _decoded(content)
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _broken(error, peak_bytes) from _without_frames(error)
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return an error whose traceback, and those of what led to it, no longer hold the pixels.
+
+    Errors travel to other threads, and may be in a cycle that is collected much later.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _hides_reasons(content: bytes, error: Exception) -> bool:
+    """Return whether a decoder may have failed for want of memory without saying so."""
+    if webp.is_webp(content):
+        return True
+    return content.startswith(jpeg.BEGIN) and not str(error).startswith(BREAKS_OFF)
 
 
 def upright(picture: "PIL.Image.Image") -> Pixels:
     """Return a copy of the pixels of what Pillow opened; errors as for :func:`decoded`."""
     try:
-        return _upright(picture)
+        picture.load()
+        return _upright(picture, is_shared=True)
     except Exception as error:
-        raise _broken(error, picture.size) from error
+        raise _broken(error, picture.width * picture.height * RGB_BYTES) from error
 
 
-def meant(error: Exception, message: str, size: tuple[int, int]) -> ImageError | OutOfMemory:
-    """Return what an error of the decoder means; want of memory is no fault of the picture.
+def _broken(error: Exception, needed_bytes: int) -> ImageError | OutOfMemory:
+    is_short = is_short_of_memory(error, needed_bytes)
+    return OutOfMemory(SUBJECT) if is_short else ImageError(BROKEN)
+
+
+def is_short_of_memory(error: Exception, needed_bytes: int = 0) -> bool:
+    """Return whether an error of a decoder means that there is not enough memory.
 
     Args:
         error: of the decoder.
-        message: what is wrong if it is not that.
-        size: of the picture, in pixels, as far as it is known.
+        needed_bytes: memory that it takes; less than that may be left, whatever it says.
     """
     is_stated = isinstance(error, MemoryError) or str(error).startswith(NO_MEMORY)
-    if is_stated or not _has_room(size[0] * size[1] * DECODER_BYTES):
-        return OutOfMemory(SUBJECT)
-    return ImageError(message)
-
-
-def _broken(error: Exception, size: tuple[int, int]) -> ImageError | OutOfMemory:
-    return meant(error, "image is broken: its pixels cannot be decoded", size)
+    return is_stated or not _has_room(needed_bytes)
 
 
 def _has_room(num_bytes: int) -> bool:
-    """Tell whether there is memory: a decoder that got none says that the file is broken."""
+    """Return whether there is memory: a decoder that got none says that the file is broken."""
     try:
         mmap.mmap(-1, max(1, num_bytes)).close()
     except (OSError, MemoryError):
@@ -81,12 +112,68 @@ def _has_room(num_bytes: int) -> bool:
     return True
 
 
-def _upright(picture: "PIL.Image.Image") -> Pixels:
+def _decoded(content: bytes) -> Pixels:
+    return _upright(_loaded_webp(content) if webp.is_webp(content) else _loaded(content))
+
+
+def _loaded(content: bytes) -> "PIL.Image.Image":
+    """Return the pixels and tags of a file, without what else its decoder keeps."""
+    import PIL.Image
+
+    picture = PIL.Image.open(io.BytesIO(png.without_inflated(content)), formats=FORMATS)
     picture.load()
+    return picture._new(picture.im)  # noqa: SLF001 - no public way without a copy
+
+
+def _loaded_webp(content: bytes) -> "PIL.Image.Image":
+    """Return the first frame of a WebP file.
+
+    Pillow's own way keeps the decoder, with two canvases, and copies the frame once more.
+    """
+    import PIL.Image
+    from PIL import _webp
+
+    decoder = _webp.WebPAnimDecoder(content)
+    size, *_, mode = decoder.get_info()
+    frame = decoder.get_next()
+    if frame is None:
+        raise ValueError("a frame of a WebP file cannot be decoded")
+    del decoder
+    picture = PIL.Image.frombuffer(mode, size, frame[0], "raw", mode, 0, 1)
+    picture.info.update(webp.tags(content))
+    return picture
+
+
+def tags_holder(content: bytes) -> "PIL.Image.Image":
+    """Return a picture without pixels that has the tags of a WebP file."""
+    import PIL.Image
+
+    picture = PIL.Image.Image()
+    picture.info.update(webp.tags(content))
+    return picture
+
+
+def _upright(picture: "PIL.Image.Image", *, is_shared: bool = False) -> Pixels:
+    """Return a picture upright and in RGB.
+
+    Args:
+        picture: whose pixels are there.
+        is_shared: whether somebody else has it too, so that its pixels must be copied.
+    """
     turn = turn_of(picture)
-    pixels = _to_rgb(picture if turn is None else picture.transpose(turn))
-    pixels.info.clear()  # they are a copy, whose tags nobody must follow a second time
-    return Pixels(pixels, turn is not None)
+    if turn is not None:
+        picture = picture.transpose(turn)
+    if is_shared or picture.mode != "RGB" or picture.has_transparency_data:
+        picture = _to_rgb(picture)
+    else:
+        picture = picture._new(picture.im)  # noqa: SLF001 - it has read its tags
+    picture.info.clear()  # nobody must follow them a second time
+    return Pixels(picture, turn is not None)
+
+
+def may_turn(picture: "PIL.Image.Image") -> bool:
+    """Return whether a picture has anything that can hold an orientation tag."""
+    return any(name in picture.info for name in ORIENTING)
 
 
 def turn_of(picture: "PIL.Image.Image") -> "PIL.Image.Transpose | None":
@@ -125,12 +212,19 @@ def _to_rgb(picture: "PIL.Image.Image") -> "PIL.Image.Image":
         return picture.convert("RGB")
     import PIL.Image
 
-    width, height = picture.size
     made = PIL.Image.new("RGB", picture.size)
-    for top in range(0, height, STRIP_ROWS):
-        strip = picture.crop((0, top, width, min(top + STRIP_ROWS, height)))
-        made.paste(_on_white(strip) if scale is None else _grey(strip, scale), (0, top))
+    for strip in strips(picture.size):
+        piece = picture.crop(strip)
+        made.paste(_on_white(piece) if scale is None else _grey(piece, scale), strip[:2])
     return made
+
+
+def strips(size: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield boxes of whole rows from top to bottom, so that no large picture is copied whole."""
+    width, height = size
+    num_rows = max(1, STRIP_PIXELS // width)
+    for top in range(0, height, num_rows):
+        yield 0, top, width, min(top + num_rows, height)
 
 
 def _grey(strip: "PIL.Image.Image", scale: float) -> "PIL.Image.Image":

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from vlmkit.ask.constraint import Constraint, check_constraint
 from vlmkit.ask.demand import Demand
-from vlmkit.ask.message import Message, images_of, num_pixels
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import Message, images_of
 from vlmkit.ask.placed_image import PlacedImage
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.ask.sampling import SamplingParams
@@ -82,11 +83,11 @@ class Request:
         check_tool_choice(self.tool_choice, self.tools)
 
     @property
-    def num_pixels(self) -> int:
-        """Pixels that are decoded for it, but for those in files that nobody has opened yet."""
+    def decoded_images(self) -> list[Image]:
+        """Images that are decoded for it, but for those in files that are not opened yet."""
         if self.options.light:
-            return 0
-        return num_pixels([*images_of(self.messages), *(placed.image for placed in self.images)])
+            return []
+        return [*images_of(self.messages), *(placed.image for placed in self.images)]
 
     def __getstate__(self) -> list[Any]:
         """Return what travels."""

@@ -6,12 +6,8 @@ cameras, phones and editors write. Says nothing of what is wrong with a file: th
 business.
 """
 
-from vlmkit.ask import jpeg
+from vlmkit.ask import jpeg, png, webp
 from vlmkit.ask.too_complex import too_complex
-
-PNG_BEGIN = b"\x89PNG\r\n\x1a\n"
-PNG_END = b"IEND"
-MAX_CHUNKS = 2**15  # as many as a file of 32 MiB has whose chunks are of 1 KiB
 
 GIF_BEGIN = b"GIF8"
 GIF_EXTENSION, GIF_PICTURE, GIF_END, GIF_COMMENT = 0x21, 0x2C, 0x3B, 0xFE
@@ -23,34 +19,35 @@ BMP_RUN_LENGTHS = (1, 2)  # decoded run by run, pixel by pixel, in Python
 MAX_RUN_LENGTH_PIXELS = 2**22
 
 
-def check(content: bytes, max_scans: int) -> None:
+def check(content: bytes, max_scans: int) -> int:
     """Refuse a file that would take far longer to open than its size in pixels tells.
 
     Args:
         content: the file, whose size was checked.
         max_scans: times that a JPEG file may go over its pixels.
 
+    Returns:
+        The memory that a JPEG decoder takes for coefficients, in bytes; 0 for other files.
+
     Raises:
         ImageError: it has more parts than pictures have.
     """
     if content.startswith(jpeg.BEGIN):
-        jpeg.check(content, max_scans)
-    elif content.startswith(PNG_BEGIN):
-        _check_png(content)
+        return jpeg.check(content, max_scans)
+    if content.startswith(png.BEGIN):
+        _check_num_chunks("a PNG file", sum(1 for _ in png.chunks(content)), png.MAX_CHUNKS)
+    elif content.startswith(webp.BEGIN):
+        _check_num_chunks("a WebP file", sum(1 for _ in webp.chunks(content)), webp.MAX_CHUNKS)
     elif content.startswith(GIF_BEGIN):
         _check_gif(content)
     elif content.startswith(BMP_BEGIN):
         _check_bmp(content)
+    return 0
 
 
-def _check_png(content: bytes) -> None:
-    place = len(PNG_BEGIN)
-    for _ in range(MAX_CHUNKS):
-        kind = content[place + 4 : place + 8]
-        if not kind or kind == PNG_END:
-            return
-        place += 12 + int.from_bytes(content[place : place + 4], "big")
-    raise too_complex("a PNG file", f"over {MAX_CHUNKS} chunks")
+def _check_num_chunks(kind: str, num_chunks: int, most: int) -> None:
+    if num_chunks == most:
+        raise too_complex(kind, f"{most} chunks or more")
 
 
 def _check_gif(content: bytes) -> None:

@@ -1,18 +1,22 @@
-"""Room for pictures: how many pixels may be decoded at once, and what is kept of those that were.
+"""The decode memory limiter: bytes that decoding may take at once, and what is kept of pictures.
 
-Room is asked for before anything is decoded, by the sizes that headers state. Who finds none waits;
-of those who wait, it is the turn of the tenant who has least. Nothing here blocks: what one thread
-changes is seen by whichever thread is at it, so that memory may tell at any time that it is gone.
+Memory is asked for before anything is decoded, by what headers state and by what each format was
+measured to take. Requests that find none wait; of those that wait, the tenant that has least comes
+first. Nothing here blocks: what one thread changes is seen by whichever thread is at it, so that
+memory may be reported as freed at any time.
 """
 
 import asyncio
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
+from typing import NamedTuple
 
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import num_pixels
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.seams.cancellation import Cancellation
 from vlmkit.seams.prompt import Prompt
@@ -23,33 +27,77 @@ def no_room() -> OutOfMemory:
     return OutOfMemory("the images of this request")
 
 
-class Place:
-    """What one request has of the room, until it leaves.
+def check_num_pixels(images: Iterable[Image], most: int) -> None:
+    """Refuse images that have too many pixels together.
+
+    Raises:
+        ImageError: they have.
+    """
+    if num_pixels(images) > most:
+        raise ImageError(
+            f"the images of a request have more than {most} pixels together",
+            param="messages",
+            code="image_too_large",
+            hint="send fewer, or smaller ones",
+        )
+
+
+class Need(NamedTuple):
+    """Memory for the images of one request.
+
+    Attributes:
+        num_bytes: while they are decoded and made ready.
+        is_one_by_one: whether that holds only if they are decoded one after the other.
+    """
+
+    num_bytes: int
+    is_one_by_one: bool
+
+
+def needed(images: Iterable[Image], max_bytes: int) -> Need:
+    """Return the memory for images; an image that is shown twice is decoded once.
 
     Args:
-        room: which it is part of.
+        images: all of a request.
+        max_bytes: memory in which they would be decoded side by side.
+    """
+    costs = [image.cost for image in set(images)]
+    held = sum(cost.held_bytes for cost in costs)
+    side_by_side = sum(cost.peak_bytes for cost in costs)
+    one_by_one = held + max((cost.peak_bytes - cost.held_bytes for cost in costs), default=0)
+    is_one_by_one = side_by_side > max_bytes
+    decoding = one_by_one if is_one_by_one else side_by_side
+    preparing = held + max((cost.prepare_bytes for cost in costs), default=0)
+    return Need(max(decoding, preparing), is_one_by_one)
+
+
+class Place:
+    """The lease of one request, until it leaves.
+
+    Args:
+        room: the limiter.
         tenant: whose it is.
-        num_pixels: that it wants.
+        num_bytes: that it wants.
 
     Attributes:
         granted: is done when it has them.
         cancellation: of its request.
     """
 
-    def __init__(self, room: "MediaRoom", tenant: str, num_pixels: int) -> None:
+    def __init__(self, room: "MediaRoom", tenant: str, num_bytes: int) -> None:
         self.tenant = tenant
-        self.num_pixels = num_pixels
+        self.num_bytes = num_bytes
         self.granted: Future[None] = Future()
         self.cancellation = Cancellation()
         self._room = room
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for its turn.
+        """Wait until it is granted.
 
         Raises:
             OutOfMemory: it did not come in time.
         """
-        if self.num_pixels:
+        if self.num_bytes:
             try:
                 self.granted.result(timeout_s)
             except TimeoutError:
@@ -57,82 +105,74 @@ class Place:
 
     async def awaited(self, timeout_s: float) -> None:
         """Wait for its turn; errors as for :meth:`wait`."""
-        if self.num_pixels and not self.granted.done():
+        if self.num_bytes and not self.granted.done():
             try:
                 async with asyncio.timeout(timeout_s):
                     await asyncio.wrap_future(self.granted)
             except TimeoutError:
                 raise no_room() from None
 
-    def grow(self, num_pixels: int) -> bool:
-        """Have so many pixels in all, if there is room for them now."""
-        return self._room.grow(self, num_pixels)
+    def grow(self, num_bytes: int) -> bool:
+        """Take so many bytes in all, if they are free now."""
+        return self._room.grow(self, num_bytes)
 
     def keep(self, prompt: Prompt) -> None:
         """Count what was prepared, for as long as anybody holds it."""
         self._room.keep(prompt, self.tenant)
 
     def leave(self) -> None:
-        """Give the pixels back, or no longer wait for them; harmless when done twice."""
-        if self.num_pixels:
+        """Give the memory back, or no longer wait for it; harmless when done twice."""
+        if self.num_bytes:
             self._room.leave(self)
 
 
 class MediaRoom:
-    """The room of one model.
+    """The decode memory limiter of one model.
 
     Args:
-        max_pixels: that are decoded at once.
-        max_bytes: of arrays that were made of them, above which nobody begins who has his share.
+        max_decoding_bytes: that are taken at once. A request that needs more is let in alone.
+        max_bytes: of arrays that were made of them, above which no tenant above its share begins.
 
     Attributes:
-        num_pixels: that are taken.
+        decoding_bytes: that are taken.
         num_bytes: of arrays that are held.
     """
 
-    def __init__(self, max_pixels: int, max_bytes: int) -> None:
-        self._max_pixels = max_pixels
+    def __init__(self, max_decoding_bytes: int, max_bytes: int) -> None:
+        self.max_decoding_bytes = max_decoding_bytes
         self._max_bytes = max_bytes
-        self.num_pixels = self.num_bytes = 0
+        self.decoding_bytes = self.num_bytes = 0
         self._by_tenant: Counter[str] = Counter()
+        self._last_grants: dict[str, int] = {}  # of tenants that wait or have a lease
+        self._num_grants = 0
         self._bytes_by_tenant: Counter[str] = Counter()
         self._waiting: dict[Place, None] = {}  # in the order in which they came
         self._inside: set[Place] = set()
         self._changes: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
 
-    def ask(self, tenant: str, num_pixels: int) -> Place:
-        """Return a place, which may have to wait if it wants any pixels.
-
-        Raises:
-            ImageError: there will never be room for so many pixels.
-        """
-        self._check(num_pixels)
-        place = Place(self, tenant, num_pixels)
-        if num_pixels:
+    def ask(self, tenant: str, num_bytes: int) -> Place:
+        """Return a lease, which may have to wait if it wants any memory."""
+        place = Place(self, tenant, num_bytes)
+        if num_bytes:
             self._change(partial(self._waiting.setdefault, place))
         return place
 
-    def grow(self, place: Place, num_pixels: int) -> bool:
-        """Let a place have so many pixels, if they are free now.
-
-        Raises:
-            ImageError: there will never be room for so many pixels.
-        """
-        self._check(num_pixels)
+    def grow(self, place: Place, num_bytes: int) -> bool:
+        """Let a lease have so many bytes in all, if they are free now."""
         with self._lock:
-            more = num_pixels - place.num_pixels
-            if more > 0 and self.num_pixels + more > self._max_pixels:
+            more = num_bytes - place.num_bytes
+            if more > 0 and not self._has_room(more, beside=place.num_bytes):
                 return False
             if more > 0:
-                place.num_pixels = num_pixels
+                place.num_bytes = num_bytes
                 self._inside.add(place)
                 self._count(place.tenant, more)
         self._settle()
         return True
 
     def leave(self, place: Place) -> None:
-        """Take back what a place has."""
+        """Take back what a lease has."""
         self._change(partial(self._remove, place))
 
     def keep(self, prompt: Prompt, tenant: str) -> None:
@@ -145,14 +185,10 @@ class MediaRoom:
                 gone = weakref.finalize(array, self._change, end)
                 gone.atexit = False
 
-    def _check(self, num_pixels: int) -> None:
-        if num_pixels > self._max_pixels:
-            raise ImageError(
-                f"the images of a request have more than {self._max_pixels} pixels together",
-                param="messages",
-                code="image_too_large",
-                hint="send fewer, or smaller ones",
-            )
+    def _has_room(self, num_bytes: int, *, beside: int = 0) -> bool:
+        """Return whether so many bytes are free, or nothing else is taken than ``beside``."""
+        free = self.max_decoding_bytes - self.decoding_bytes
+        return num_bytes <= free or self.decoding_bytes == beside
 
     def _change(self, change: Callable[[], object]) -> None:
         """Have something changed, here or by whoever is changing something already."""
@@ -173,20 +209,29 @@ class MediaRoom:
                     place.granted.set_result(None)
 
     def _grant(self) -> list[Place]:
-        """Let in who waits, as far as there is room; nobody passes whose turn it is."""
+        """Let leases in as far as there is memory; none passes the one whose turn it is.
+
+        It is the turn of the tenant that has least, and of equals of the one that had none longest:
+        where one lease takes all there is, all that wait have nothing.
+        """
         granted = []
         while able := [place for place in self._waiting if self._may_begin(place.tenant)]:
-            place = min(able, key=lambda place: self._by_tenant[place.tenant])
-            if self.num_pixels + place.num_pixels > self._max_pixels:
+            place = min(able, key=self._turn)
+            if not self._has_room(place.num_bytes):
                 break
             del self._waiting[place]
             self._inside.add(place)
-            self._count(place.tenant, place.num_pixels)
+            self._num_grants += 1
+            self._last_grants[place.tenant] = self._num_grants
+            self._count(place.tenant, place.num_bytes)
             granted.append(place)
         return granted
 
+    def _turn(self, place: Place) -> tuple[int, int]:
+        return self._by_tenant[place.tenant], self._last_grants.get(place.tenant, 0)
+
     def _may_begin(self, tenant: str) -> bool:
-        """Tell whether a tenant may have more arrays: there is room, or he has not his share."""
+        """Return whether a tenant may have more arrays: there is room, or it is below its share."""
         share = self._max_bytes // (1 + len(self._bytes_by_tenant))
         return self.num_bytes <= self._max_bytes or self._bytes_by_tenant[tenant] < share
 
@@ -194,11 +239,13 @@ class MediaRoom:
         self._waiting.pop(place, None)
         if place in self._inside:
             self._inside.remove(place)
-            self._count(place.tenant, -place.num_pixels)
+            self._count(place.tenant, -place.num_bytes)
+        if all(each.tenant != place.tenant for each in (*self._waiting, *self._inside)):
+            self._last_grants.pop(place.tenant, None)
 
-    def _count(self, tenant: str, num_pixels: int) -> None:
-        self.num_pixels += num_pixels
-        _add(self._by_tenant, tenant, num_pixels)
+    def _count(self, tenant: str, num_bytes: int) -> None:
+        self.decoding_bytes += num_bytes
+        _add(self._by_tenant, tenant, num_bytes)
 
     def _hold(self, tenant: str, num_bytes: int) -> None:
         self.num_bytes += num_bytes

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING
 from vlmkit.ask.image import Image
 from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, VlmkitError
+from vlmkit.kit import heap
 from vlmkit.running.fair_executor import FairExecutor
 from vlmkit.running.inbox import closing
-from vlmkit.running.media_room import Place
+from vlmkit.running.media_room import Place, needed
 from vlmkit.seams.cancellation import Cancellation
 
 if TYPE_CHECKING:
     import PIL.Image
+
+LARGE_BYTES = 32 * 2**20  # freed memory of which malloc may keep some
 
 
 class Pictures:
@@ -29,10 +32,12 @@ class Pictures:
     Args:
         workers: who helps.
         num_at_once: images of one request that are decoded at the same time, at most.
+        max_bytes: memory beyond which those of one request are decoded one after the other.
     """
 
-    def __init__(self, workers: FairExecutor, num_at_once: int) -> None:
+    def __init__(self, workers: FairExecutor, num_at_once: int, max_bytes: int) -> None:
         self._workers = workers
+        self._max_bytes = max_bytes
         self._num_helpers = num_at_once - 1
 
     @contextmanager
@@ -52,16 +57,21 @@ class Pictures:
             OutOfMemory: this machine has no room for them now.
             EngineError: the pipeline is closed.
         """
+        images = list(images)
         work = _Work(images, place.cancellation)
+        need = needed(images, self._max_bytes)
+        num_helpers = 0 if need.is_one_by_one else self._num_helpers
         try:
-            self._do(work, place.tenant)
+            self._do(work, place.tenant, num_helpers)
             work.check()
             yield work.stages
         finally:
             work.pixels.clear()
+            if need.num_bytes >= LARGE_BYTES:
+                heap.trim()
 
-    def _do(self, work: "_Work", tenant: str) -> None:
-        num_helpers = min(self._num_helpers, len(work.left) - 1)
+    def _do(self, work: "_Work", tenant: str, max_helpers: int) -> None:
+        num_helpers = min(max_helpers, len(work.left) - 1)
         try:
             helpers = [self._workers.submit(tenant, work.run) for _ in range(num_helpers)]
         except RuntimeError as error:  # the workers are gone
@@ -103,7 +113,13 @@ class _Work:
         """Raise the error of the first image that has one, or that the request was cancelled."""
         self._cancellation.check()
         if self._errors:
-            place, error = min(self._errors.items(), key=lambda found: found[0])
-            if isinstance(error, ImageError):
-                error.index = place
-            raise error
+            raise self._first_error()
+
+    def _first_error(self) -> VlmkitError:
+        """Return the error to raise; none is kept, since its frames hold what was decoded."""
+        place = min(self._errors)
+        error = self._errors[place]
+        self._errors.clear()
+        if isinstance(error, ImageError):
+            error.index = place
+        return error

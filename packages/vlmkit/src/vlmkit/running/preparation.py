@@ -14,7 +14,7 @@ from vlmkit.ask.request import Request
 from vlmkit.errors import RequestCancelled
 from vlmkit.running.fair_executor import FairExecutor
 from vlmkit.running.inbox import closing
-from vlmkit.running.media_room import MediaRoom, Place
+from vlmkit.running.media_room import MediaRoom, Place, check_num_pixels, needed
 from vlmkit.running.prompts import is_short
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -41,7 +41,8 @@ class Preparation:
         self.workers = FairExecutor(num_workers, "vlmkit-prompt", most_each)
         self.is_closed = False
         self._text_workers = FairExecutor(NUM_TEXT_WORKERS, "vlmkit-text")
-        self._room = MediaRoom(bounds.max_decoding_pixels, bounds.max_prepared_bytes)
+        self._room = MediaRoom(bounds.max_decoding_bytes, bounds.max_prepared_bytes)
+        self._bounds = bounds
         self._timeout_s = bounds.prepare_timeout_s
         self._present: set[Place] = set()
 
@@ -49,11 +50,11 @@ class Preparation:
         """Run a function in this thread when there is room for a request's images.
 
         Raises:
-            ImageError: there will never be room.
+            ImageError: the images have too many pixels together.
             OutOfMemory: there was none in time.
             EngineError: this was closed meanwhile.
         """
-        place = self._room.ask(request.account or request.tenant, request.num_pixels)
+        place = self._ask(request)
         self._present.add(place)
         try:
             place.wait(self._timeout_s)
@@ -80,17 +81,16 @@ class Preparation:
             drop: gets the result if the request was cancelled too late.
 
         Raises:
-            ImageError: there will never be room.
+            ImageError: the images have too many pixels together.
             OutOfMemory: there was none in time.
             EngineError: this is closed.
         """
-        tenant = request.account or request.tenant
-        place = self._room.ask(tenant, request.num_pixels)
+        place = self._ask(request)
         workers = self._text_workers if is_short(request) else self.workers
         self._present.add(place)
         try:
             await place.awaited(self._timeout_s)
-            future = workers.submit(tenant, partial(self._run, work, request, place))
+            future = workers.submit(place.tenant, partial(self._run, work, request, place))
         except RuntimeError as error:  # the workers are gone
             self._leave(place)
             raise closing() from error
@@ -116,6 +116,13 @@ class Preparation:
             workers.shutdown()
         for place in self._present.copy():
             place.cancellation.cancel()
+
+    def _ask(self, request: Request) -> Place:
+        """Ask for the memory of a request's images."""
+        images = request.decoded_images
+        check_num_pixels(images, self._bounds.max_decoding_pixels)
+        num_bytes = needed(images, self._bounds.max_decoding_bytes).num_bytes
+        return self._room.ask(request.account or request.tenant, num_bytes)
 
     def _run(self, work: Callable[[Request, Place], T], request: Request, place: Place) -> T:
         if self.is_closed:

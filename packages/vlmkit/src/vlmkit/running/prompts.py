@@ -17,7 +17,6 @@ from vlmkit.ask.message import (
     TextPart,
     image_parts_of,
     images_of,
-    num_pixels,
     parts_of,
 )
 from vlmkit.ask.prompt_tokens import PromptTokens
@@ -29,7 +28,7 @@ from vlmkit.kit.pooling import Pooling
 from vlmkit.running.blame import UNKNOWN, Makers, blaming
 from vlmkit.running.files import Opened, blame_sent
 from vlmkit.running.media import MediaIntake
-from vlmkit.running.media_room import Place, no_room
+from vlmkit.running.media_room import Place, check_num_pixels, needed, no_room
 from vlmkit.running.params import check_ids, check_options
 from vlmkit.running.pictures import Pictures
 from vlmkit.running.placing import between, placed, showing
@@ -37,6 +36,7 @@ from vlmkit.running.told import told
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit.settings.pipeline import PipelineSettings
 
 MAX_SHORT_CHARS = 2**14  # are tokens in milliseconds
 
@@ -101,6 +101,7 @@ class Prompts:
         pictures: decodes images.
         pooling: returns how hidden states become a vector.
         limits: of the engine.
+        bounds: of one request.
         makers: who made the tokenizer.
     """
 
@@ -111,6 +112,7 @@ class Prompts:
         pictures: Pictures,
         pooling: Callable[[], Pooling],
         limits: EngineLimits,
+        bounds: PipelineSettings,
         makers: Makers = UNKNOWN,
     ) -> None:
         self._makers = makers
@@ -119,6 +121,7 @@ class Prompts:
         self._pictures = pictures
         self._pooling = pooling
         self._limits = limits
+        self._bounds = bounds
 
     def made(self, request: Request, place: Place) -> Made:
         """Return a request's prompt, and what it was made of.
@@ -168,7 +171,8 @@ class Prompts:
         options = request.options
         messages = opened.messages
         images = () if options.light else list(images_of(messages))
-        if not place.grow(num_pixels(images)):
+        check_num_pixels(images, self._bounds.max_decoding_pixels)
+        if not place.grow(needed(images, self._bounds.max_decoding_bytes).num_bytes):
             raise no_room()
         try:
             with self._pictures.decoded(images, place) as decodes, self._blaming():

@@ -23,8 +23,11 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             counts 2 KiB besides its arrays; 0 keeps none.
         constraint_cache_bytes: memory for compiled constraints that may be asked for again, each of
             which counts 1 MiB and 64 bytes a character; 0 keeps none.
-        max_decoding_pixels: pixels of all images that are decoded and made ready at once; requests
-            with more than are free wait.
+        max_decoding_pixels: pixels of all images of one request, with those in its files; more are
+            refused.
+        max_decoding_bytes: memory that decoding images and making them ready takes at once, by what
+            each format was measured to take; requests that need more than is free wait, and one
+            that needs more than this is decoded alone.
         max_prepared_bytes: what images come to that wait for an answer, above which no other is
             decoded.
         prepare_timeout_s: time that a request waits for this, and that a renderer has for its
@@ -47,6 +50,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     feature_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 2**20
     constraint_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
     max_decoding_pixels: Positive = 200_000_000
+    max_decoding_bytes: Positive = 512 * 2**20
     max_prepared_bytes: Positive = 2 * 2**30
     prepare_timeout_s: Seconds = 60.0
     num_workers: Positive = 4

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence as Seq
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from vlmkit.ask.decode_cost import DecodeCost
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import ImageOptions
 from vlmkit.ask.media import FilePart
@@ -61,7 +62,7 @@ def to_plain(value: Any, blobs: list[bytes]) -> Any:
     if isinstance(value, Image):
         if not value.content:
             raise CannotTravel
-        return ["image", list(value.source_size), _place(value.content, blobs)]
+        return ["image", list(value.source_size), _place(value.content, blobs), list(value.cost)]
     name = type(value).__name__
     if CLASSES.get(name) is type(value):
         held = (
@@ -120,7 +121,8 @@ class Unpacking:
         except (LookupError, TypeError) as error:
             raise ValueError("a message from another process makes no sense") from error
 
-    def _image(self, size: Seq[int], place: int) -> Image:
+    def _image(self, size: Seq[int], place: int, cost: Seq[int]) -> Image:
         if place not in self._images:
-            self._images[place] = Image((size[0], size[1]), self._blobs[place])
+            made = Image((size[0], size[1]), self._blobs[place], cost=DecodeCost(*cost))
+            self._images[place] = made
         return self._images[place]
