@@ -218,7 +218,7 @@ def test_each_picture_is_decoded_once_for_a_prompt_and_in_no_thread_that_others_
     with running() as model:
         assert "image 3: 9x7" in asyncio.run(ask(model)).text
     assert len(decoder.threads) == 2
-    assert {name.rpartition("_")[0] for name in decoder.threads} == {"vlmkit-prompt"}
+    assert {name.rpartition("-")[0] for name in decoder.threads} == {"vlmkit-prompt"}
 
 
 def test_while_a_picture_is_answered_neither_its_pixels_nor_its_file_are_held(decoder):

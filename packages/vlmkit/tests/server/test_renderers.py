@@ -1,5 +1,6 @@
 """A server whose prompts are made by processes of their own, and strangers who attack those."""
 
+import base64
 import contextlib
 import io
 import json
@@ -28,11 +29,25 @@ def data_url(content):
     return "data:image/png;base64," + b64encode(content).decode()
 
 
-def bomb(side=SIDE):
+def bomb(side=SIDE, kind="PNG", mode="1", **options):
     """A few thousand bytes, and 49 million pixels."""
     file = io.BytesIO()
-    PIL.Image.new("1", (side, side)).save(file, "PNG", optimize=True)
+    PIL.Image.new(mode, (side, side)).save(file, kind, **options)
     return data_url(file.getvalue())
+
+
+LARGE_FILES = {
+    "png": {},
+    "png rgb": {"mode": "RGB"},
+    "png rgba": {"mode": "RGBA"},
+    "jpeg": {"kind": "JPEG", "mode": "RGB"},
+    "progressive jpeg": {"kind": "JPEG", "mode": "RGB", "progressive": True, "subsampling": 0},
+    "webp": {"kind": "WEBP", "mode": "RGB", "method": 0},
+    "webp alpha": {"kind": "WEBP", "mode": "RGBA", "method": 0},
+    "lossless webp": {"kind": "WEBP", "mode": "RGB", "method": 0, "lossless": True},
+    "gif": {"kind": "GIF", "mode": "P"},
+    "bmp": {"kind": "BMP"},
+}
 
 
 BOMB = bomb()
@@ -275,20 +290,79 @@ def test_nothing_is_left_of_what_was(server):
     assert all(shared_bytes(pid) == 0 for pid in pids)
 
 
+def resident_bytes(pids):
+    """Memory of some processes; one that is gone has none."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return total * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def peak_bytes(server):
+    """Yield a list whose last item becomes the most memory that all processes had meanwhile."""
+    seen, is_over = [0], threading.Event()
+
+    def look():
+        while not is_over.wait(0.005):
+            seen.append(max(seen[-1], resident_bytes([server.process.pid, *children(server)])))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        is_over.set()
+        looking.join()
+
+
 @pytest.mark.parametrize("num_renderers", [0, 2])
 def test_twelve_bombs_at_once_end_nobody_under_a_limit_of_memory(tmp_path, num_renderers):
     """Under 3 GiB: each is answered or told to come again, and a neighbour's stream goes on."""
-    with served(tmp_path, num_renderers, address_space_kb=3 * 2**20) as server:
+    check_twelve(tmp_path, num_renderers, BOMB, 600_000_000, address_space_kb=3 * 2**20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_renderers", [0, 1, 2])
+@pytest.mark.parametrize("kind", LARGE_FILES)
+def test_twelve_large_images_of_any_format_take_less_than_a_gibibyte(tmp_path, kind, num_renderers):
+    check_twelve(tmp_path, num_renderers, bomb(**LARGE_FILES[kind]), 2**30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LARGE_FILES)
+def test_no_large_image_is_called_broken_under_a_limit_of_memory(tmp_path, kind):
+    check_twelve(tmp_path, 0, bomb(**LARGE_FILES[kind]), 2**30, address_space_kb=3 * 2**20)
+
+
+def check_twelve(folder, num_renderers, url, most_bytes, **limits):
+    with served(folder, num_renderers, **limits) as server:
         streamed = server.stream(scripted(text="word ", tokens=300, latency_s=0.01))
-        with ThreadPoolExecutor(12) as strangers:
-            answers = list(strangers.map(post, [server] * 12, [showing(BOMB)] * 12))
+        with peak_bytes(server) as peak, ThreadPoolExecutor(12) as strangers:
+            answers = list(strangers.map(post, [server] * 12, [showing(url)] * 12))
         for answer in answers:
             assert answer.status_code == 200 or (
                 answer.status_code == 503 and code(answer) in ("out_of_memory", "prompt_not_made")
-            )
+            ), answer.text
+        assert peak[-1] < most_bytes
         assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 300
         assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
         assert server.status() == 200
+
+
+def test_memory_is_given_back_after_large_images_that_are_broken(tmp_path):
+    """Errors held the pixels that were decoded, 200 MB each, until they were collected."""
+    whole = base64.b64decode(bomb(mode="RGB").partition(",")[2])
+    cut = data_url(whole[: len(whole) * 2 // 3])
+    with served(tmp_path, 0) as server:
+        said(server, showing(picture(9, 7)))
+        pids = [server.process.pid]
+        before = resident_bytes(pids)
+        for _ in range(3):
+            answer = post(server, showing(cut))
+            assert (answer.status_code, code(answer)) == (400, "invalid_image")
+        assert eventually(lambda: resident_bytes(pids) < before + 50_000_000)
 
 
 def test_one_takes_no_more_memory_than_it_may(tmp_path):
