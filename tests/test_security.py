@@ -16,13 +16,20 @@ RUNNING = {  # calls that run, or may run, what they are given
     *("eval", "exec", "compile", "pickle.load", "pickle.loads", "marshal.loads", "dill.loads"),
     *("shelve.open", "joblib.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"),
 }
+STARTS_A_SERVER = {"running", "running_server", "watched", "served", "serve", "process", "target"}
+"""Names of what starts a server in tests; a module over HTTP uses one of them."""
+
 OF_CONTRACTS = Path("packages/vlmkit/src/vlmkit/testing")  # which pickle what they wrote themselves
+
+
+def paths_of(module: str) -> list[Path]:
+    """Return the test modules that are called so."""
+    return [*ROOT.glob(f"tests/**/{module}"), *ROOT.glob(f"*/*/tests/**/{module}")]
 
 
 def names_in(module: str) -> set[str]:
     """Return the names of all functions in the test modules that are called so."""
-    paths = [*ROOT.glob(f"tests/**/{module}"), *ROOT.glob(f"*/*/tests/**/{module}")]
-    trees = [ast.parse(path.read_text()) for path in paths]
+    trees = [ast.parse(path.read_text()) for path in paths_of(module)]
     return {node.name for tree in trees for node in ast.walk(tree) if hasattr(node, "name")}
 
 
@@ -36,6 +43,20 @@ def test_the_tests_of_a_section_exist(name: str) -> None:
     assert len(named) == len(re.findall(r"::test_", SECTIONS[name])) > 0
     missing = [f"{module}::{test}" for module, test in named if test not in names_in(module)]
     assert not missing
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_each_section_has_a_test_over_http(name: str) -> None:
+    over_http = SECTIONS[name].partition("Tests over HTTP:")[2].partition("Other tests:")[0]
+    modules = set(re.findall(r"^- `(test_\w+\.py)::", over_http, re.MULTILINE))
+    assert modules
+    sources = {module: "".join(p.read_text() for p in paths_of(module)) for module in modules}
+    assert not [module for module, source in sources.items() if not STARTS_A_SERVER & words(source)]
+
+
+def words(source: str) -> set[str]:
+    """Return the words of a source."""
+    return set(re.findall(r"\w+", source))
 
 
 def calls_in(path: Path) -> Iterator[tuple[str, ast.Call]]:
