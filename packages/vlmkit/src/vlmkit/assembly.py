@@ -48,6 +48,7 @@ from vlmkit.sources import name_of, resolve
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
+    from vlmkit.running.constraint_trials.worker import ConstraintWorker
     from vlmkit.seams.observer import Observer
     from vlmkit.seams.runner import Runner
 
@@ -189,6 +190,7 @@ def assemble(
         own = choice["tokenizer"]
         pool = renderers(num_renderers, parts, own, config, context, name_of(entry))
         parts["renderers"] = built.enter_context(pool) if pool else None
+        parts["constraint_worker"] = _constraint_worker(choice, config, context, is_served)
         from vlmkit.kit.pooling import read_pooling  # commands that run none import no arrays
         from vlmkit.pipeline import Pipeline
 
@@ -210,6 +212,24 @@ def assemble(
     heap.trim()
     tell("ready")
     return runner
+
+
+def _constraint_worker(
+    choice: Mapping[str, tuple[str, dict[str, Any]]],
+    config: Config,
+    context: BuildContext,
+    is_served: bool,
+) -> "ConstraintWorker | None":
+    """Return what tries constraints, if there are any and a process can be forked."""
+    compiler = choice.get("constraint")
+    if compiler is None or not is_served or not config.server.constraint_workers:
+        return None
+    if not hasattr(os, "fork"):
+        log.warning("constraints are compiled in the server's process: this system has no fork")
+        return None
+    from vlmkit.config.constraint_plan import constraint_worker  # it imports arrays
+
+    return constraint_worker(compiler, config, context)
 
 
 def _members(

@@ -28,6 +28,7 @@ from vlmkit.kit.request_fields import facts_of
 from vlmkit.kit.sampler_claims import claims_of
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.channel import Channel
+from vlmkit.running.constraint_trials.worker import ConstraintWorker
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.feature_cache import FeatureCache
 from vlmkit.running.image_loader import ImageLoader
@@ -78,6 +79,8 @@ class Pipeline:
         proposer: guesses tokens that the engine then verifies; nothing is guessed when None.
         constraint: makes a compiler of constraints for a vocabulary, when the first one is asked
             for, or in ``prepare``; a request that asks for one is refused when None.
+        constraint_worker: tries constraints in processes of their own before they are compiled;
+            they are compiled at once when None.
         observers: who is told how requests fare, each by a name for the statistics.
         media_loaders: who opens files, each by a name for errors; the built-in one for images when
             None.
@@ -100,6 +103,7 @@ class Pipeline:
         sampler: Sampler | None = None,
         proposer: Proposer | None = None,
         constraint: MakeCompiler | None = None,
+        constraint_worker: ConstraintWorker | None = None,
         observers: Mapping[str, Observer] | None = None,
         media_loaders: Mapping[str, MediaLoader] | None = None,
         request_fields: Iterable[RequestField[Any]] = (),
@@ -135,6 +139,7 @@ class Pipeline:
         num_at_once = max(1, facts.bounds.num_workers - 1)  # the last one is left to other requests
         pooling = cache(pooling)
         self._renderers = renderers
+        self._constraint_worker = constraint_worker
         self._prompts: MakesPrompts = Prompts(
             tokenizer,
             MediaIntake(loaders, facts, makers),
@@ -154,6 +159,7 @@ class Pipeline:
             facts=facts,
             pooling=pooling,
             constraint=constraint,
+            constraint_worker=constraint_worker,
             request_fields=fields,
             makers=makers,
         )
@@ -332,8 +338,9 @@ class Pipeline:
                 return
             self._is_closed = True
         self._preparation.close()
-        if self._renderers is not None:
-            self._renderers.close()
+        for processes in (self._renderers, self._constraint_worker):
+            if processes is not None:
+                processes.close()
         try:
             self._loop.close()
         finally:

@@ -16,8 +16,10 @@ from vlmkit.kit.constraint_limits import check_limits, num_chars_of
 from vlmkit.kit.holdings import Holdings
 from vlmkit.running.bits import words_of
 from vlmkit.running.blame import UNKNOWN, Makers
+from vlmkit.running.constraint_trials.worker import ConstraintWorker
 from vlmkit.running.guide import Guide
 from vlmkit.running.isolation import engine_error
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.seams.constraint import ConstraintCompiler, MakeMatcher, Vocabulary
 from vlmkit.seams.tokenizer import Tokenizer
 
@@ -102,6 +104,7 @@ class Constraints:
         eos_ids: tokens that end an answer.
         banned_ids: tokens that must never be chosen.
         max_bytes: memory for compiled constraints that may be asked for again.
+        worker: tries constraints before they are compiled here; None compiles them at once.
         makers: who made the compiler.
     """
 
@@ -114,6 +117,7 @@ class Constraints:
         eos_ids: frozenset[int],
         banned_ids: Seq[int],
         max_bytes: int,
+        worker: ConstraintWorker | None = None,
         makers: Makers = UNKNOWN,
     ) -> None:
         self._make = make
@@ -125,6 +129,8 @@ class Constraints:
         self._free = self._ends
         self._compiler: ConstraintCompiler | None = None
         self._making = threading.Lock()
+        self._token_bytes: Seq[bytes] = ()
+        self._worker = worker
         self.cache = ConstraintCache(max_bytes)
 
     def prepare(self) -> None:
@@ -144,7 +150,12 @@ class Constraints:
             ) from error
 
     def guides(
-        self, constraint: Constraint, num: int, scope: bytes = b"", account: str = ""
+        self,
+        constraint: Constraint,
+        num: int,
+        scope: bytes = b"",
+        account: str = "",
+        cancellation: Cancellation | None = None,
     ) -> list[Guide]:
         """Return what keeps so many answers within a constraint, each by itself.
 
@@ -153,14 +164,16 @@ class Constraints:
             num: of the answers.
             scope: whose it is: no tenant learns from the time that it takes what others sent.
             account: the tenant that it is cached for.
+            cancellation: of the request; kills a trial.
 
         Raises:
-            ConstraintError: the constraint makes no sense, or states too large numbers.
+            ConstraintError: the constraint makes no sense, or is too large or too complex.
+            RequestCancelled: the request was cancelled.
             EngineError: the compiler failed.
             PluginError: it could not be built.
         """
         try:
-            make = self._compiled(constraint, scope, account)
+            make = self._compiled(constraint, scope, account, cancellation or Cancellation())
             free = self._free
             if isinstance(constraint, Lark) and constraint.tokens:
                 named = (token_id for _, token_id in constraint.tokens)
@@ -172,12 +185,18 @@ class Constraints:
             who = self._makers.of("constraint")
             raise engine_error(f"{who} could not be compiled", error, repeats=True) from error
 
-    def _compiled(self, constraint: Constraint, scope: bytes, account: str) -> MakeMatcher:
+    def _compiled(
+        self, constraint: Constraint, scope: bytes, account: str, cancellation: Cancellation
+    ) -> MakeMatcher:
         if (make := self.cache.get(scope, constraint)) is not None:
             return make
         check_limits(constraint)
-        make = self._ready_compiler().compile(constraint)
+        compiler = self._ready_compiler()
         num_bytes = ENTRY_BYTES + CHAR_BYTES * num_chars_of(constraint)
+        if self._worker is not None:
+            taken = self._worker.tried(constraint, self._token_bytes, cancellation)
+            num_bytes = max(num_bytes, taken)
+        make = compiler.compile(constraint)
         self.cache.put(scope, constraint, make, account, num_bytes)
         return make
 
@@ -191,6 +210,7 @@ class Constraints:
         token_bytes = [self._added_by(token_id) for token_id in range(self._vocab_size)]
         spoken = (token_id for token_id, added in enumerate(token_bytes) if added)
         self._free = words_of(spoken, self._vocab_size)
+        self._token_bytes = token_bytes
         return self._make(Vocabulary(token_bytes, self._tokenizer.encode))
 
     def _added_by(self, token_id: int) -> bytes:

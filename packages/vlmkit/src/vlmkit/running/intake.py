@@ -26,6 +26,7 @@ from vlmkit.running.blame import UNKNOWN, Makers, blaming
 from vlmkit.running.calling import Answering, answering
 from vlmkit.running.channel import Channel
 from vlmkit.running.choosing.noise import choice_seed
+from vlmkit.running.constraint_trials.worker import ConstraintWorker
 from vlmkit.running.constraints import Constraints, MakeCompiler
 from vlmkit.running.guide import Guide
 from vlmkit.running.job import AnswerJob, Job, ReadingJob
@@ -34,6 +35,7 @@ from vlmkit.running.params import checked_params
 from vlmkit.running.prompts import MakesPrompts
 from vlmkit.running.reading import check_task, to_embed, to_score
 from vlmkit.running.text import AnswerText
+from vlmkit.seams.cancellation import Cancellation
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt, PromptPlan
@@ -72,11 +74,12 @@ class Intake:
         facts: the model's name, defaults and bounds.
         pooling: returns how hidden states become a vector.
         constraint: makes what compiles constraints; None where nothing can.
+        constraint_worker: tries constraints first; None compiles them at once.
         request_fields: fields that plugins added to requests, by name.
         makers: who made all of these.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each kind of component
         self,
         *,
         tokenizer: Tokenizer,
@@ -86,6 +89,7 @@ class Intake:
         facts: RunnerFacts,
         pooling: Callable[[], Pooling],
         constraint: MakeCompiler | None,
+        constraint_worker: ConstraintWorker | None,
         request_fields: Mapping[str, RequestField[Any]],
         makers: Makers = UNKNOWN,
     ) -> None:
@@ -110,6 +114,7 @@ class Intake:
                 eos_ids=self._eos_ids,
                 banned_ids=self._banned_ids,
                 max_bytes=facts.bounds.constraint_cache_bytes,
+                worker=constraint_worker,
                 makers=makers,
             )
         self._ids = itertools.count()
@@ -146,7 +151,7 @@ class Intake:
         else:
             prompt = replace(prompt, place_format=None)
         asked = answering(request, prompt, holds=self._constraints is not None)
-        sequences = self._sequences(request, asked, params, fields)
+        sequences = self._sequences(request, asked, params, fields, place.cancellation)
         if len(sequences) != params.n:
             params = msgspec.structs.replace(params, n=len(sequences))
         pages = tuple(part.page for part in image_parts_of(made.messages))
@@ -161,10 +166,11 @@ class Intake:
         asked: Answering,
         params: SamplingParams,
         fields: Mapping[str, msgspec.Struct],
+        cancellation: Cancellation,
     ) -> list[Sequence]:
         prompt = asked.prompt
         scope = self._scope(request, fields)
-        choices = self._choices(request, asked, params, scope)
+        choices = self._choices(request, asked, params, scope, cancellation)
         banned_ids = tuple(sorted(asked.banned_ids.union(self._banned_ids)))
         eos_ids = self._eos_ids.union(params.stop_token_ids)
         plans: dict[int, PromptPlan] = {}  # by length: prompts of one request begin alike
@@ -190,7 +196,12 @@ class Intake:
         return made
 
     def _choices(
-        self, request: Request, asked: Answering, params: SamplingParams, scope: bytes
+        self,
+        request: Request,
+        asked: Answering,
+        params: SamplingParams,
+        scope: bytes,
+        cancellation: Cancellation,
     ) -> list[dict[str, Any]]:
         """Return what sets each sequence of a request apart."""
         prompt = asked.prompt
@@ -201,19 +212,35 @@ class Intake:
                 return to_score(request, prompt, self._tokenizer, self._limits)
         max_tokens = self._max_tokens(prompt, params)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        account = request.account or request.tenant
-        guides = self._guides(asked.constraint, params, scope, account)
+        self._check_constraint(asked.constraint, params)
+        guides = self._guides(request, asked.constraint, params.n, scope, cancellation)
         return [
             {"max_tokens": max_tokens, "seed": choice_seed(seed, index), "guide": guide}
             for index, guide in enumerate(guides)
         ]
 
     def _guides(
-        self, constraint: Constraint | None, params: SamplingParams, scope: bytes, account: str
+        self,
+        request: Request,
+        constraint: Constraint | None,
+        num: int,
+        scope: bytes,
+        cancellation: Cancellation,
     ) -> Seq[Guide | None]:
         """Return what keeps each choice within a constraint."""
+        if constraint is None or self._constraints is None:
+            return [None] * num
+        account = request.account or request.tenant
+        return self._constraints.guides(constraint, num, scope, account, cancellation)
+
+    def _check_constraint(self, constraint: Constraint | None, params: SamplingParams) -> None:
+        """Refuse a constraint that nothing here keeps to, or that contradicts the parameters.
+
+        Raises:
+            ConstraintError: it is one.
+        """
         if constraint is None:
-            return [None] * params.n
+            return
         if self._constraints is None:
             raise ConstraintError(
                 "no plugin is in use here that keeps an answer within a constraint",
@@ -221,7 +248,6 @@ class Intake:
             )
         if params.ignore_eos:
             raise ConstraintError("ignore_eos and a constraint exclude each other")
-        return self._constraints.guides(constraint, params.n, scope, account)
 
     def job(self, sequence: Sequence, channel: Channel, index: int) -> Job:
         """Return the loop's handle of a sequence, which is one choice of a request."""

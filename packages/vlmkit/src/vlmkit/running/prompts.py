@@ -65,8 +65,13 @@ class Made(NamedTuple):
 
 
 def is_short(request: Request) -> bool:
-    """Tell whether a request is prepared in milliseconds: a short text without a constraint."""
+    """Tell whether a request is prepared in milliseconds: a short text without a constraint.
+
+    Tools that may be called are a constraint.
+    """
     if request.constraint is not None or request.images:
+        return False
+    if request.tools and request.tool_choice != "none":
         return False
     texts = [request.text or "", *(c for c in request.continuations if isinstance(c, str))]
     for part in parts_of(request.messages):

@@ -149,6 +149,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             machines can reach ``host`` and the model's tokenizer can run there, else 0.
         renderer_memory_bytes: memory that one of these may take besides what it has when idle,
             where the system can bound it.
+        constraint_workers: try each constraint in a process of its own, which is killed where it
+            takes too much CPU time or memory, before the server compiles it. A model that is asked
+            for constraints then has one more process, which holds its vocabulary.
         fetch: images named by URL.
         responses: what is kept of the Responses API.
         files: what is kept of the files that clients send by themselves, in memory.
@@ -196,6 +199,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
     num_renderers: Annotated[int, Meta(ge=0, le=256)] | None = None
     renderer_memory_bytes: Annotated[int, Meta(ge=256 * 2**20)] = 3 * 2**30
+    constraint_workers: bool = True
     fetch: FetchSettings = FetchSettings()
     responses: ResponsesSettings = ResponsesSettings()
     files: FilesSettings = FilesSettings()

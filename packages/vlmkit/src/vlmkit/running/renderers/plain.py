@@ -1,12 +1,14 @@
 """Values of a closed list of classes as plain data, and back: nothing that comes names another.
 
-Takes the place of pickle between the server and its renderers. Large bytes travel beside the data.
+Takes the place of pickle between the server and its renderers and constraint workers. Large bytes
+travel beside the data.
 """
 
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from vlmkit.ask.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.ask.decode_cost import DecodeCost
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import ImageOptions
@@ -37,6 +39,7 @@ CLASSES: dict[str, type[Any]] = {
         *(ImageOptions, PromptOptions, Pages, Stage),
         *(Calling, CallFormat, ChannelFormat, JsonCall, NamedCall, TaggedCall, Mark),
         *(MarkedPlaces, JsonPlaces),
+        *(JsonSchema, JsonObject, Regex, OneOf, Lark),
     )
 }
 

@@ -56,7 +56,7 @@ class Renderer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - a module of this package
             [sys.executable, "-P", "-m", MODULE, self._sheet.address],
-            env=_environment(),
+            env=child_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the server's to answer
@@ -182,7 +182,8 @@ def _closed(close: Callable[[], None]) -> None:
         return
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
+    """Return the environment of a process that handles what clients sent: without secrets."""
     names = (name for name in os.environ if name in NOT_SECRET or not SECRET.search(name))
     arenas = {"MALLOC_ARENA_MAX": "2"}  # each takes address space, which is bounded there
     return arenas | {name: os.environ[name] for name in names}

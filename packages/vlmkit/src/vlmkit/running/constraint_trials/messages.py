@@ -1,0 +1,114 @@
+"""What the server and its constraint worker send each other, in frames through pipes.
+
+The worker answers by types of a closed list, as renderers do: what it reads was sent by clients.
+"""
+
+from typing import Any
+
+import msgspec
+
+from vlmkit.ask.constraint import Constraint
+from vlmkit.running.renderers.plain import Unpacking, to_plain
+from vlmkit.running.renderers.wire import Frame, Ready, Refusal
+
+
+class Try(msgspec.Struct, tag="try"):
+    """Try a constraint.
+
+    Attributes:
+        number: of the trial.
+        constraint: as plain data.
+    """
+
+    number: int
+    constraint: Any
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """Kill a trial; harmless when it has ended."""
+
+    number: int
+
+
+class Passed(msgspec.Struct, tag="passed"):
+    """A constraint was compiled and followed within the limits.
+
+    Attributes:
+        num_bytes: memory that it took.
+        cpu_s: CPU time of the trial.
+    """
+
+    num_bytes: int
+    cpu_s: float
+
+
+class Killed(msgspec.Struct, tag="killed"):
+    """The process of a trial ended without an answer.
+
+    Attributes:
+        signal: that ended it, by its number; 0 for none.
+    """
+
+    signal: int
+
+
+Result = Passed | Refusal | Killed
+
+
+class Tried(msgspec.Struct, tag="tried"):
+    """The result of a trial."""
+
+    number: int
+    result: Result
+
+
+_ORDERS: msgspec.msgpack.Decoder[Try | Stop] = msgspec.msgpack.Decoder(Try | Stop)
+_ANSWERS: msgspec.msgpack.Decoder[Tried | Ready | Refusal] = msgspec.msgpack.Decoder(
+    Tried | Ready | Refusal
+)
+_RESULTS: msgspec.msgpack.Decoder[Passed | Refusal] = msgspec.msgpack.Decoder(Passed | Refusal)
+
+
+def frame_of(message: msgspec.Struct) -> Frame:
+    """Return a message as it travels."""
+    return Frame(msgspec.msgpack.encode(message))
+
+
+def try_of(number: int, constraint: Constraint) -> Try:
+    """Return the order to try a constraint."""
+    return Try(number, to_plain(constraint, []))
+
+
+def constraint_of(order: Try) -> Constraint:
+    """Return the constraint of an order.
+
+    Raises:
+        ValueError: it is none.
+    """
+    constraint = Unpacking().value(order.constraint)
+    if not isinstance(constraint, Constraint):
+        raise ValueError("a message from another process makes no sense")  # noqa: TRY004
+    return constraint
+
+
+def order_of(frame: Frame) -> Try | Stop:
+    """Return what the server asks for."""
+    return _ORDERS.decode(frame.head)
+
+
+def answer_of(frame: Frame) -> Tried | Ready | Refusal:
+    """Return what the worker answers.
+
+    Raises:
+        ValueError: nothing that makes sense.
+    """
+    return _ANSWERS.decode(frame.head)
+
+
+def result_of(content: bytes) -> Passed | Refusal:
+    """Return what the process of a trial wrote.
+
+    Raises:
+        ValueError: nothing that makes sense.
+    """
+    return _RESULTS.decode(content)

@@ -1,0 +1,227 @@
+"""The constraint worker of one model, seen from the server: started when it is first needed.
+
+Blocks the thread that asks, which is one that prepares requests. Kills a trial when its request is
+cancelled or the time is over. How many run at once is bounded by those threads.
+"""
+
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence as Seq
+from concurrent.futures import Future
+from functools import partial
+from typing import BinaryIO
+
+import msgspec
+
+from vlmkit.ask.constraint import Constraint
+from vlmkit.errors import ConstraintError, PromptNotMade
+from vlmkit.running.constraint_trials.messages import (
+    Killed,
+    Passed,
+    Result,
+    Stop,
+    Tried,
+    answer_of,
+    frame_of,
+    try_of,
+)
+from vlmkit.running.constraint_trials.trial import MAX_BYTES, MAX_CPU_S
+from vlmkit.running.inbox import closing
+from vlmkit.running.renderers.renderer import child_environment
+from vlmkit.running.renderers.wire import Frame, Refusal, error_of, read_frame, write_frame
+from vlmkit.seams.cancellation import Cancellation
+
+log = logging.getLogger(__name__)
+
+MODULE = "vlmkit.constraint_worker"
+MAX_ANSWER_BYTES = 2**16
+
+MakePlan = Callable[[Seq[bytes]], Frame]
+"""Returns what a worker is to build, for the bytes that each token adds."""
+
+
+class ConstraintWorker:
+    """Has constraints tried in processes of their own.
+
+    Args:
+        make_plan: returns what the worker is to build.
+        timeout_s: for one trial, waiting for the start included.
+    """
+
+    def __init__(self, make_plan: MakePlan, timeout_s: float) -> None:
+        self._make_plan = make_plan
+        self._timeout_s = timeout_s
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def tried(
+        self, constraint: Constraint, token_bytes: Seq[bytes], cancellation: Cancellation
+    ) -> int:
+        """Return the memory that a constraint takes, in bytes, if it is within the limits.
+
+        Args:
+            constraint: what is tried.
+            token_bytes: what each token adds, for a worker that must be started.
+            cancellation: of the request.
+
+        Raises:
+            ConstraintError: it cannot be compiled, or takes too much CPU time or memory.
+            RequestCancelled: the request was cancelled.
+            PromptNotMade: the trial was killed by something else, or not in time.
+            VlmkitError: the worker cannot build the compiler.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise closing()
+            if self._process is None or not self._process.is_alive:
+                if self._process is not None:
+                    log.warning("the constraint worker ended; another is started")
+                    self._process.close()
+                self._process = _Process(self._make_plan(token_bytes))
+            process = self._process
+        number, result = process.start(constraint)
+        try:
+            with cancellation.calling(partial(process.stop, number)):
+                found = result.result(self._timeout_s)
+        except TimeoutError:
+            process.stop(number)
+            raise PromptNotMade("its constraint was not tried in time") from None
+        cancellation.check()
+        return _checked(found)
+
+    def close(self) -> None:
+        """Kill the worker and all trials; harmless when done twice."""
+        with self._lock:
+            self._is_closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+
+def _checked(result: Result) -> int:
+    if isinstance(result, Passed):
+        return result.num_bytes
+    if isinstance(result, Refusal):
+        if result.kind == "OutOfMemory":
+            raise _too_large()
+        raise error_of(result)
+    if result.signal in (signal.SIGPROF, signal.SIGXCPU):
+        raise ConstraintError(
+            f"the constraint is too complex: compiling it takes more than {MAX_CPU_S} s of CPU time"
+        )
+    if result.signal in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL):
+        raise _too_large()
+    raise PromptNotMade("the process that tried its constraint was killed")
+
+
+def _too_large() -> ConstraintError:
+    return ConstraintError(
+        f"the constraint is too complex: compiling it takes more than {MAX_BYTES >> 20} MiB"
+    )
+
+
+class _Process:
+    """One process, and the thread that reads its answers."""
+
+    def __init__(self, plan: Frame) -> None:
+        self._numbers = itertools.count()
+        self._results: dict[int, Future[Result]] = {}
+        self._lock = threading.Lock()
+        self._popen: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - a module of this package
+            [sys.executable, "-P", "-m", MODULE],
+            env=child_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is the server's to answer
+        )
+        assert self._popen.stdin is not None  # noqa: S101 - it is a pipe
+        assert self._popen.stdout is not None  # noqa: S101 - it is a pipe
+        self._asked: BinaryIO = self._popen.stdin  # type: ignore[assignment]
+        self._answers: BinaryIO = self._popen.stdout  # type: ignore[assignment]
+        try:
+            write_frame(self._asked, plan)
+            answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
+        except (EOFError, OSError, ValueError):
+            self.close()
+            raise PromptNotMade("the constraint worker could not be started") from None
+        if isinstance(answer, Refusal):
+            self.close()
+            raise error_of(answer)
+        threading.Thread(target=self._listen, name="vlmkit-constraints", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def start(self, constraint: Constraint) -> tuple[int, "Future[Result]"]:
+        """Start a trial; return its number, and what its result will be."""
+        result: Future[Result] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._results[number] = result
+            try:
+                write_frame(self._asked, frame_of(try_of(number, constraint)))
+            except (OSError, ValueError):
+                self._results.pop(number).set_result(Killed(0))
+        if not self.is_alive:
+            self._fail_all()
+        return number, result
+
+    def stop(self, number: int) -> None:
+        """Kill a trial, if it runs; returns at once."""
+        with self._lock:
+            if number in self._results:
+                try:
+                    write_frame(self._asked, frame_of(Stop(number)))
+                except (OSError, ValueError):
+                    return
+
+    def close(self) -> None:
+        """Kill the process and its trials."""
+        try:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        except OSError:  # it has ended
+            self._popen.kill()
+        self._popen.wait()
+        with self._lock:
+            for pipe in (self._asked, self._answers):
+                try:
+                    pipe.close()
+                except OSError:
+                    continue
+        self._fail_all()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
+                if isinstance(answer, Tried):
+                    with self._lock:
+                        result = self._results.pop(answer.number, None)
+                    if result is not None:
+                        result.set_result(answer.result)
+        except (EOFError, OSError, ValueError, msgspec.MsgspecError):
+            self._popen.kill()
+            self._popen.wait()
+            self._fail_all()
+
+    def _fail_all(self) -> None:
+        with self._lock:
+            results, self._results = self._results, {}
+        for result in results.values():
+            result.set_result(Killed(0))

@@ -1,0 +1,61 @@
+"""A plugin in a file: a compiler of constraints that does as a pattern says, for as long as it can.
+
+It stands for what a library may do with a constraint that nobody has thought of.
+"""
+
+import time
+
+import numpy as np
+
+import vlmkit
+from vlmkit.errors import ConstraintError
+
+VLMKIT_API = (1, 0)
+
+
+class AnyByte:
+    may_end = True
+
+    def fill(self, mask):
+        mask[:8] = np.int32(-1)
+
+    def accept(self, token_id):
+        return True
+
+    def roll_back(self, num_tokens):
+        pass
+
+    def forced(self):
+        return ()
+
+
+class SlowByte(AnyByte):
+    def fill(self, mask):
+        spin(0.3)
+        super().fill(mask)
+
+
+def spin(seconds):
+    began_s = time.process_time()
+    while time.process_time() - began_s < seconds:
+        pass
+
+
+class HostileCompiler:
+    def compile(self, constraint):
+        order, _, _ = constraint.pattern.partition(" ")
+        if order == "spin":
+            spin(1000)
+        if order == "wait":
+            time.sleep(1000)
+        if order == "eat":
+            held = [bytearray(2**20) for _ in range(2**14)]
+            raise ConstraintError(f"{len(held)}")
+        if order == "break":
+            raise ValueError(constraint.pattern)
+        return SlowByte if order == "slow" else AnyByte
+
+
+@vlmkit.hookimpl
+def vlmkit_register_constraints(registry):
+    registry.add("hostile", lambda context: HostileCompiler(), description="does as it is told")

@@ -1,0 +1,184 @@
+"""A server that tries constraints in processes of their own, and compilers that never come back."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from running_server import chat, eventually, http_request, process
+from two_keys import headers_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+
+PLUGIN = Path(__file__).with_name("hostile_compiler.py")
+SECRET = "zq17secret"
+
+
+@contextlib.contextmanager
+def served(folder, **settings):
+    given = {
+        "server.port": 0,
+        "constraint.use": "hostile",
+        "plugins.files": [str(PLUGIN)],
+        "plugins.only": ["vlmkit-mock"],
+        **settings,
+    }
+    assigned = [w for name, v in given.items() for w in ("--set", f"{name}={json.dumps(v)}")]
+    with process([sys.executable, "-m", "vlmkit", "serve", "mock", *assigned], folder) as server:
+        assert eventually(lambda: "is ready" in server.log.read_text()), server.log.read_text()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("constraints")) as started:
+        yield started
+
+
+def constrained(order, **fields):
+    return chat(max_tokens=2, structured_outputs={"regex": f"{order} {SECRET}"}, **fields)
+
+
+def refusal(answer):
+    return answer.status_code, answer.json()["error"]
+
+
+def processes_of(pid):
+    """Return the processes below one, those that have ended left out."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found += [int(stat.parent.name), *processes_of(int(stat.parent.name))]
+    return found
+
+
+def trials(server):
+    """Return the processes of trials: those below the constraint worker."""
+    return [t for worker in processes_of(server.process.pid) for t in processes_of(worker)]
+
+
+def _ask_and_leave(server, order, leaves):
+    """Ask, and disconnect at an event."""
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(http_request(constrained(order)))
+        leaves.wait()
+
+
+def test_a_constraint_that_passes_is_kept_to(server):
+    answer = server.post(constrained("any"))
+    assert answer.status_code == 200, answer.text
+    assert eventually(lambda: not trials(server))
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [("spin", "1.5 s of CPU time"), ("eat", "192 MiB"), ("slow", "0.15 s")],
+)
+def test_one_that_takes_more_than_it_may_is_refused_and_its_process_killed(server, order, said):
+    status, error = refusal(server.post(constrained(order)))
+    assert (status, error["code"]) == (400, "invalid_constraint")
+    assert error["param"] == "structured_outputs.regex"
+    assert said in error["message"]
+    assert eventually(lambda: not trials(server))
+    assert server.post(constrained("any")).status_code == 200
+    assert SECRET not in server.log.read_text()
+
+
+def test_a_compiler_that_breaks_fails_its_request_and_quotes_nothing(server):
+    status, error = refusal(server.post(constrained("break")))
+    assert status == 500
+    assert SECRET not in json.dumps(error)
+    assert SECRET not in server.log.read_text()
+
+
+def test_a_client_that_disconnects_ends_the_trial(server):
+    leaves = threading.Event()
+    asking = threading.Thread(target=_ask_and_leave, args=(server, "wait", leaves))
+    asking.start()
+    assert eventually(lambda: len(trials(server)) == 1)
+    leaves.set()
+    asking.join()
+    assert eventually(lambda: not trials(server), timeout_s=30)
+    assert server.post(constrained("any")).status_code == 200
+
+
+def test_a_worker_that_is_killed_costs_its_own_requests_and_is_replaced(server):
+    with ThreadPoolExecutor(1) as client:
+        answer = client.submit(server.post, constrained("wait"))
+        assert eventually(lambda: len(trials(server)) == 1)
+        (trial,) = trials(server)
+        (worker,) = set(processes_of(server.process.pid)) - {trial}
+        os.kill(worker, signal.SIGKILL)
+        status, error = refusal(answer.result(60))
+    assert (status, error["code"]) == (503, "prompt_not_made")
+    os.kill(trial, signal.SIGKILL)
+    assert server.post(constrained("any")).status_code == 200
+
+
+def test_a_trial_that_takes_too_long_is_killed(tmp_path):
+    with served(tmp_path, **{"pipeline.prepare_timeout_s": 3.0}) as server:
+        assert server.post(constrained("any")).status_code == 200
+        status, error = refusal(server.post(constrained("wait")))
+        assert (status, error["code"]) == (503, "prompt_not_made")
+        assert eventually(lambda: not trials(server))
+
+
+def test_a_burst_of_one_tenant_does_not_delay_the_constraint_of_another(tmp_path):
+    flood, honest = headers_of(tmp_path, "flood", "honest")
+    with (
+        served(tmp_path, **{"server.keys_file": str(tmp_path / "keys.jsonl")}) as server,
+        ThreadPoolExecutor(16) as clients,
+    ):
+        assert server.post(constrained("any"), headers=honest).status_code == 200
+        answers = [
+            clients.submit(server.post, constrained("wait"), headers=flood) for _ in range(16)
+        ]
+        assert eventually(lambda: len(trials(server)) == 3)
+        for number in range(3):
+            assert server.post(constrained(f"any{number}"), headers=honest).status_code == 200
+        assert not any(answer.done() for answer in answers)
+        assert len(trials(server)) == 3, "one thread is left to others"
+        server.process.kill()
+        for answer in answers:
+            with contextlib.suppress(httpx2.HTTPError):
+                answer.result()
+
+
+@pytest.mark.parametrize("stop", ["terminate", pytest.param("kill", marks=pytest.mark.slow)])
+def test_a_server_that_ends_leaves_no_process_behind(tmp_path, stop):
+    with served(tmp_path, **{"server.drain_timeout_s": 1.0}) as server:
+        leaves = threading.Event()
+        asking = threading.Thread(target=_ask_and_leave, args=(server, "wait", leaves))
+        asking.start()
+        assert eventually(lambda: len(trials(server)) == 1)
+        pids = processes_of(server.process.pid)
+        getattr(server.process, stop)()
+        server.process.wait(60)
+        leaves.set()
+        asking.join()
+        assert eventually(lambda: not any(map(is_alive, pids)), timeout_s=60)
+
+
+def is_alive(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_without_workers_constraints_are_compiled_by_the_server(tmp_path):
+    with served(tmp_path, **{"server.constraint_workers": False}) as server:
+        assert server.post(constrained("any")).status_code == 200
+        assert processes_of(server.process.pid) == []
