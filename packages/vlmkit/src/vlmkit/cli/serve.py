@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import logging
+import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
+
+WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-text")
 
 EXAMPLE = """\
 ready. Ask it, for example, by
@@ -83,6 +87,19 @@ def serve(
         _tell_plugins(plugins, config)
         fields = request_fields(plugins)
         _run(offers, config.server, sources, looking_on, fields, makers)
+        _exit_beside_workers()
+
+
+def _exit_beside_workers() -> None:
+    """End the process now if a worker thread still computes.
+
+    Python would wait for it, or end it in the middle of a library's code, which aborts in some.
+    """
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
+    if names:
+        log.info("exit while threads are at work: %s", ", ".join(names))
+        logging.shutdown()
+        os._exit(0)
 
 
 def _run(

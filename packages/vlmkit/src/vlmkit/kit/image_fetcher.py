@@ -6,10 +6,12 @@ refused address and an unreachable one look the same from outside.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
@@ -24,6 +26,7 @@ from vlmkit.settings.server import FetchSettings
 log = logging.getLogger(__name__)
 
 MAX_URL_CHARS = 8192
+MAX_LOOKUPS = 256  # of names at the same time
 BEGINNING_BYTES = 2**12
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -121,6 +124,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
     def __init__(self, may_connect: Callable[[Address], bool]) -> None:
         self._may_connect = may_connect
         self._inner = httpcore2.AnyIOBackend()
+        self._num_lookups = 0
 
     async def connect_tcp(
         self,
@@ -130,7 +134,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002
     ) -> httpcore2.AsyncNetworkStream:
-        addresses = await _resolve(host, port)
+        addresses = await self._resolve(host, port)
         if not addresses or not all(map(self._may_connect, addresses)):
             raise not_allowed()
         for address in addresses[:-1]:
@@ -139,6 +143,39 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
             except httpcore2.ConnectError:
                 continue
         return await self._inner.connect_tcp(str(addresses[-1]), port, timeout, local_address)
+
+    async def _resolve(self, host: str, port: int) -> list[Address]:
+        """Return the addresses of a name.
+
+        In a thread that nothing else waits for, also not the end of the process: a lookup cannot
+        be interrupted, and takes minutes where a client names a host whose name server is silent.
+        """
+        if self._num_lookups >= MAX_LOOKUPS:
+            raise not_allowed()
+        self._num_lookups += 1
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[Address]] = loop.create_future()
+
+        def look_up() -> None:
+            result: list[Address] | Exception
+            try:
+                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = (ipaddress.ip_address(entry[4][0]) for entry in entries)
+                result = list(dict.fromkeys(addresses))
+            except (OSError, ValueError) as error:
+                result = error
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(self._end_lookup, found, result)
+
+        threading.Thread(target=look_up, name="vlmkit-resolve", daemon=True).start()
+        return await found
+
+    def _end_lookup(
+        self, found: "asyncio.Future[list[Address]]", result: list[Address] | Exception
+    ) -> None:
+        self._num_lookups -= 1
+        if not found.done():  # or its request was cancelled
+            _tell(found, result)
 
 
 def not_allowed() -> ImageError:
@@ -150,9 +187,11 @@ def not_allowed() -> ImageError:
     )
 
 
-async def _resolve(host: str, port: int) -> list[Address]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(ipaddress.ip_address(entry[4][0]) for entry in found))
+def _tell(found: "asyncio.Future[list[Address]]", result: list[Address] | Exception) -> None:
+    if isinstance(result, Exception):
+        found.set_exception(result)
+    else:
+        found.set_result(result)
 
 
 def _plain(url: str) -> str:

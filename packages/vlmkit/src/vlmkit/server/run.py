@@ -1,7 +1,9 @@
 """Runs the server: one port, open at once, and a clean end.
 
 The first SIGTERM or SIGINT starts a drain: ``/readyz`` says 503, new work is refused, running
-answers finish until the deadline. A second one ends the process at once. An engine that fails for
+answers finish until shortly before the deadline, and at the deadline all connections are closed.
+What hangs then, such as an engine, is given up with the process. A second signal ends the process
+at once. An engine that fails for
 good, and a server that has no model at all, start a drain whose end is an error: who watches the
 process can start another.
 """
@@ -49,7 +51,9 @@ from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 5  # for requests that were cut off to send their error
+LAST_WORDS_S = 1.0  # at the end of a drain, for requests that were cut off to send their error
+EXIT_S = 1.0  # after the deadline, for connections and models to be closed
+UVICORN_S = 60  # uvicorn's own bound, which is never reached
 
 
 def serve(
@@ -97,6 +101,7 @@ def serve(
                 server = Server(service)
                 last.callback(server.close)
                 service.fleet.tell_errors(server.stop)
+                last.callback(server.forget_exit)
                 server.run(sockets=[listener])
                 service.audit.note("ended")
         finally:
@@ -123,6 +128,8 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._is_told_to_end = False
+        self._exit: threading.Timer | None = None
+        self._deadline_s = 0.0  # of the drain, by the event loop's clock
         self._acceptor: Acceptor | None = None
         settings = service.settings
         self._supervisor = Supervisor(service, Notifier(os.environ))
@@ -143,7 +150,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 ssl_certfile=settings.tls_certificate or None,
                 ssl_keyfile=settings.tls_private_key or None,
-                timeout_graceful_shutdown=LAST_WORDS_S,
+                timeout_graceful_shutdown=UVICORN_S,
             )
         )
 
@@ -206,11 +213,20 @@ class Server(uvicorn.Server):
         return cast(Connection, made)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, and then the connections."""
+        """Close the port, and then the connections; those that are open at the deadline at once."""
         if self._acceptor is not None:
             await self._acceptor.stop()
         self._supervisor.end()
-        await super().shutdown(sockets)
+        closing = asyncio.get_running_loop().call_at(self._deadline_s, self._abort_connections)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    def _abort_connections(self) -> None:
+        """Close what is open: readers that take nothing, and what they were to get."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
         """Look how things are; is called several times a second."""
@@ -229,7 +245,23 @@ class Server(uvicorn.Server):
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
         self._is_told_to_end = self._service.is_draining = True
+        wait_s = self._service.settings.drain_timeout_s + EXIT_S
+        self._exit = threading.Timer(wait_s, self._force_exit)
+        self._exit.daemon = True
+        self._exit.start()
         self.stop()
+
+    def forget_exit(self) -> None:
+        """Let the process go on: the server has ended."""
+        if self._exit is not None:
+            self._exit.cancel()
+
+    def _force_exit(self) -> None:
+        """End the process although something hangs; subprocesses end with it."""
+        names = sorted(thread.name for thread in threading.enumerate() if thread is not self._exit)
+        log.critical("shutdown hangs after the drain deadline: exit; threads: %s", ", ".join(names))
+        logging.shutdown()
+        os._exit(1)
 
     def stop(self) -> None:
         """Start to drain and then stop; may be called from any thread."""
@@ -267,10 +299,12 @@ class Server(uvicorn.Server):
 
     async def _drain_and_exit(self) -> None:
         log.info("draining")
-        self._supervisor.stop(self._service.settings.drain_timeout_s + LAST_WORDS_S)
+        timeout_s = self._service.settings.drain_timeout_s
+        self._deadline_s = asyncio.get_running_loop().time() + timeout_s
+        self._supervisor.stop(timeout_s + EXIT_S)
         self._service.audit.note("draining")
         try:
-            await self._service.drain(self._service.settings.drain_timeout_s)
+            await self._service.drain(timeout_s, last_words_s=min(LAST_WORDS_S, timeout_s / 5))
         finally:
             self.should_exit = True
 

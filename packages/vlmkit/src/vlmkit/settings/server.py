@@ -143,7 +143,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             3600.
         keepalive_s: silence in a stream after which a comment is sent, to keep proxies patient.
         send_timeout_s: time that a reader may take nothing before its connection is cut.
-        drain_timeout_s: time that running answers have to finish after SIGTERM.
+        drain_timeout_s: time after SIGTERM until the process ends; running answers have all of it
+            but the last second, or fifth, in which errors are sent to what is cut off.
         num_renderers: processes for each model that open files, decode images and make prompts of
             them and of long texts; 0 does that in threads of the server's. When null, 2 where other
             machines can reach ``host`` and the model's tokenizer can run there, else 0.

@@ -232,7 +232,7 @@ class Service:
         deadline_s = deadline_of(scope)
         left_s = None if deadline_s is None else deadline_s - asyncio.get_running_loop().time()
         task = asyncio.ensure_future(work)
-        watcher = asyncio.ensure_future(_gone(receive))
+        watcher = asyncio.ensure_future(disconnected(receive))
         self._tasks.add(task)
         try:
             await asyncio.wait((task, watcher), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -266,20 +266,22 @@ class Service:
         if self.access_log is not None:
             self.access_log.close()
 
-    async def drain(self, timeout_s: float) -> bool:
+    async def drain(self, timeout_s: float, last_words_s: float = 0.0) -> bool:
         """Take no more work and wait for what is under way; tell whether it ended in time.
 
-        What is left after the time is cancelled; each such request still gets its error.
+        What is left is cancelled; each such request still gets its error.
+
+        Args:
+            timeout_s: until everything has to be over.
+            last_words_s: part of it, at its end, for errors to be sent.
         """
         self.is_draining = True
         self._drained_s = time.monotonic() + timeout_s
         self.bodies.end(self.closing)
         try:
-            await asyncio.wait_for(self._is_idle.wait(), timeout_s)
+            await asyncio.wait_for(self._is_idle.wait(), timeout_s - last_words_s)
         except TimeoutError:
-            log.warning(
-                "cutting off what still runs after %g s: requests: %d", timeout_s, self.num_open
-            )
+            log.warning("drain deadline: cancelling requests that still run: %d", self.num_open)
             for task in self._tasks:
                 task.cancel()
             return False
@@ -292,7 +294,7 @@ def _offer(given: Offer | Served | Loader | None) -> Offer:
     return Offer() if given is None or isinstance(given, Served) else Offer(load=given)
 
 
-async def _gone(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Return when the client closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -12,7 +12,7 @@ from vlmkit.kit.heap import NUM_AT_ONCE, release
 from vlmkit.server.http.errors import ClientGone, Unavailable
 from vlmkit.server.work.desk import Desk
 from vlmkit.server.work.pieces import PIECE_BYTES, gathered, later
-from vlmkit.server.work.service import Service
+from vlmkit.server.work.service import Service, disconnected
 from vlmkit.server.work.timing import server_timing
 
 _JSON = (b"content-type", b"application/json")
@@ -95,7 +95,11 @@ class PiecedAnswer:
         await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *own]})
         try:
             await self._service.attend(self._rest(first, desk, send), receive, scope)
-        except (ClientGone, Unavailable):
+        except ClientGone:
+            return
+        except Unavailable:
+            if self._service.is_draining:  # what is open at the deadline is closed
+                await disconnected(receive)
             return  # the connection is closed, so that nobody takes this for the end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
