@@ -1,7 +1,7 @@
-"""Attacks a server by constraints with doubling numbers in every construct; prints what they cost.
+"""Attacks a server by constraints with doubling numbers in all constructs; prints what they cost.
 
-Run it by hand: ``python tests/hostile_constraints.py [--minutes 1]``. Figures depend on the machine;
-tests assert none of them but the limits that the server enforces itself.
+Run it by hand: ``python tests/hostile_constraints.py``. Figures depend on the machine; tests assert
+none of them but the limits that the server enforces itself.
 """
 
 import argparse
