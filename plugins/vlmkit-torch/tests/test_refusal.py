@@ -279,6 +279,32 @@ def test_a_checkpoint_with_a_weight_missing_is_refused(tmp_path: Path) -> None:
         build(made)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hidden_size", 2**20), ("intermediate_size", 2**24), ("num_hidden_layers", 1000)],
+)
+def test_a_config_of_a_far_larger_model_is_refused_before_it_takes_memory(
+    tmp_path: Path, field: str, value: int
+) -> None:
+    made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
+
+    with pytest.raises(
+        CheckpointError, match=r"config\.json of model 'm' is of a model of [\d,]+ w"
+    ):
+        build(made)
+
+
+def test_a_field_that_transformers_refuses_is_named(tmp_path: Path) -> None:
+    made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": "x"}))
+
+    with pytest.raises(CheckpointError, match=r"can read: its field 'intermediate_size' is wrong"):
+        build(made)
+
+
 def test_a_broken_weight_file_is_refused_without_the_words_of_a_library(tmp_path: Path) -> None:
     made = saved_model(tmp_path, transformers.LlamaConfig(**TINY))
     (tmp_path / "model.safetensors").write_bytes(b"not a weight file")

@@ -11,6 +11,7 @@ from vlmkit.config.layers import expanded
 from vlmkit.config.structs import ModelEntry
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.config_bounds import refuse_unreasonable
 from vlmkit.kit.model_folder import model_file, model_folder
 from vlmkit.kit.model_uri import model_uri, shown, without_secrets
 from vlmkit.kit.objection import hint_of
@@ -40,7 +41,19 @@ def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Ch
     """Return the files of a model, after fetching them if they are not on this disk.
 
     Raises:
-        CheckpointError: nothing of that name is known; the hint says what is.
+        CheckpointError: nothing of that name is known (the hint says what is), or a small file of
+            the model says what no model can be.
+    """
+    checkpoint = _resolved(reference, plugins, revision)
+    refuse_unreasonable(checkpoint)
+    return checkpoint
+
+
+def _resolved(reference: str, plugins: Plugins, revision: str | None) -> Checkpoint:
+    """Return the files of a model.
+
+    Raises:
+        CheckpointError: nothing of that name is known.
     """
     found = find(reference, plugins)
     if isinstance(found, Path):

@@ -4,6 +4,7 @@ from typing import Any
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.config_bounds import failed_field
 from vlmkit_hf.template_source import templates_in_files
 from vlmkit_hf.tokenizer_files import FETCH_HINT
 
@@ -38,9 +39,9 @@ def _reason(checkpoint: Checkpoint) -> CheckpointError:
     except CheckpointError as error:
         return error
     settings = checkpoint.read_json("tokenizer_config.json")
-    if not _has_readable_config(checkpoint):
+    if (flaw := _flaw_of_config(checkpoint)) is not None:
         return CheckpointError(
-            f"config.json of model {owner!r} is not one that transformers can read",
+            f"config.json of model {owner!r} is not one that transformers can read{flaw}",
             hint="compare it with that of the model's authors; the log shows what is wrong",
         )
     if "AutoTokenizer" in (settings.get("auto_map") or ()):
@@ -58,16 +59,18 @@ def _reason(checkpoint: Checkpoint) -> CheckpointError:
     )
 
 
-def _has_readable_config(checkpoint: Checkpoint) -> bool:
+def _flaw_of_config(checkpoint: Checkpoint) -> str | None:
+    """Return which field of a config is wrong, as the end of a sentence; None for no config's."""
     from transformers import AutoConfig
 
     if not checkpoint.has("config.json"):
-        return True  # a tokenizer alone needs none
+        return None  # a tokenizer alone needs none
     try:
         AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
-    except Exception:  # noqa: BLE001 - of whatever kind: it cannot be read
-        return False
-    return True
+    except Exception as error:  # noqa: BLE001 - of whatever kind: it cannot be read
+        field = failed_field(error)
+        return f": its field {field!r} is wrong" if field else ""
+    return None
 
 
 def _is_whole(checkpoint: Checkpoint) -> bool:

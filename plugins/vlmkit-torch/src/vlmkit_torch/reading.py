@@ -3,6 +3,7 @@
 The model stays on the CPU, its weights mapped. Where and how it is run is not decided here.
 """
 
+import copy
 import logging
 import re
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as transformers_logging
 
 from vlmkit.errors import CheckpointError
+from vlmkit.kit import safetensors_header
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.config_bounds import failed_field
 from vlmkit_torch import faults, quantized
 from vlmkit_torch.refusal import ANOTHER, layer_objection
 
@@ -32,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 # Names of what other weights are to be multiplied by, or added to: without it those are wrong.
 SCALES = re.compile(r"(weight_scale|scale_inv|scale_2|\.scales|absmax|\.SCB|zero_points?|qzeros)$")
+MOST_PACKED = 16  # numbers that a stored one may hold: 32 bits of weights of 2 bits each
+MOST_TIED = 2  # weights of which one is stored
+MIN_BUFFER_NUMBERS = 2**26
 ADDITIONS = re.compile(r"\.lora_[AB]\b")
 
 
@@ -46,8 +52,10 @@ def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
             checkpoint.path, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:
+        field = failed_field(error)
         raise CheckpointError(
-            f"config.json of model {checkpoint.name!r} is not one that transformers can read",
+            f"config.json of model {checkpoint.name!r} is not one that transformers can read"
+            + (f": its field {field!r} is wrong" if field else ""),
             hint="compare it with that of the model's authors; the log shows what is wrong",
         ) from error
     config = _answering(config)
@@ -86,6 +94,7 @@ def read_model(
         EngineError: there is not so much memory.
     """
     auto = auto_class(checkpoint, config)
+    _refuse_larger(checkpoint, config, auto)
     try:
         with _without_bar():
             model, report = auto.from_pretrained(
@@ -144,6 +153,32 @@ def _without_bar() -> Iterator[None]:
     finally:
         if was_on:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _refuse_larger(checkpoint: Checkpoint, config: PretrainedConfig, auto: Any) -> None:
+    """Refuse a configuration of a far larger model than the weights are of, before it takes memory.
+
+    Weights that are not in the files, or have other shapes there, would be made at random first.
+
+    Raises:
+        CheckpointError: it is so.
+    """
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(copy.deepcopy(config))
+    except Exception as error:  # noqa: BLE001 - loading says what is wrong
+        logger.debug("model %r cannot be measured: %s", checkpoint.name, type(error).__name__)
+        return
+    stored = safetensors_header.weights_of(checkpoint).num_parameters
+    factor = MOST_PACKED if quantized.method_of(checkpoint) is not None else MOST_TIED
+    wanted = sum(weight.numel() for weight in model.parameters())
+    made = sum(buffer.numel() for buffer in model.buffers())
+    if wanted > factor * stored or made > max(MIN_BUFFER_NUMBERS, factor * stored):
+        raise CheckpointError(
+            f"config.json of model {checkpoint.name!r} is of a model of {wanted:,} weights and "
+            f"{made:,} constants, and its files hold {stored:,}",
+            hint="its config.json and its weights are not of the same model",
+        )
 
 
 def _refuse_gaps(checkpoint: Checkpoint, report: dict[str, Any]) -> None:
