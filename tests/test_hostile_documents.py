@@ -97,7 +97,8 @@ def flood(address, key):
         f"content-length: {len(body)}",
         *lines,
     ]
-    sent = "\r\n".join([*head, "", ""]).encode() + body
+    pipelined = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 2
+    sent = "\r\n".join([*head, "", ""]).encode() + body + pipelined
     connections = []
     for _ in range(NUM_DOCUMENTS):
         connections.append(socket.create_connection((address.hostname, address.port), WAIT_S))

@@ -6,6 +6,8 @@ connection; the request it belonged to then ends like any whose client went away
 
 import asyncio
 import logging
+import select
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEADERS = 128
 MAX_PIPELINED = 16  # requests of a connection without their answers; the next one ends it
+HANGUP_S = 0.5  # between looks for a disconnect while nothing is read
 LAST_BYTES_S = 5.0  # for a client to notice that its answer is there, and to stop sending
 
 
@@ -49,6 +52,7 @@ class Connection(HttpToolsProtocol):
     _header_deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
     _last_deadline: asyncio.TimerHandle | None = None
+    _hangup_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Start to wait for the first request, or refuse it for want of room."""
@@ -76,8 +80,11 @@ class Connection(HttpToolsProtocol):
         Uvicorn tells only the last one, which with pipelining is not the one that runs.
         """
         self.room.give_back(self)
-        for deadline in (self._header_deadline, self._write_deadline, self._last_deadline):
-            _cancel(deadline)
+        for timer in (
+            *(self._header_deadline, self._write_deadline, self._last_deadline),
+            self._hangup_timer,
+        ):
+            _cancel(timer)
         self.pipeline.clear()
         for cycle in self._cycles:
             cycle.disconnected = not cycle.response_complete
@@ -135,6 +142,8 @@ class Connection(HttpToolsProtocol):
         self._has_headers = True
         super().on_headers_complete()
         self._cycles = (*under_way, self.cycle)
+        if under_way:  # uvicorn pauses reading, so the event loop sees no disconnect
+            self._await_hangup()
 
     def on_message_complete(self) -> None:
         """Note that the body is whole, be it that its answer was sent before."""
@@ -194,6 +203,19 @@ class Connection(HttpToolsProtocol):
         if self._num_header_bytes > self.settings.max_header_bytes:
             raise ValueError("headers are too large")  # the parser reports it as its own error
 
+    def _await_hangup(self) -> None:
+        _cancel(self._hangup_timer)
+        self._hangup_timer = self.loop.call_later(HANGUP_S, self._check_hangup)
+
+    def _check_hangup(self) -> None:
+        """Close the connection if the client has while requests were pipelined."""
+        if not self.flow.read_paused:
+            return
+        if _has_hung_up(self.transport.get_extra_info("socket")):
+            self.transport.abort()
+        else:
+            self._await_hangup()
+
     def _await_headers(self) -> None:
         _cancel(self._header_deadline)
         self._header_deadline = self.loop.call_later(
@@ -227,3 +249,12 @@ def _refusal(status: int) -> bytes:
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
+
+
+def _has_hung_up(connection: Any) -> bool:
+    """Tell whether the peer has closed a connection of which nothing is read, where that shows."""
+    if sys.platform != "linux":
+        return False
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLRDHUP)
+    return bool(poller.poll(0))
