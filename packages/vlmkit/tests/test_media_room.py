@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from vlmkit.ask.decode_cost import DecodeCost
 from vlmkit.ask.image import Image
-from vlmkit.errors import OutOfMemory
+from vlmkit.errors import OutOfMemory, RequestCancelled
 from vlmkit.running.media_room import MediaRoom, needed
 
 MOST = 100
@@ -49,12 +50,11 @@ class Rooms(RuleBasedStateMachine):
             place.leave()
 
     @precondition(lambda self: self.places)
-    @rule(data=st.data(), num_bytes=st.integers(0, MOST))
-    def grow(self, data, num_bytes):
+    @rule(data=st.data(), num_bytes=st.integers(1, MOST))
+    def exchange(self, data, num_bytes):
         place = self.places[data.draw(st.integers(0, len(self.places) - 1))]
         if is_inside(place):
-            before = place.num_bytes
-            assert place.grow(num_bytes) or place.num_bytes == before
+            self.room.exchange(place, num_bytes)
 
     @rule(num_bytes=st.integers(0, 600))
     def keep(self, num_bytes):
@@ -101,11 +101,28 @@ def test_a_request_that_needs_more_than_there_is_runs_alone():
     assert [is_inside(place) for place in (small, large, another)] == [True, False, False]
     small.leave()
     assert [is_inside(place) for place in (large, another)] == [True, False]
-    assert not another.grow(2)
     large.leave()
     assert is_inside(another)
-    assert another.grow(3 * MOST)
+    another.enlarge(3 * MOST, 0.1)
     assert room.decoding_bytes == 3 * MOST
+
+
+def test_a_lease_that_needs_more_waits_for_it_and_holds_nothing_meanwhile():
+    room = MediaRoom(MOST, 1)
+    first, second = room.ask("", 60), room.ask("", 40)
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(place.enlarge, 80, 60) for place in (first, second)]
+        done = next(as_completed(both))
+        assert room.decoding_bytes == 80
+        (first if done is both[0] else second).leave()
+        wait(both)
+    assert room.decoding_bytes == 80
+    with pytest.raises(OutOfMemory):
+        room.ask("", 0).enlarge(30, 0.01)
+    cancelled = room.ask("", 0)
+    cancelled.cancellation.cancel()
+    with pytest.raises(RequestCancelled):
+        cancelled.enlarge(30, 60)
 
 
 def test_tenants_take_turns_where_each_request_takes_all_there_is():

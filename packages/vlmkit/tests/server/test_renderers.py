@@ -336,11 +336,24 @@ def test_no_large_image_is_called_broken_under_a_limit_of_memory(tmp_path, kind)
     check_twelve(tmp_path, 0, bomb(**LARGE_FILES[kind]), 2**30, address_space_kb=3 * 2**20)
 
 
-def check_twelve(folder, num_renderers, url, most_bytes, **limits):
+@pytest.mark.slow
+@pytest.mark.parametrize("num_renderers", [0, 2])
+def test_twelve_large_images_in_file_parts_take_less_than_a_gibibyte(tmp_path, num_renderers):
+    """Nothing is known of them before a renderer opens them."""
+    url = bomb(**LARGE_FILES["webp"])
+    check_twelve(tmp_path, num_renderers, url, 2**30, show=showing_files)
+
+
+def showing_files(url):
+    part = {"type": "file", "file": {"file_data": url, "filename": "x.webp"}}
+    return chat() | {"messages": [{"role": "user", "content": [part]}]}
+
+
+def check_twelve(folder, num_renderers, url, most_bytes, *, show=showing, **limits):
     with served(folder, num_renderers, **limits) as server:
         streamed = server.stream(scripted(text="word ", tokens=300, latency_s=0.01))
         with peak_bytes(server) as peak, ThreadPoolExecutor(12) as strangers:
-            answers = list(strangers.map(post, [server] * 12, [showing(url)] * 12))
+            answers = list(strangers.map(post, [server] * 12, [show(url)] * 12))
         for answer in answers:
             assert answer.status_code == 200 or (
                 answer.status_code == 503 and code(answer) in ("out_of_memory", "prompt_not_made")

@@ -27,7 +27,7 @@ class Meeting:
         monkeypatch.setattr(vlmkit.ask.image, "decoded", self.decoded)
 
     def decoded(self, content, peak_bytes):
-        self.threads.add(threading.current_thread().name.rpartition("_")[0])
+        self.threads.add(threading.current_thread().name.rpartition("-")[0])
         with self._lock:
             self._num_open += 1
             self.num_most = max(self.num_most, self._num_open)

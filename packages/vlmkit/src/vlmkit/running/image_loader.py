@@ -2,18 +2,23 @@
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import ImagePart
+from vlmkit.ask.webp import is_webp
 from vlmkit.settings.pipeline import PipelineSettings
 
 SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
+
+
+def is_image(data: bytes) -> bool:
+    """Return whether a file begins as an image."""
+    return is_webp(data) or data.startswith(SIGNATURES)
 
 
 class ImageLoader:
     """Opens the formats of :mod:`vlmkit.ask.image`."""
 
     def recognises(self, data: bytes) -> bool:
-        """Tell whether a file begins as an image."""
-        is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
-        return is_webp or data.startswith(SIGNATURES)
+        """Return whether a file begins as an image."""
+        return is_image(data)
 
     def load(self, data: bytes, bounds: PipelineSettings) -> tuple[ImagePart]:
         """Return the image, or the first one of an animation.

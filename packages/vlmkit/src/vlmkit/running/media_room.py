@@ -8,10 +8,12 @@ memory may be reported as freed at any time.
 
 import asyncio
 import threading
+import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +22,8 @@ from vlmkit.ask.message import num_pixels
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.seams.cancellation import Cancellation
 from vlmkit.seams.prompt import Prompt
+
+CHECK_S = 0.1  # how often a lease that waits looks whether its request was cancelled
 
 
 def no_room() -> OutOfMemory:
@@ -112,9 +116,26 @@ class Place:
             except TimeoutError:
                 raise no_room() from None
 
-    def grow(self, num_bytes: int) -> bool:
-        """Take so many bytes in all, if they are free now."""
-        return self._room.grow(self, num_bytes)
+    def enlarge(self, num_bytes: int, timeout_s: float) -> None:
+        """Wait for so many bytes in all, where more is needed than was asked for.
+
+        Nothing may be decoded yet: what the lease has is given back while it waits, so that those
+        that wait never hold what others wait for.
+
+        Raises:
+            OutOfMemory: it did not get them in time.
+            RequestCancelled: the request was cancelled.
+        """
+        if num_bytes <= self.num_bytes:
+            return
+        self._room.exchange(self, num_bytes)
+        stop_s = time.monotonic() + timeout_s
+        while not self.granted.done():
+            self.cancellation.check()
+            with suppress(TimeoutError):
+                self.granted.result(CHECK_S)
+            if time.monotonic() >= stop_s and not self.granted.done():
+                raise no_room()
 
     def keep(self, prompt: Prompt) -> None:
         """Count what was prepared, for as long as anybody holds it."""
@@ -139,7 +160,7 @@ class MediaRoom:
     """
 
     def __init__(self, max_decoding_bytes: int, max_bytes: int) -> None:
-        self.max_decoding_bytes = max_decoding_bytes
+        self._max_decoding_bytes = max_decoding_bytes
         self._max_bytes = max_bytes
         self.decoding_bytes = self.num_bytes = 0
         self._by_tenant: Counter[str] = Counter()
@@ -158,22 +179,15 @@ class MediaRoom:
             self._change(partial(self._waiting.setdefault, place))
         return place
 
-    def grow(self, place: Place, num_bytes: int) -> bool:
-        """Let a lease have so many bytes in all, if they are free now."""
-        with self._lock:
-            more = num_bytes - place.num_bytes
-            if more > 0 and not self._has_room(more, beside=place.num_bytes):
-                return False
-            if more > 0:
-                place.num_bytes = num_bytes
-                self._inside.add(place)
-                self._count(place.tenant, more)
-        self._settle()
-        return True
+    def exchange(self, place: Place, num_bytes: int) -> None:
+        """Take back what a lease has, and let it wait for so many bytes."""
+        self.leave(place)
+        place.num_bytes, place.granted = num_bytes, Future()
+        self._change(partial(self._waiting.setdefault, place))
 
     def leave(self, place: Place) -> None:
         """Take back what a lease has."""
-        self._change(partial(self._remove, place))
+        self._change(partial(self._remove, place, place.num_bytes))
 
     def keep(self, prompt: Prompt, tenant: str) -> None:
         """Count the arrays of a prompt for as long as they are there."""
@@ -185,10 +199,10 @@ class MediaRoom:
                 gone = weakref.finalize(array, self._change, end)
                 gone.atexit = False
 
-    def _has_room(self, num_bytes: int, *, beside: int = 0) -> bool:
-        """Return whether so many bytes are free, or nothing else is taken than ``beside``."""
-        free = self.max_decoding_bytes - self.decoding_bytes
-        return num_bytes <= free or self.decoding_bytes == beside
+    def _has_room(self, num_bytes: int) -> bool:
+        """Return whether so many bytes are free, or nothing is taken at all."""
+        free = self._max_decoding_bytes - self.decoding_bytes
+        return num_bytes <= free or not self.decoding_bytes
 
     def _change(self, change: Callable[[], object]) -> None:
         """Have something changed, here or by whoever is changing something already."""
@@ -235,11 +249,11 @@ class MediaRoom:
         share = self._max_bytes // (1 + len(self._bytes_by_tenant))
         return self.num_bytes <= self._max_bytes or self._bytes_by_tenant[tenant] < share
 
-    def _remove(self, place: Place) -> None:
+    def _remove(self, place: Place, num_bytes: int) -> None:
         self._waiting.pop(place, None)
         if place in self._inside:
             self._inside.remove(place)
-            self._count(place.tenant, -place.num_bytes)
+            self._count(place.tenant, -num_bytes)
         if all(each.tenant != place.tenant for each in (*self._waiting, *self._inside)):
             self._last_grants.pop(place.tenant, None)
 

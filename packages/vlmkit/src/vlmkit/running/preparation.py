@@ -10,9 +10,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.message import parts_of
 from vlmkit.ask.request import Request
 from vlmkit.errors import RequestCancelled
 from vlmkit.running.fair_executor import FairExecutor
+from vlmkit.running.image_loader import is_image
 from vlmkit.running.inbox import closing
 from vlmkit.running.media_room import MediaRoom, Place, check_num_pixels, needed
 from vlmkit.running.prompts import is_short
@@ -118,10 +121,17 @@ class Preparation:
             place.cancellation.cancel()
 
     def _ask(self, request: Request) -> Place:
-        """Ask for the memory of a request's images."""
-        images = request.decoded_images
+        """Ask for the memory of a request's images.
+
+        Of an image in a file part nothing is known before it is opened, in a renderer maybe, so it
+        is decoded alone.
+        """
+        images, most = request.decoded_images, self._bounds.max_decoding_bytes
         check_num_pixels(images, self._bounds.max_decoding_pixels)
-        num_bytes = needed(images, self._bounds.max_decoding_bytes).num_bytes
+        num_bytes = needed(images, most).num_bytes
+        files = (part for part in parts_of(request.messages) if isinstance(part, FilePart))
+        if not request.options.light and any(is_image(file.data) for file in files):
+            num_bytes = max(num_bytes, most)
         return self._room.ask(request.account or request.tenant, num_bytes)
 
     def _run(self, work: Callable[[Request, Place], T], request: Request, place: Place) -> T:

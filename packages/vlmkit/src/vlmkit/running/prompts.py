@@ -28,7 +28,7 @@ from vlmkit.kit.pooling import Pooling
 from vlmkit.running.blame import UNKNOWN, Makers, blaming
 from vlmkit.running.files import Opened, blame_sent
 from vlmkit.running.media import MediaIntake
-from vlmkit.running.media_room import Place, check_num_pixels, needed, no_room
+from vlmkit.running.media_room import Place, check_num_pixels, needed
 from vlmkit.running.params import check_ids, check_options
 from vlmkit.running.pictures import Pictures
 from vlmkit.running.placing import between, placed, showing
@@ -177,8 +177,8 @@ class Prompts:
         messages = opened.messages
         images = () if options.light else list(images_of(messages))
         check_num_pixels(images, self._bounds.max_decoding_pixels)
-        if not place.grow(needed(images, self._bounds.max_decoding_bytes).num_bytes):
-            raise no_room()
+        need = needed(images, self._bounds.max_decoding_bytes)
+        place.enlarge(need.num_bytes, self._bounds.prepare_timeout_s)
         try:
             with self._pictures.decoded(images, place) as decodes, self._blaming():
                 prompt = self._tokenizer.prompt(messages, tools=request.tools, options=options)
