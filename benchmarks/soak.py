@@ -4,9 +4,11 @@
 
 One server process serves the mock and the packaged model. Honest clients ask questions of ten
 kinds whose answers are known, and leave one in six; others send nonsense, and hold idle
-connections in the middle third. Every process of the server but the first is killed now and then.
-Prints what was seen, writes a chart of memory, descriptors, answers and delays, and ends with code
-1 if an answer was wrong, a request ended in a fault, or something was left at the end.
+connections in the middle third. Hostile clients send costly constraints, bombs of images and PDF
+files, pipelines and long boundaries, and leave every second one. One child process of the server is
+killed each minute. Prints what was seen, writes a chart of memory, descriptors, answers and delays,
+and ends with code 1 if an answer was wrong, a request ended in a fault, the log holds what a client
+sent, or something was left at the end.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from typing import Any
 
 import chart
 import server
+import soak_attacks
 import soak_clients
 
 LOOK_S = 5.0
@@ -135,7 +138,8 @@ def known_answers(port: int, path: Path) -> None:
 def part(name: str, port: int, **options: object) -> "subprocess.Popen[str]":
     """Start some of the strangers."""
     flags = [f for k, v in options.items() for f in (f"--{k}", str(v))]
-    command = [sys.executable, str(server.HERE / "soak_clients.py"), name, str(port), *flags]
+    script = ["soak_attacks.py"] if name == "hostile" else ["soak_clients.py", name]
+    command = [sys.executable, str(server.HERE / script[0]), *script[1:], str(port), *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -159,13 +163,14 @@ def soak(options: argparse.Namespace, address: server.Address, folder: Path) -> 
         for k, n in enumerate((options.clients // 2, options.clients - options.clients // 2))
     ]
     bad = part("bad", port, seconds=seconds * 0.95, requests=options.bad, seed=7)
+    hostile = part("hostile", port, seconds=seconds * 0.95, clients=options.hostile, seed=11)
     time.sleep(seconds / 3)
     idle_from = time.time() - course.started
     idle = part("idle", port, seconds=seconds / 3, clients=options.idle)
     seen = {"idle": result(idle)}
     idle_to = time.time() - course.started
     honest = [result(process) for process in many]
-    seen |= {"honest": merged(honest), "bad": result(bad)}
+    seen |= {"honest": merged(honest), "bad": result(bad), "hostile": result(hostile)}
     is_over.set()
     watcher.join()
     time.sleep(SETTLE_S)
@@ -230,7 +235,7 @@ def report(seen: dict[str, Any]) -> int:
     course = seen["course"]
     waits = [wait for _, wait in seen["honest"]["first_token_s"]]
     tenth, half = max(len(course.rows) // 10, 1), course.rows[len(course.rows) // 2 :]
-    for name in ("honest", "bad", "idle"):
+    for name in ("honest", "bad", "hostile", "idle"):
         print(name, json.dumps(seen[name]["counts"]), *seen[name]["wrong"][:10], sep="\n  ")
     print(f"killed: {len(course.kills)} processes")
     for name in ("server_mib", "others_mib", "descriptors", "threads", "shared_files"):
@@ -248,7 +253,8 @@ def report(seen: dict[str, Any]) -> int:
     print(f"/healthz: most {max(row['health_ms'] for row in course.rows):.0f} ms")
     print("at the end:", json.dumps(seen["ready"]))
     counts = seen["honest"]["counts"]
-    return sum(counts.get(n, 0) for n in ("mixed up", "refused")) + len(seen["bad"]["wrong"])
+    num_wrong = sum(counts.get(n, 0) for n in ("mixed up", "refused", "broken"))
+    return num_wrong + len(seen["bad"]["wrong"]) + len(seen["hostile"]["wrong"])
 
 
 def _rise_a_minute(rows: list[dict[str, float]], name: str) -> float:
@@ -270,6 +276,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--bad", type=int, default=50_000)
+    parser.add_argument("--hostile", type=int, default=4)
     parser.add_argument("--chart", type=Path)
     parser.add_argument("--set", action="append", default=[], help="a setting of the server")
     options = parser.parse_args()
@@ -283,6 +290,9 @@ def main() -> int:
         if options.chart:
             options.chart.write_text(draw(seen, options.minutes * 60))
         num_wrong = report(seen)
+        if soak_attacks.MARKER in (folder / "log").read_text(errors="replace"):
+            print("the log holds what a client sent")
+            num_wrong += 1
         print("log of the server:", *(folder / "log").read_text().splitlines()[-20:], sep="\n  ")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
