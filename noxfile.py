@@ -128,11 +128,17 @@ def families(session: nox.Session) -> None:
 def attack(session: nox.Session) -> None:
     """Attack every declared field of every API for ten minutes; prints what each field costs.
 
-    Arguments go to ``python -m attack``: ``--minutes``, ``--fields PATTERN``, ``--seed``.
+    Arguments go to ``python -m attack``: ``--minutes``, ``--fields PATTERN``, ``--seed``. Without
+    them, texts are also sent to the packaged model, whose tokenizer is a real one.
     """
-    install(session, CORE, MOCK, GUIDANCE, PDF)
+    install(session, CORE, MOCK, GUIDANCE, PDF, HF, ONNX_CPU, DEMO)
     session.chdir("tests")
-    session.run("python", "-m", "attack", *session.posargs)
+    if session.posargs:
+        session.run("python", "-m", "attack", *session.posargs)
+        return
+    texts = r"(prompt|input|content(\[\]\.text)?|description|arguments)$"
+    session.run("python", "-m", "attack", "--minutes", "8")
+    session.run("python", "-m", "attack", "--minutes", "2", "--model", "demo", "--fields", texts)
 
 
 @nox.session

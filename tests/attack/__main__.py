@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from attack import judge
-from attack.bodies import Bodies, store
+from attack.bodies import MODEL, Bodies, store
 from attack.campaign import Campaign, Found, Row
 from attack.declared import Document
 from attack.growths import lacks_meaning
@@ -56,18 +56,24 @@ def main() -> int:
     parser.add_argument(
         "--top", type=int, default=100_000, help="rows of the table that are printed"
     )
-    parser.add_argument("--every-shape", action="store_true", help="measure every shape in full")
+    parser.add_argument(
+        "--every-shape", action="store_true", help="probe every shape of each field"
+    )
     parser.add_argument("--set", action="append", default=[], help="a setting of the server")
+    parser.add_argument("--model", default=MODEL, help="that is asked in place of the mock")
     options = parser.parse_args()
     settings = [word for each in options.set for word in ("--set", each)]
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, target(Path(folder), *settings) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        target(Path(folder), *settings, model=options.model) as server,
+    ):
         known = Document(document(server))
 
         def restore() -> dict[str, str]:
             return store(lambda sent: json.loads(server.send(sent).content))
 
-        bodies = Bodies(known, restore())
+        bodies = Bodies(known, restore(), options.model)
         fields = [f for f in known.fields() if re.search(options.fields, f.place)]
         campaign = Campaign(server, bodies, fields, options.seed, restore)
         for field in filter(lacks_meaning, fields):

@@ -129,10 +129,13 @@ class Bodies:
     Args:
         document: the declared fields.
         stored: ids of things that exist on the server, by the name of a field or path parameter.
+        model: the one that is asked.
     """
 
-    def __init__(self, document: Document, stored: Mapping[str, str] | None = None) -> None:
-        self._document = document
+    def __init__(
+        self, document: Document, stored: Mapping[str, str] | None = None, model: str = MODEL
+    ) -> None:
+        self._document, self._model = document, model
         self._operations = {(m, p): told for m, p, told in document.operations()}
         self.stored = dict(stored or {})
 
@@ -264,7 +267,7 @@ class Bodies:
             "/v1/batches",
             "/v1/messages/batches",
         ):
-            body["model"] = MODEL
+            body["model"] = self._model
         if "load" in base and body.get("model") == MODEL:
             body["model"] = SPARE  # whoever is honest asks the other
         complete(base, body)

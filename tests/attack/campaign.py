@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field as default
 from typing import Any
@@ -24,7 +24,7 @@ MAX_GROWTH_BYTES = 256 * 2**20
 
 @dataclass
 class Row:
-    """The dearest curve of a field."""
+    """What a field cost in one shape."""
 
     field: Field
     shape: str
@@ -55,6 +55,13 @@ class Found:
         self.breaches[key] = self.breaches.get(key, 0) + 1
 
 
+def dearest(rows: Sequence[Row]) -> frozenset[str]:
+    """Return the shapes that cost most CPU time and most memory."""
+    by_cpu = sorted(rows, key=lambda row: row.worst.cost.cpu_s)[-1:]
+    by_memory = sorted(rows, key=lambda row: max(p.cost.peak_bytes for p in row.points))[-1:]
+    return frozenset(row.shape for row in [*by_cpu, *by_memory])
+
+
 class Campaign:
     """Attacks a server.
 
@@ -77,6 +84,7 @@ class Campaign:
         self._server, self._bodies, self._fields = server, bodies, fields
         self._restore = restore
         self._chance, self.found = random.Random(seed), Found(num_fields=len(fields))
+        self._dear: dict[tuple[str, ...], frozenset[str]] = {}
         self._lock = threading.Lock()
 
     def reach(self) -> None:
@@ -121,7 +129,7 @@ class Campaign:
 
         Args:
             until: on the clock of ``time.monotonic``.
-            every_shape: measure all shapes of a field in full, not its dearest alone.
+            every_shape: probe all shapes of each field, not only those that are dear elsewhere.
         """
         num_left = 0
         for field in self._fields:
@@ -129,32 +137,34 @@ class Campaign:
             if time.monotonic() > until:
                 num_left += bool(shapes)
                 continue
-            for shape in shapes if every_shape else self._dearest(field, shapes):
-                self._curve(field, shape)
+            family = tuple(shape.name for shape in shapes)
+            known = None if every_shape else self._dear.get(family)
+            rows = [self._row(field, g) for g in shapes if known is None or g.name in known]
+            self._dear.setdefault(family, dearest(rows))
+            if rows:
+                self.found.rows.append(max(rows, key=lambda row: row.worst.cost.cpu_s))
         return num_left
 
-    def _dearest(self, field: Field, shapes: Sequence[Growth]) -> Iterable[Growth]:
-        """Return the shape whose middle size costs most; the only one as it is."""
-        if len(shapes) < 2:
-            return shapes
-        cost = [(self._point(field, g, g.sizes[len(g.sizes) // 2]).cost, g) for g in shapes]
-        by_cpu = max(cost, key=lambda pair: pair[0].cpu_s)[1]
-        by_memory = max(cost, key=lambda pair: pair[0].peak_bytes)[1]
-        return [by_cpu] if by_cpu is by_memory else [by_cpu, by_memory]
-
-    def _curve(self, field: Field, shape: Growth) -> None:
-        points = self._points(field, shape)
-        text = judge.flaw_of_curve(points)
-        if text:  # once more: something else may have run
-            points = self._points(field, shape)
+    def _row(self, field: Field, shape: Growth) -> Row:
+        """Probe three sizes of a shape, and measure all of them where one is dear."""
+        sizes = shape.sizes
+        probed = {sizes[0], sizes[len(sizes) // 2], sizes[-1]}
+        points = self._points(field, shape, sorted(probed))
+        if max(point.cost.cpu_s for point in points) < judge.NOTED_CPU_S:
             text = judge.flaw_of_curve(points)
+        else:
+            text = "measure"
+        for _ in range(2):  # once more after a breach: something else may have run
+            if text:
+                points = self._points(field, shape, sizes)
+                text = judge.flaw_of_curve(points)
         if text:
             self.found.add(field.place, f"{shape.name}: {text}")
-        self.found.rows.append(Row(field, shape.name, points, text or "ok"))
+        return Row(field, shape.name, points, text or "ok")
 
-    def _points(self, field: Field, shape: Growth) -> list[Point]:
+    def _points(self, field: Field, shape: Growth, sizes: Sequence[int]) -> list[Point]:
         points = []
-        for size in shape.sizes:
+        for size in sizes:
             points.append(self._point(field, shape, size))
             if points[-1].cost.cpu_s > judge.MAX_CPU_S or points[-1].status == 0:
                 break

@@ -50,7 +50,7 @@ PIECES = {
     "line breaks": "\n",
     "zero bytes": "\0",
 }
-TEXT_SIZES = doubling(2**14, 2**20)
+TEXT_SIZES = doubling(2**14, 2**20, 4)
 LABEL_SIZES = doubling(2**6, 2**14, 4)
 
 

@@ -57,7 +57,7 @@ def flaw(field: Field | None, answer: Answer) -> str | None:
         return None if is_busy else f"status {status}: {answer.content[:200]!r}"
     if status == 429:
         return None if "retry-after" in answer.headers else "429 without retry-after"
-    if status < 400:
+    if status < 400 or status == 431:  # headers are refused before there is a request
         return None
     is_label = field is not None and field.name == "x-request-id"
     if MARKER.encode() in answer.content and not is_label:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from attack.bodies import MODEL, SPARE, Sent
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-POLL_S = 0.02
-ANSWER_S, REST_S = 10.0, 10.0
+POLL_S = 0.05
+ANSWER_S, REST_S = 30.0, 10.0
 FIELDS_PLUGIN = Path(__file__).parents[2] / "packages/vlmkit/tests/server/dry_plugin.py"
 CONFIG = """
 [[models]]
@@ -34,11 +34,16 @@ model = "mock"
 name = "{spare}"
 load = "use"
 
+{more}
 [plugins]
 files = [{plugin}]
 
 [sampler]
 use = "dry"
+
+[media_loaders.pdf]
+timeout_s = 1.5
+memory_bytes = 400_000_000
 
 [server]
 port = 0
@@ -199,15 +204,17 @@ def resident_bytes(process_id: int) -> int:
 
 
 @contextmanager
-def target(folder: Path, *options: str) -> Iterator[Target]:
+def target(folder: Path, *options: str, model: str = MODEL) -> Iterator[Target]:
     """Run ``vlmkit serve`` in a folder with every API switched on.
 
     Args:
         folder: an empty folder.
+        model: one that is served beside the mock.
         options: more command line options.
     """
     plugin = json.dumps(str(FIELDS_PLUGIN))
-    config = CONFIG.format(model=MODEL, spare=SPARE, plugin=plugin)
+    more = "" if model == MODEL else f"[[models]]\nmodel = {json.dumps(model)}\n"
+    config = CONFIG.format(model=MODEL, spare=SPARE, plugin=plugin, more=more)
     (folder / "vlmkit.toml").write_text(config)
     server = Target(folder, options)
     try:
