@@ -19,7 +19,7 @@ import vlmkit
 import zoo
 from vlmkit.cli import run as command
 from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError
-from wild import configs, pictures, quantized, texts, weights
+from wild import compressed, configs, pictures, quantized, texts, weights
 from wild.layout import NAME, Layout, drop, edit
 
 torch = pytest.importorskip("torch")
@@ -27,7 +27,7 @@ pytest.importorskip("vlmkit_torch")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 Saved = Callable[[str], Path]
-TABLES = (weights, configs, texts, pictures, quantized)
+TABLES = (weights, configs, texts, pictures, quantized, compressed)
 LAYOUTS: list[Layout] = [layout for table in TABLES for layout in table.LAYOUTS]
 TORCH = {"engine": {"use": "torch", "cache_tokens": 256}, "tokenizer": {"use": "hf"}}
 QUESTION, NUM_NEW = "Tell me about the sea.", 6

@@ -107,6 +107,8 @@ def load_reference(name: str, folder: Path) -> Any:
         kind = getattr(transformers, answers)
     how = {"dtype": torch.float32, "attn_implementation": zoo.family(name).attention}
     model = kind.from_pretrained(folder, **how).eval()
+    if hasattr(model, "ct_decompress_hook"):  # which `generate` fires after it asked a tower
+        model.hf_quantizer.compressor.decompress_model(model)
     whole = model.language_model if name in TAKES_ONE else model
     for each in (model, whole):
         each.generation_config.eos_token_id = None

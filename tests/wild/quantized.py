@@ -91,7 +91,6 @@ LAYOUTS = [
     needing("gptq", "optimum and gptqmodel", "optimum gptqmodel", bits=4, group_size=128),
     needing("awq", "gptqmodel", "gptqmodel", bits=4, group_size=128),
     needing("bitsandbytes", "bitsandbytes", "bitsandbytes", load_in_4bit=True),
-    needing("compressed-tensors", "compressed_tensors", "compressed-tensors"),
     unknown("modelopt", by("modelopt")),
     unknown("exl2", by("exl2", bits=4)),
     unknown("mlx", edit("config.json", quantization={"group_size": 64, "bits": 4})),

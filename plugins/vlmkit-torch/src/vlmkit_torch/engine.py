@@ -31,6 +31,7 @@ from vlmkit_torch.batch import Batcher, PromptState
 from vlmkit_torch.crossing.attention import Onlookers
 from vlmkit_torch.crossing.family import crossing_of
 from vlmkit_torch.crossing.pictures import PictureCache
+from vlmkit_torch.decompression import exact_activations
 from vlmkit_torch.grouping import Costs
 from vlmkit_torch.health import Health
 from vlmkit_torch.kv_cache import KVCache
@@ -275,7 +276,8 @@ class TorchEngine:
         """
         device = self._board.cache.device
         try:
-            with hardware.alone(device), torch.no_grad():
+            model = self._views.model
+            with hardware.alone(device), torch.no_grad(), exact_activations(model):
                 picture_check.check(self, self._views, self._reader, prompts, encoder)
         except Exception as error:
             if failure := faults.told(error, device, "a small picture", ""):
@@ -346,11 +348,13 @@ def _make(loaded: LoadedModel, settings: EngineSettings) -> TorchEngine:
     temperature.settle(views.decoder)
     # States have no second place where a mistake would show: they are always checked.
     is_checked = settings.self_check or capacity.recurrent_states(views) is not None
-    expected = selfcheck.reference(views, loaded.device) if is_checked else None
+    with exact_activations(loaded.model):
+        expected = selfcheck.reference(views, loaded.device) if is_checked else None
     if settings.packed_weights and packing.gains(loaded):
         packing.pack(loaded.model, views.decoder)
         views = Views(loaded.model)
     engine = TorchEngine(loaded, views, settings)
     if expected is not None:
-        selfcheck.check(engine, views, expected)
+        with exact_activations(loaded.model):
+            selfcheck.check(engine, views, expected)
     return engine

@@ -108,8 +108,15 @@ def _are_alike(linears: Seq[nn.Linear | None]) -> bool:
 
 
 def _is_worth_it(module: Any) -> bool:
-    """Whether a module is a plain linear layer, no subclass of it, and large."""
-    return type(module) is nn.Linear and module.weight.numel() >= LEAST_NUMBERS
+    """Whether a module is large and does nothing but multiply with plain numbers.
+
+    Layers of quantized models may have a ``forward`` of their own, or weights that only look like
+    numbers.
+    """
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    weight = module.weight
+    return type(weight) is nn.Parameter and weight.numel() >= LEAST_NUMBERS
 
 
 def _has_operations() -> bool:

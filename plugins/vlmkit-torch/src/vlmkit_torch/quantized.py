@@ -10,6 +10,8 @@ from typing import Any
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.objection import Objection
+from vlmkit_torch import compressed
+from vlmkit_torch.compressed import UNQUANTIZED
 
 EXPANDED = frozenset({"fp8", "mxfp8", "mxfp4"})
 """What is expanded to plain weights when it is read."""
@@ -21,13 +23,12 @@ _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "gptq": (("optimum", "optimum"), ("gptqmodel", "gptqmodel")),
     "awq": (("gptqmodel", "gptqmodel"), _ACCELERATE),
     "bitsandbytes": (("bitsandbytes", "bitsandbytes"), _ACCELERATE),
-    "compressed-tensors": (("compressed_tensors", "compressed-tensors"), _ACCELERATE),
+    compressed.PACKAGE: (("compressed_tensors", "vlmkit-torch[quantized]"),),
     "hqq": (("hqq", "hqq"), _ACCELERATE),
     "quanto": (("optimum.quanto", "optimum-quanto"), _ACCELERATE),
     "torchao": (("torchao", "torchao"), _ACCELERATE),
     "auto-round": (("auto_round", "auto-round"),),
 }
-_UNQUANTIZED = "load the model that it was made from"
 
 
 def method_of(checkpoint: Checkpoint) -> str | None:
@@ -56,33 +57,40 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
         return None
     if not method:
         return Objection(
-            "its weights are quantized, and config.json does not say how", hint=_UNQUANTIZED
+            "its weights are quantized, and config.json does not say how",
+            hint=UNQUANTIZED,
         )
     if method not in _NEEDED:
         return Objection(
-            f"its weights are quantized by {method!r}, which is not supported", hint=_UNQUANTIZED
+            f"its weights are quantized by {method!r}, which is not supported",
+            hint=UNQUANTIZED,
         )
     if "quantization_config" not in checkpoint.config:
         return Objection(
             f"its weights are quantized by {method!r}, and config.json has no "
             "'quantization_config'",
-            hint="fetch a later form of it, which has; or " + _UNQUANTIZED,
+            hint="fetch a later form of it, which has; or " + UNQUANTIZED,
         )
+    is_compressed = method == compressed.PACKAGE
+    stated = checkpoint.config["quantization_config"]
+    if is_compressed and (reason := compressed.objection(checkpoint, stated)):
+        return reason
     absent = {name: pip for name, pip in _NEEDED[method] if not is_installed(name)}
     if not absent:
-        return None
+        return compressed.version_objection() if is_compressed else None
     return Objection(
         f"its weights are quantized by {method!r}, and to read them {' and '.join(absent)} must be "
         "installed",
-        hint=f"pip install {' '.join(absent.values())}; or {_UNQUANTIZED}",
+        hint=f"pip install {' '.join(absent.values())}; or {UNQUANTIZED}",
     )
 
 
 def expand(stated: Any) -> Any:
     """Return a configuration's part about quantization, changed so that weights are expanded."""
-    if isinstance(stated, Mapping) and stated.get("quant_method") in EXPANDED:
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    if method in EXPANDED:
         return {**stated, "dequantize": True}
-    return stated
+    return compressed.normalized(stated) if method == compressed.PACKAGE else stated
 
 
 def is_installed(module: str) -> bool:

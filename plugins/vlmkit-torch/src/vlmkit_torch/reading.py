@@ -7,7 +7,7 @@ import copy
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ from vlmkit.kit import safetensors_header
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import failed_field
 from vlmkit_torch import faults, quantized
+from vlmkit_torch import decompression, faults, quantized
+from vlmkit_torch.compressed import UNQUANTIZED
 from vlmkit_torch.refusal import ANOTHER, layer_objection
 
 logger = logging.getLogger(__name__)
@@ -96,7 +98,9 @@ def read_model(
     auto = auto_class(checkpoint, config)
     _refuse_larger(checkpoint, config, auto)
     try:
-        with _without_bar():
+        with _without_bar(config):
+            if decompression.is_compressed(config):
+                decompression.ignore_plain_layers(checkpoint, auto, config)
             model, report = auto.from_pretrained(
                 checkpoint.path,
                 config=config,
@@ -112,11 +116,24 @@ def read_model(
             raise failure from error
         raise CheckpointError(
             f"the weights of model {checkpoint.name!r} could not be loaded",
-            hint="`vlmkit --debug ...` shows why; please report the model",
+            hint=_hint(config),
         ) from error
     _refuse_gaps(checkpoint, report)
+    decompression.decompress(model)
     model.eval().requires_grad_(requires_grad=False)
     return model  # type: ignore[no-any-return]
+
+
+def _hint(config: PretrainedConfig) -> str:
+    """Return what to do about weights that transformers fails to load."""
+    stated = getattr(config, "quantization_config", None)
+    if not isinstance(stated, dict):
+        return "`vlmkit --debug ...` shows why; please report the model"
+    method = stated.get("quant_method")
+    return (
+        f"transformers does not load weights by {method!r} of this family; {UNQUANTIZED}; "
+        "`vlmkit --debug ...` shows why"
+    )
 
 
 def auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
@@ -144,12 +161,14 @@ def auto_class(checkpoint: Checkpoint, config: PretrainedConfig) -> Any:
 
 
 @contextmanager
-def _without_bar() -> Iterator[None]:
-    """Keep transformers' progress bar off the terminal: its users show the stages."""
+def _without_bar(config: PretrainedConfig) -> Iterator[None]:
+    """Keep progress bars of libraries off the terminal: its users show the stages."""
     was_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    is_compressed = decompression.is_compressed(config)
     try:
-        yield
+        with decompression.silenced() if is_compressed else nullcontext():
+            yield
     finally:
         if was_on:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

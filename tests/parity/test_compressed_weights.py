@@ -1,0 +1,241 @@
+"""Checkpoints that compressed-tensors made answer as transformers does with that package."""
+
+import importlib.util
+import logging
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import vlmkit
+import zoo
+from parity import pipeline, runner
+from vlmkit.errors import PluginUnavailable
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_torch import packing
+from vlmkit_torch.reading import read_config, read_model
+from wild import compressed as made
+from wild.weights import sharded
+
+Saved = Callable[[str], Path]
+PYPROJECT = Path(__file__).parents[2] / "plugins/vlmkit-torch/pyproject.toml"
+ONE = {
+    "w4a16": made.W4A16,
+    "w8a16": made.W8A16,
+    "int8": made.INT8,
+    "fp8": {**made.FP8, "input_activations": None},
+}
+WITH_ACTIVATIONS = {
+    "int8": made.INT8_ACTIVATIONS,
+    "fp8": made.FP8,
+    "fp8, scales of activations computed": made.FP8_DYNAMIC,
+}
+SEEING = (
+    "qwen2_5_vl",
+    pytest.param("llava", marks=pytest.mark.slow),
+)
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("compressed_tensors") is None, reason="needs vlmkit-torch[quantized]"
+)
+
+
+def quantized(family: str, saved: Saved, folder: Path, *groups: made.Group, **stated: Any) -> Path:
+    """Return the folder of a quantized family, called as the family is."""
+    kind = transformers.AutoModelForImageTextToText
+    if family in zoo.NAMES_TEXT:
+        kind = transformers.AutoModelForCausalLM
+    numbered = {f"group_{number}": group for number, group in enumerate(groups)}
+    return made.quantize(saved(family), folder / family, numbered, kind, **stated)
+
+
+def answers(folder: Path, **settings: Any) -> list[list[int]]:
+    """Return the tokens of all requests to the family by whose name a folder is called."""
+    with pipeline.load(folder, **settings) as model:
+        streamed = pipeline.stream_all(model, runner.requests(folder.name))
+    return [[sample.token_id for sample in samples] for _, samples in streamed]
+
+
+def expected(folder: Path, **stated: Any) -> list[list[int]]:
+    """Return those of transformers, of a folder that says other things of its quantization."""
+    other = folder.with_name("reference")
+    shutil.copytree(folder, other)
+    made.state(other, **stated)
+    told = runner.expected(folder.name, other, runner.requests(folder.name), banned=())
+    return [answer.token_ids for answer in told]
+
+
+def read(folder: Path) -> Any:
+    """Return a model as the engine reads it."""
+    checkpoint = Checkpoint("m", folder)
+    return read_model(checkpoint, read_config(checkpoint), torch.float32)
+
+
+@needs_package
+@pytest.mark.parametrize("group", ONE.values(), ids=ONE)
+def test_each_scheme_answers_as_transformers(
+    group: made.Group, saved: Saved, tmp_path: Path
+) -> None:
+    folder = quantized("llama", saved, tmp_path, group)
+
+    assert answers(folder) == expected(folder)
+
+
+@needs_package
+def test_layers_of_several_schemes_and_a_quantized_head_in_shards(
+    saved: Saved, tmp_path: Path
+) -> None:
+    head = {**made.W8A16, "targets": ["lm_head"]}
+    groups = (made.ATTENTION, made.REST, head)
+    folder = quantized("llama", saved, tmp_path, *groups, ignore=[])
+    sharded(folder)
+
+    assert answers(folder) == expected(folder)
+
+
+@needs_package
+def test_asymmetric_weights_answer_as_transformers_that_dequantizes(
+    saved: Saved, tmp_path: Path
+) -> None:
+    folder = quantized("llama", saved, tmp_path, made.ASYMMETRIC)
+
+    assert answers(folder) == expected(folder, dequantize=True)
+
+
+@needs_package
+def test_what_earlier_versions_of_the_tool_wrote(saved: Saved, tmp_path: Path) -> None:
+    group = ONE["fp8"]
+    folder = quantized("llama", saved, tmp_path, group)
+    wanted = expected(folder)
+    made.state(folder, quantization_status="frozen", config_groups={"group_0": group})
+
+    assert answers(folder) == wanted
+
+
+@needs_package
+def test_quantized_keys_and_values(saved: Saved, tmp_path: Path) -> None:
+    folder = quantized("llama", saved, tmp_path, made.W4A16, kv_cache_scheme=made.STATIC_FP8)
+    wanted = expected(folder)
+
+    assert answers(folder) == wanted
+    assert wanted != answers(quantized("llama", saved, tmp_path / "plain", made.W4A16))
+
+
+@needs_package
+@pytest.mark.parametrize("family", SEEING)
+def test_towers_are_quantized_too(family: str, saved: Saved, tmp_path: Path) -> None:
+    folder = quantized(family, saved, tmp_path, made.W4A16)
+
+    assert answers(folder) == expected(folder, ignore=["re:.*lm_head"])
+
+
+@needs_package
+def test_a_tower_that_the_files_hold_plain_is_found_whatever_it_is_called(
+    saved: Saved, tmp_path: Path
+) -> None:
+    plain = ["lm_head", "re:.*visual.*"]
+    folder = quantized("qwen2_5_vl", saved, tmp_path, made.W4A16, ignore=plain)
+
+    assert answers(folder) == expected(folder, ignore=plain)
+
+
+@needs_package
+@pytest.mark.parametrize(
+    ("family", "group"),
+    [
+        ("mixtral", made.W4A16),
+        pytest.param("qwen3_moe", ONE["fp8"], marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", made.W8A16, marks=pytest.mark.slow),
+    ],
+)
+def test_experts(family: str, group: made.Group, saved: Saved, tmp_path: Path) -> None:
+    plain = ["lm_head", "re:.*gate$"]
+    folder = quantized(family, saved, tmp_path, group, ignore=plain)
+
+    assert answers(folder) == expected(folder)
+
+
+@needs_package
+@pytest.mark.parametrize("group", WITH_ACTIVATIONS.values(), ids=WITH_ACTIVATIONS)
+def test_layers_quantize_activations_as_transformers_lets_them(
+    group: made.Group, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Layers are compared: a difference in the last bit may become one of a level, and of a token.
+    monkeypatch.setattr(packing, "LEAST_NUMBERS", 1)
+    folder = quantized("llama", saved, tmp_path, group)
+    model: Any = read(folder)
+    packing.pack(model, model.model)
+    wanted: Any = runner.load_reference("llama", folder)
+    random = torch.Generator().manual_seed(0)
+    pairs = [
+        (model.get_submodule(name), layer)
+        for name, layer in wanted.named_modules()
+        if hasattr(layer, "quantization_scheme")
+    ]
+
+    assert len(pairs) == 21
+    for ours, theirs in pairs:
+        rows = torch.randn(1, 5, theirs.in_features, generator=random)
+        made_of_rows = theirs(rows)
+        assert torch.equal(ours(rows), made_of_rows)
+        assert not torch.equal(torch.nn.functional.linear(rows, theirs.weight), made_of_rows)
+    assert answers(folder)
+
+
+@needs_package
+def test_a_layer_that_takes_two_axes_quantizes_each_row_by_itself(
+    saved: Saved, tmp_path: Path
+) -> None:
+    layer = read(quantized("llama", saved, tmp_path, made.FP8_DYNAMIC)).get_submodule(
+        "model.layers.0.mlp.up_proj"
+    )
+    rows = torch.tensor([[1000.0], [1.0], [1.0]]) * torch.randn(
+        3, 64, generator=torch.Generator().manual_seed(0)
+    )
+
+    assert torch.equal(layer(rows), layer(rows[None])[0])
+    assert torch.allclose(layer(rows)[1:], layer(rows[1:]), rtol=1e-4, atol=1e-4)
+
+
+@needs_package
+def test_nothing_is_written_to_standard_error_and_no_warning_is_logged(
+    saved: Saved,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = quantized("llama", saved, tmp_path, made.W4A16)
+    capfd.readouterr()
+    with caplog.at_level(logging.WARNING), vlmkit.load(folder, engine={"use": "torch"}):
+        pass
+
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
+def test_the_hint_names_the_extra_and_the_extra_has_the_package(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(saved("llama"), folder)
+    made.LAYOUTS[0].change(folder)
+    made.state(folder, sparsity_config={}, config_groups={"group_0": made.W4A16})
+    made.with_weight("model.layers.0.mlp.up_proj.weight_packed")(folder)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "compressed_tensors" else found(name),
+    )
+    with pytest.raises(
+        PluginUnavailable, match="to read them compressed_tensors must be inst"
+    ) as it:
+        vlmkit.load(folder, engine={"use": "torch"})
+
+    assert it.value.hint.startswith("pip install vlmkit-torch[quantized]; or load the model")
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    assert any(needed.startswith("compressed-tensors>=") for needed in extras["quantized"])
