@@ -88,6 +88,36 @@ def test_a_tower_of_another_precision_than_was_asked_for_is_refused(run: Any) ->
     assert encoder(DEMO, precision="fp32") == "fp32, cpu"
 
 
+def beside_engine(folder: Path, of_engine: str, **settings: Any) -> str:
+    context = BuildContext(
+        "",
+        Checkpoint("m", folder),
+        EncoderSettings(**settings),
+        components={"engine": ("onnx", {"precision": of_engine})},
+    )
+    return build.examine_encoder(context)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_tower_beside_such_an_engine_is_exported_in_single_precision(
+    precision: str, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_cache, "missing_packages", list)
+    assert beside_engine(weights, precision) == "to be exported as fp32"
+    assert beside_engine(weights, precision, precision="w8a8") == "to be exported as w8a8"
+    assert beside_engine(weights, "int8") == "to be exported"
+
+
+def test_a_stored_tower_of_8_bits_is_refused_where_fp32_was_asked_for(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    stated = msgspec.structs.replace(manifest.read(DEMO), vision_precision="w8a8")
+    manifest.write(folder, stated)
+    with pytest.raises(ConfigError, match="'fp32', and the vision tower of model 'm' is 'w8a8'"):
+        beside_engine(folder, "fp32")
+    assert beside_engine(folder, "fp32", precision="w8a8").startswith("w8a8, cpu")
+    assert beside_engine(DEMO, "fp32") == "fp32, cpu"
+
+
 def test_a_tower_of_8_bits_is_for_cpus(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
     stated = msgspec.structs.replace(manifest.read(DEMO), vision_precision="w8a8")

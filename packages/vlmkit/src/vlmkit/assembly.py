@@ -163,6 +163,7 @@ def assemble(
         revision=entry.revision,
         on_stage=tell,
         registries=plugins.by_kind,
+        components=choice,
     )
     parts: dict[str, Any] = {}
     with ExitStack() as built:

@@ -47,7 +47,7 @@ from vlmkit.running.sampler import ArraySampler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.running.stream import Stream
 from vlmkit.seams.engine import CountsRoom, Engine
-from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.media_encoder import MediaEncoder, StatesPrecision
 from vlmkit.seams.media_loader import MediaLoader
 from vlmkit.seams.observer import Observer, RequestFacts
 from vlmkit.seams.prompt import Prompt
@@ -129,6 +129,7 @@ class Pipeline:
             media_loaders=tuple(loaders),
             sampler=claims,
             request_fields={name: facts_of(field) for name, field in fields.items()},
+            encoder_precision=_precision_of(media_encoder),
         )
         self._tokenizer = tokenizer
         self._engine = engine
@@ -396,3 +397,13 @@ def modalities_of(encoder: MediaEncoder | None) -> tuple[str, ...]:
     """Return what messages may hold: texts, then images, then other media by name."""
     kinds = frozenset[str]() if encoder is None else encoder.media_kinds
     return ("text", *sorted(kinds, key=lambda kind: (kind != "image", kind)))
+
+
+def _precision_of(encoder: object) -> str:
+    return encoder.precision if isinstance(encoder, StatesPrecision) else ""
+
+
+def _drop_result(drop: Callable[[T], None], future: Future[T]) -> None:
+    """Have done with what was made for somebody who went away meanwhile."""
+    if not future.cancelled() and future.exception() is None:
+        drop(future.result())

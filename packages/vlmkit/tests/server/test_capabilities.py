@@ -8,6 +8,7 @@ from spelling import SpellingCompiler
 from vlmkit.server.app import create_app
 from vlmkit.server.fields.forms import Formed
 from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.vision_encoder import MockVisionEncoder
 
 MINIMAL = {
     "/v1/chat/completions": chat(),
@@ -92,8 +93,21 @@ def test_a_model_without_eyes_or_vectors_says_so(monkeypatch):
         model = told(server)
         assert (model["modalities"], model["limits"]["max_images"]) == (["text"], 0)
         assert (model["embedding_size"], model["precision"]) == (None, "bf")
+        assert model["encoder_precision"] is None
         assert "/v1/embeddings" not in model["endpoints"]
         assert server.post(MINIMAL["/v1/embeddings"], "/v1/embeddings").status_code == 400
+
+
+def test_the_precision_of_each_part_is_told(monkeypatch):
+    import dataclasses
+
+    limits = MockEngine.limits.fget
+    stating = property(lambda self: dataclasses.replace(limits(self), precision="w8a8"))
+    monkeypatch.setattr(MockEngine, "limits", stating)
+    monkeypatch.setattr(MockVisionEncoder, "precision", "fp32", raising=False)
+    with running({"mock": mock_pipeline()}) as server:
+        model = told(server)
+        assert (model["precision"], model["encoder_precision"]) == ("w8a8", "fp32")
 
 
 def test_a_model_that_still_loads_is_named():

@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlmkit.errors import CheckpointError, ConfigError
-from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import EngineLimits
 from vlmkit_onnx import text_side
 from vlmkit_onnx.decoders.cache_nodes import cached_token_bytes
 from vlmkit_onnx.decoders.decoder import Decoder
 from vlmkit_onnx.engine import OnnxEngine
-from vlmkit_onnx.export_once import OnStage
 from vlmkit_onnx.folder import export_cache
+from vlmkit_onnx.folder.graph_facts import stored_precision
 from vlmkit_onnx.folder.graph_header import read_header
 from vlmkit_onnx.folder.layout import (
     DecoderGraph,
@@ -22,6 +21,7 @@ from vlmkit_onnx.folder.layout import (
     TokenTable,
     VisionGraph,
 )
+from vlmkit_onnx.folder.manifest import TOWER_BESIDE, TowerPrecision
 from vlmkit_onnx.folder.refusal import kind_of
 from vlmkit_onnx.locate import DEFAULT_PRECISION, locate, locate_tower, present
 from vlmkit_onnx.prompts.embeddings import Embeddings, TableEmbeddings
@@ -62,7 +62,11 @@ def build_engine(context: BuildContext) -> OnnxEngine:
     is_invariant = try_decoder(
         decoder, layout.decoder.file, settings, claims=layout.is_batch_invariant
     )
-    limits = replace(_limits(settings, decoder, longest), is_batch_invariant=is_invariant)
+    limits = replace(
+        _limits(settings, decoder, longest),
+        is_batch_invariant=is_invariant,
+        precision=layout.precision,
+    )
     text_side.keep(context, checkpoint)
     shares = settings.prefix_cache and decoder.memory.is_shareable
     book = SlotBook(
@@ -91,26 +95,35 @@ def build_encoder(context: BuildContext) -> OnnxVisionEncoder:
         ConfigError: the device is not there.
     """
     settings: EncoderSettings = context.settings or EncoderSettings()
-    checkpoint = context.files
-    graph = _tower(checkpoint, settings, context.on_stage)
+    graph = _tower(context, settings)
     session = open_tower(graph.file, settings)
     return OnnxVisionEncoder(graph, session, settings.max_batch_images)
 
 
-def _tower(checkpoint: Checkpoint, settings: EncoderSettings, on_stage: OnStage) -> VisionGraph:
+def _tower(context: BuildContext, settings: EncoderSettings) -> VisionGraph:
     """Return the vision tower, of a precision that the device computes.
 
     Raises:
-        ConfigError: it is made of 8-bit products, for which ONNX Runtime has kernels on CPUs only.
+        ConfigError: it is made of 8-bit products, for which ONNX Runtime has kernels on CPUs only;
+            or ``engine.precision`` is ``fp32``, which means all parts, and it is stored otherwise.
     """
+    checkpoint = context.files
     on_cpu = device_of(settings) == CPU
     graph = locate_tower(
         checkpoint,
         settings.precision,
         settings.variant,
-        on_stage,
-        otherwise=None if on_cpu else "fp32",
+        context.on_stage,
+        otherwise=_unless_asked(context, settings),
     )
+    stored = _stored(graph)
+    if settings.precision is None and _engine_precision(context) == "fp32" != stored:
+        raise ConfigError(
+            f"engine.precision is 'fp32', and the vision tower of model {checkpoint.name!r} is "
+            f"{stored!r}",
+            hint="`vlmkit export` the model's safetensors with --precision fp32; or leave "
+            "engine.precision out",
+        )
     if graph.precision == "w8a8" and not on_cpu:
         raise ConfigError(
             f"on {settings.device!r}, a vision tower in 'w8a8' does not run",
@@ -118,6 +131,26 @@ def _tower(checkpoint: Checkpoint, settings: EncoderSettings, on_stage: OnStage)
             "--vision-precision fp32",
         )
     return graph
+
+
+def _unless_asked(context: BuildContext, settings: EncoderSettings) -> TowerPrecision | None:
+    """Return in which precision a tower is exported without ``media_encoder.precision``.
+
+    None is as few bits as fit.
+    """
+    if device_of(settings) != CPU:
+        return "fp32"
+    return TOWER_BESIDE.get(_engine_precision(context) or "")
+
+
+def _engine_precision(context: BuildContext) -> str | None:
+    """Return what was asked for of the engine, if it is this plugin's."""
+    name, settings = context.components.get("engine", ("", {}))
+    return settings.get("precision") if name in ("onnx", "vlmkit-onnx:onnx") else None
+
+
+def _stored(graph: VisionGraph) -> str:
+    return graph.precision or stored_precision(read_header(graph.file))
 
 
 def examine_engine(context: BuildContext) -> str:
@@ -141,13 +174,12 @@ def examine_encoder(context: BuildContext) -> str:
     settings: EncoderSettings = context.settings or EncoderSettings()
     checkpoint = context.files
     if kind_of(checkpoint) == "safetensors":
-        on_cpu = device_of(settings) == CPU
-        part = export_cache.TOWERS[settings.precision or (None if on_cpu else "fp32")]
-        if not export_cache.finished(checkpoint, part):
+        precision = settings.precision or _unless_asked(context, settings)
+        if not export_cache.finished(checkpoint, export_cache.TOWERS[precision]):
             export_cache.refuse_without_exporter()
-            return " as ".join(filter(None, ["to be exported", settings.precision]))
-    graph = _tower(checkpoint, settings, context.on_stage)
-    return _manner(graph.precision or "", graph.file, settings)
+            return " as ".join(filter(None, ["to be exported", precision]))
+    graph = _tower(context, settings)
+    return _manner(_stored(graph), graph.file, settings)
 
 
 def _manner(precision: str, file: Path, settings: ComputeSettings) -> str:

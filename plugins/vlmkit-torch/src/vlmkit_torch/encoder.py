@@ -76,6 +76,11 @@ class TorchVisionEncoder:
             faults.free_memory(self._loaded.device)
         raise OutOfMemory("the images of this request")
 
+    @property
+    def precision(self) -> str:
+        """The data type that the tower computes with, such as ``bfloat16``."""
+        return str(self._loaded.dtype).removeprefix("torch.")
+
     def computes_with(self, model: object) -> bool:
         """Tell whether its weights are those of a model in memory, and not a copy."""
         return self._loaded.model is model

@@ -1,6 +1,7 @@
 """``vlmkit doctor``: what this machine is, and who could serve a model here."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,12 @@ def verdicts(
     from vlmkit.kit.objection import told
     from vlmkit.plugins.registry import BuildContext
 
-    context = BuildContext(checkpoint.name, checkpoint, registries=plugins.by_kind)
+    context = BuildContext(
+        checkpoint.name,
+        checkpoint,
+        registries=plugins.by_kind,
+        components=_components(checkpoint, config, plugins),
+    )
     for section in COMPONENTS:
         registry = registry_of(plugins, section)
         component = config.component(section)
@@ -115,6 +121,25 @@ def verdicts(
                 "reason": None if is_without else "no installed provider can serve this model",
                 "priority": None,
             }
+
+
+def _components(
+    checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
+) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Return the provider and the settings of each component that has one."""
+    from vlmkit.assembly import chosen
+    from vlmkit.config import COMPONENTS
+    from vlmkit.config.providers import is_left_out, registry_of
+
+    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for section in COMPONENTS:
+        component = config.component(section)
+        if is_left_out(section, component):
+            continue
+        with suppress(VlmkitError):
+            provider = chosen(section, config, plugins, checkpoint)
+            found[section] = registry_of(plugins, section).key(provider), component.settings
+    return found
 
 
 def _by_key(registry: "Registry[Any]", first: str | None) -> "list[tuple[str, Provider[Any]]]":

@@ -66,12 +66,19 @@ def info(
 ) -> None:
     """Describe MODEL from its small files; loads and fetches nothing."""
     from vlmkit.assembly import sees
+    from vlmkit.cli.doctor import verdicts
     from vlmkit.cli.loading import read_with_plugins
     from vlmkit.sources import resolve_local
 
     layered, plugins = read_with_plugins(config_file, assignments)
     checkpoint = resolve_local(model, plugins, layered.config.revision)
-    facts = {**describe(checkpoint), "takes_images": sees(checkpoint, plugins)}
+    computed = {
+        verdict["component"]: verdict["how"]
+        for verdict in verdicts(checkpoint, layered.config, plugins)
+        if verdict["how"]
+    }
+    takes_images = sees(checkpoint, plugins)
+    facts = {**describe(checkpoint), "takes_images": takes_images, "precision": computed}
     if as_json:
         output.json(facts)
     else:

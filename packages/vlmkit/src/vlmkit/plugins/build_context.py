@@ -40,6 +40,8 @@ class BuildContext:
         registries: all that plugins offer, by the plural of its kind; use :meth:`providers`.
         vocabulary: of the model, for compilers of constraints.
         text_side: the model's tokenizer, for what is built after it: all other components.
+        components: the provider and the settings of each component of the pipeline, by section,
+            such as ``("onnx", {"precision": "fp32"})`` for ``engine``; empty if built alone.
     """
 
     reference: str = ""
@@ -51,6 +53,7 @@ class BuildContext:
     registries: Mapping[str, "Registry[Any]"] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None
     text_side: Tokenizer | None = None
+    components: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def files(self) -> Checkpoint:

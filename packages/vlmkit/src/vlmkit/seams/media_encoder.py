@@ -1,7 +1,7 @@
 """What a media encoder must do: preprocessed media to embeddings. No implementation."""
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
@@ -36,4 +36,14 @@ class MediaEncoder(Protocol):
 
     def close(self) -> None:
         """Free all memory; no call follows."""
+        ...
+
+
+@runtime_checkable
+class StatesPrecision(Protocol):
+    """What a media encoder may say besides: its precision."""
+
+    @property
+    def precision(self) -> str:
+        """What it computes with, such as ``bfloat16`` or ``w8a8``, for people to read; constant."""
         ...

@@ -39,6 +39,8 @@ class RunnerFacts:
         media_loaders: what opens files, by name.
         sampler: what its sampler does not follow.
         request_fields: fields that its plugins added to requests, by name.
+        encoder_precision: what its media encoder computes with; empty where that does not say. The
+            engine's is in ``limits``.
     """
 
     name: str
@@ -51,6 +53,7 @@ class RunnerFacts:
     media_loaders: tuple[str, ...] = ()
     sampler: SamplerClaims = field(default_factory=SamplerClaims)
     request_fields: Mapping[str, FieldFacts] = field(default_factory=dict)
+    encoder_precision: str = ""
 
     @property
     def takes_images(self) -> bool:

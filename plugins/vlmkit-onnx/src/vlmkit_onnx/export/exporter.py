@@ -9,10 +9,9 @@ import importlib.metadata
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
@@ -28,7 +27,7 @@ from vlmkit_onnx.export.sample import Sample, embeddings_of, make_sample
 from vlmkit_onnx.export.views import Parts
 from vlmkit_onnx.export.vision import FILE as VISION, export_vision
 from vlmkit_onnx.folder import manifest
-from vlmkit_onnx.folder.manifest import Manifest, Precision, TowerPrecision
+from vlmkit_onnx.folder.manifest import TOWER_BESIDE, Manifest, Precision, TowerPrecision
 from vlmkit_onnx.prompts.families import family_of
 
 OnStage = Callable[[str], None]
@@ -60,9 +59,6 @@ COMPANIONS = (
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
 )
-TOWER_BESIDE: Mapping[Precision, TowerPrecision] = MappingProxyType(
-    {"fp16": "fp32", "fp32": "fp32"}
-)  # those for GPUs, and for comparisons
 BATCH_INVARIANT: frozenset[Precision] = frozenset({"fp32", "w8a8", "int8", "int4"})
 
 

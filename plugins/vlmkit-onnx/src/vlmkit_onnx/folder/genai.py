@@ -18,6 +18,7 @@ from vlmkit_onnx.folder.graph_facts import (
     decoder_kind,
     is_batch_invariant,
     refuse_vocabulary,
+    stored_precision,
     usable_tokens,
 )
 from vlmkit_onnx.folder.graph_header import GraphHeader, read_header
@@ -91,7 +92,7 @@ def genai_layout(checkpoint: Checkpoint) -> Layout:
     refuse_vocabulary(header, logits, model.vocab_size, file.name, FILE)
     return Layout(
         kind="onnxruntime-genai",
-        precision=_precision(header),
+        precision=stored_precision(header),
         decoder=decoder,
         embeddings=_embeddings(checkpoint, model, decoder, header),
         vision=_vision(checkpoint, model.vision),
@@ -170,11 +171,3 @@ def _template(names: Names, word: str, usual: str) -> str:
     if not isinstance(template, str) or not re.fullmatch(r"[^%]{0,200}%d[^%]{0,50}", template):
         raise CheckpointError(f"{word!r} in {FILE!r} is not a name with one '%d' in it")
     return template
-
-
-def _precision(header: GraphHeader) -> str:
-    """Return in a word how the decoder's weights are stored, such as ``int4``."""
-    if header.packed:
-        return f"int{min(packed.num_bits for packed in header.packed)}"
-    floats = {info.element_type for info in header.outputs.values()}
-    return "fp16" if "float16" in floats else "fp32"

@@ -15,6 +15,24 @@ MIXING_OPS = frozenset(
 )
 """Operators that scale or route a row by what else is in its batch."""
 
+EIGHT_BIT_OPS = frozenset(
+    {
+        *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul"),
+        *("ConvInteger", "QLinearConv", "DequantizeLinear", "QAttention", "QGemm"),
+    }
+)
+"""Operators on weights of eight bits."""
+
+
+def stored_precision(header: GraphHeader) -> str:
+    """Return in a word how a graph's weights are stored, such as ``int4``."""
+    if header.packed:
+        return f"int{min(packed.num_bits for packed in header.packed)}"
+    if header.op_types & EIGHT_BIT_OPS:
+        return "int8"
+    floats = {info.element_type for info in header.outputs.values()}
+    return "fp16" if "float16" in floats else "fp32"
+
 
 def decoder_kind(header: GraphHeader) -> DecoderKind:
     """Return how a decoder's cache works."""

@@ -4,7 +4,9 @@ Holds facts that a graph does not show. Which files there are and how they are s
 layout's business.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,6 +20,8 @@ MAX_BYTES = 2**20
 
 Precision = Literal["w8a8", "int4", "int8", "fp16", "fp32"]
 TowerPrecision = Literal["w8a8", "fp32"]
+TOWER_BESIDE: Mapping[str, TowerPrecision] = MappingProxyType({"fp16": "fp32", "fp32": "fp32"})
+"""The precision of a tower beside a decoder for GPUs, and beside one for comparisons."""
 Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")]
 Positive = Annotated[int, Meta(ge=1)]
 

@@ -13,6 +13,8 @@ from vlmkit.errors import EngineError, OutOfMemory
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
+from vlmkit_onnx.folder.graph_facts import stored_precision
+from vlmkit_onnx.folder.graph_header import read_header
 from vlmkit_onnx.folder.layout import VisionGraph
 from vlmkit_onnx.sessions.node_types import BOOLEANS, FLOATS, INTEGERS
 from vlmkit_onnx.sessions.runtime import onnxruntime
@@ -53,7 +55,8 @@ class OnnxVisionEncoder:
         self._dtypes = {node.name: DTYPES.get(node.type) for node in session.get_inputs()}
         self._outputs = [node.name for node in session.get_outputs()]
         self._file = graph.file
-        self._precision = graph.precision or "fp32"
+        self._bound = graph.precision or "fp32"
+        self._precision = graph.precision or stored_precision(read_header(graph.file))
         self._device = session.get_providers()[0]
 
     @cached_property
@@ -64,6 +67,11 @@ class OnnxVisionEncoder:
             f"onnx:{fingerprint}:{self._file.name}:{self._device}:"
             f"onnxruntime-{onnxruntime.__version__}"
         )
+
+    @property
+    def precision(self) -> str:
+        """How the tower's linear layers are stored and computed."""
+        return self._precision
 
     def encode(self, slots: Sequence[MediaSlot]) -> list[MediaFeatures]:
         """Return the features of each image, in order.
@@ -81,7 +89,7 @@ class OnnxVisionEncoder:
         Raises:
             CheckpointError: their rows are others here.
         """
-        refuse_unlike(self.encode, self._file.parent, FEATURES, self._precision)
+        refuse_unlike(self.encode, self._file.parent, FEATURES, self._bound)
 
     def close(self) -> None:
         """Let go of the graph."""

@@ -85,8 +85,9 @@ class ModelCapabilities(msgspec.Struct):
     """One model; all but its names and state is null before it was first loaded.
 
     ``request_fields`` are those that plugins added, each with its JSON schema. ``media_loaders``
-    open the files that requests hold, such as ``image`` and ``pdf``. ``precision`` is null, too,
-    where the engine does not say it, and ``embedding_size`` where there are no embeddings.
+    open the files that requests hold, such as ``image`` and ``pdf``. ``precision`` is the engine's
+    and ``encoder_precision`` the media encoder's; each is null where its component does not say.
+    ``embedding_size`` is null where there are no embeddings.
     """
 
     id: str
@@ -95,6 +96,7 @@ class ModelCapabilities(msgspec.Struct):
     modalities: tuple[str, ...] | None = None
     media_loaders: tuple[str, ...] | None = None
     precision: str | None = None
+    encoder_precision: str | None = None
     embedding_size: int | None = None
     limits: Limits | None = None
     defaults: SamplingParams | None = None
@@ -151,6 +153,7 @@ def _model(model: ServedModel, bodies: _Bodies, known: KnownFields) -> ModelCapa
         facts.modalities,
         facts.media_loaders,
         facts.limits.precision or None,
+        facts.encoder_precision or None,
         facts.limits.hidden_size or None,
         Limits(
             facts.limits.max_sequence_tokens,
