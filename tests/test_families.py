@@ -46,6 +46,13 @@ def test_each_family_of_transformers_has_one_line_in_its_section(
     assert all(section == page.section_of(name) for name, (section, _) in lines.items())
 
 
+def test_families_that_are_held_to_another_reference_than_generate_are_named() -> None:
+    chosen = {zoo.model_type(name) for name in zoo.NAMES if zoo.family(name).attention}
+
+    assert chosen | {"mllama"} == set(page.DEVIATIONS)  # of which parity.authors has the way
+    assert page.deviations() in page.PAGE.read_text()
+
+
 def test_what_the_zoo_has_runs(lines: dict[str, tuple[str, page.Line]]) -> None:
     for name in zoo.NAMES:
         _, line = lines[zoo.model_type(name)]

@@ -28,7 +28,24 @@ sentence that begins with *not tried* says why nothing is known: such a model ch
 is loaded, as any other does, and is refused where it would answer otherwise than transformers.
 
 {num_torch} of {num_all} run on torch{as_graphs}.
+
+## Where answers are not those of `generate`
+
+Two families are compared with another reference than `generate` as transformers {version} has it:
+
+{deviations}
 """
+DEVIATIONS: Mapping[str, str] = {
+    "mllama": "a token that stands before all pictures sees none of them, as in the code of "
+    "Llama's authors. In `generate` it attends to every picture behind it, so that a system prompt "
+    "depends on them ([why](../explanation/adr/0032-pictures-beside-the-text.md)). Where pictures "
+    "come first, both agree.",
+    "phi4_multimodal": "the image tower is never causal. In `generate` it is, unless a picture of "
+    "the call is padded, so that a square picture has other features alone than beside a padded "
+    'one; `attn_implementation="eager"` computes what is computed here '
+    "([why](../explanation/adr/0033-the-part-that-answers-is-served.md)).",
+}
+"""Families that are held to another reference than ``generate``, and how."""
 SECTIONS = {
     "Families that see": families.sees,
     "Families of text": families.reads,
@@ -64,11 +81,17 @@ def write(found: Mapping[str, Record]) -> None:
         num_all=len(lines),
         num_torch=counts["torch"],
         as_graphs=f", {counts['onnx']} as graphs" if counts["onnx"] else "",
+        deviations=deviations(),
     )
     for title, belongs in SECTIONS.items():
         rows = "".join(_row(name, line) for name, line in lines.items() if belongs(name))
         text += f"\n## {title}\n\n{_COLUMNS}{rows}"
     PAGE.write_text(text)
+
+
+def deviations() -> str:
+    """Return the list of families whose answers are not those of ``generate``."""
+    return "\n".join(f"- `{name}`: {how}" for name, how in DEVIATIONS.items())
 
 
 def read() -> dict[str, tuple[str, Line]]:

@@ -1,4 +1,4 @@
-"""Engines that want it are shown two pictures at load, in short prompts, and only once."""
+"""Engines that want it are shown three pictures at load, in short prompts, and only once."""
 
 import json
 from dataclasses import replace
@@ -80,7 +80,7 @@ def look(folder, engine, tokenizer=None, **how):
     first_look(engine, MockVisionEncoder(), own, Checkpoint("m", folder), **how)
 
 
-def test_it_is_shown_two_pictures_with_a_few_tokens_around(folder):
+def test_it_is_shown_three_pictures_with_a_few_tokens_around(folder):
     engine, stages = Trying(), []
     look(folder, engine, on_stage=stages.append)
 
@@ -88,8 +88,8 @@ def test_it_is_shown_two_pictures_with_a_few_tokens_around(folder):
     slots = [prompt.media[0] for prompt in prompts]
     assert isinstance(engine, MediaTrial)
     assert stages == ["first pictures"]
-    assert len(prompts) == 2
-    assert slots[0].digest != slots[1].digest
+    assert len(prompts) == len({slot.digest for slot in slots}) == 3
+    assert [slot.inputs["pixels"].shape for slot in slots] == [(96, 96), (64, 176), (128, 128)]
     for prompt, slot in zip(prompts, slots, strict=True):
         assert slot.start == NUM_AROUND
         assert len(prompt) == slot.stop + NUM_AROUND
@@ -117,11 +117,11 @@ def test_a_picture_that_would_take_a_tower_long_is_shown_in_fewer_tokens(folder,
             return super().prompt(messages, **how)
 
     look(folder, Trying(), Sized())
-    assert wishes == [(96, 64), (64, 256)]
+    assert wishes == [(96, 64), (64, 256), (128, 256)]
     monkeypatch.setattr("vlmkit.running.first_look.MAX_NUMBERS", 1000)
     wishes.clear()
     look(folder, Trying(), Sized(), built_with="another")
-    assert wishes == [(96, 64), (64, 256), (64, 64)]
+    assert wishes == [(96, 64), (64, 256), (64, 64), (128, 256), (128, 64)]
 
 
 def test_it_is_shown_none_where_it_wants_none(folder):

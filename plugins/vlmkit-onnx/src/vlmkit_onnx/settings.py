@@ -57,8 +57,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
         max_sequences: most sequences with a slot in the cache.
         max_chunk_tokens: most tokens of a prompt in one step; while answers run, the scheduler's
             budget of time allows fewer. Parts that may not be cut are longer where they must be.
-        self_check: at load, answer about two small pictures, and compare the vision tower with what
-            it computed when it was exported.
+        self_check: at load, answer about three small pictures, and compare the vision tower with
+            what it computed when it was exported.
     """
 
     precision: Precision | None = None

@@ -1,6 +1,6 @@
 """Shows a model its first pictures while it is loaded, so that nobody's request has to.
 
-Makes two small pictures into prompts as requests are made into prompts, and lets the engine try
+Makes three small pictures into prompts as requests are made into prompts, and lets the engine try
 itself with them (``vlmkit.seams.engine.MediaTrial``). A model that went through it once, with the
 same files, settings and packages on the same machine, is not tried again. What is right, the engine
 knows; how large pictures are shown, the tokenizer.
@@ -24,8 +24,12 @@ from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Array, Prompt
 from vlmkit.seams.tokenizer import Tokenizer
 
-PICTURES = (((96, 96), (64,)), ((64, 176), (256, 64)))
-"""Height and width of each, and how many tokens it is to take where that can be chosen."""
+PICTURES = (((96, 96), (64,)), ((64, 176), (256, 64)), ((128, 128), (256, 64)))
+"""Height and width of each, and how many tokens it is to take where that can be chosen.
+
+A square picture of many tokens is cut into as many rows of tiles as columns, and nothing is padded:
+some families compute such a picture in another way.
+"""
 
 MAX_NUMBERS = 2**20  # of a picture's arrays; where it has more, it is to take fewer tokens
 
@@ -94,7 +98,7 @@ def first_look(
 
 
 def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:
-    """Yield a short prompt for each picture; one for both where all are shown in one size.
+    """Yield a short prompt for each picture; one for all where all are shown in one size.
 
     Raises:
         RequestError: the tokenizer makes none.
