@@ -401,9 +401,3 @@ def modalities_of(encoder: MediaEncoder | None) -> tuple[str, ...]:
 
 def _precision_of(encoder: object) -> str:
     return encoder.precision if isinstance(encoder, StatesPrecision) else ""
-
-
-def _drop_result(drop: Callable[[T], None], future: Future[T]) -> None:
-    """Have done with what was made for somebody who went away meanwhile."""
-    if not future.cancelled() and future.exception() is None:
-        drop(future.result())
