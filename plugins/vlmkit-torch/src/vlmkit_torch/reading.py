@@ -28,7 +28,6 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit import safetensors_header
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import failed_field
-from vlmkit_torch import faults, quantized
 from vlmkit_torch import decompression, faults, quantized
 from vlmkit_torch.compressed import UNQUANTIZED
 from vlmkit_torch.refusal import ANOTHER, layer_objection
