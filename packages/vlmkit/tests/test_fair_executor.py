@@ -1,7 +1,10 @@
 """Worker threads that tenants share, and the queue in front of them."""
 
+import gc
 import threading
+import weakref
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
@@ -134,3 +137,24 @@ def test_a_cancellation_calls_what_was_registered_once_and_at_once_when_it_is_la
     with cancellation.calling(lambda: calls.append("late")):
         assert calls == ["one", "late"]
     assert cancellation.is_cancelled
+
+
+def test_work_that_is_done_is_freed_without_a_collection():
+    """A request's files and what came of it would stay until the next one."""
+
+    class Content:
+        pass
+
+    executor, content = FairExecutor(1, "test"), Content()
+    reference = weakref.ref(content)
+    gc.collect()
+    gc.disable()
+    try:
+        future = executor.submit("", partial(id, content))
+        assert future.result(60)
+        del future, content
+        executor.submit("", int).result(60)  # the one before has left the thread
+        assert reference() is None
+    finally:
+        gc.enable()
+        executor.shutdown()

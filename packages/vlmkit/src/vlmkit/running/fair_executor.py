@@ -7,9 +7,11 @@ that takes long checks its own cancellation. The threads end with the process.
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -79,7 +81,7 @@ class FairQueue(Generic[T]):
                 self._started.pop(tenant, None)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Work:
     tenant: str
     run: Callable[[], Any]
@@ -121,7 +123,8 @@ class FairExecutor:
                 thread_name = f"{self._name}-{self._num_started}"
                 threading.Thread(target=self._serve, name=thread_name, daemon=True).start()
             self._has_work.notify()
-        future.add_done_callback(lambda _: self._remove_cancelled(work))
+        # A future that held its work would be a cycle with all that the work was made of.
+        future.add_done_callback(partial(self._remove_cancelled, weakref.ref(work)))
         return future
 
     def shutdown(self) -> None:
@@ -130,8 +133,9 @@ class FairExecutor:
             self._is_shut_down = True
             self._has_work.notify_all()
 
-    def _remove_cancelled(self, work: _Work) -> None:
-        if work.future.cancelled():
+    def _remove_cancelled(self, reference: "weakref.ref[_Work]", future: "Future[Any]") -> None:
+        work = reference()
+        if work is not None and future.cancelled():
             with self._has_work:
                 self._queue.remove(work.tenant, work)
 
