@@ -267,10 +267,21 @@ def test_a_flood_is_one_line_and_a_sum():
     assert warned == ["request 0 is nonsense", "another kind"]
     assert len(handler.said) == 1002
     floods.tell()
-    assert handler.said[-1] == "999 more within 3600 s: request %d is nonsense"
+    assert handler.said[-1] == "999 more within 3600 s, like: request 0 is nonsense"
     logger.warning("request %d is nonsense", 5)
     assert handler.said[-1] == "request 5 is nonsense"
     floods.tell()
+
+
+@pytest.mark.parametrize(
+    ("message", "values"), [("%s: %s", ("the disk is full", 3)), ("%r\nof it", (1,)), ("100%", ())]
+)
+def test_a_sum_shows_the_first_line_of_its_kind_with_its_values(message, values):
+    logger, handler, floods = logger_with_floods()
+    for _ in range(3):
+        logger.error(message, *values)
+    floods.tell()
+    assert handler.said[-1] == f"2 more within 3600 s, like: {handler.said[0].splitlines()[0]}"
 
 
 def test_what_is_said_of_models_is_always_said():
@@ -330,8 +341,46 @@ def test_json_lines_have_what_text_has_and_the_request(capsys):
     assert told["error"] == "ValueError"
     assert SECRET not in json.dumps(told) + TextFormat().format(record)
     assert SECRET in TextFormat(tells_all=True).format(record)
-    record.name = "vlmkit.running.loop"  # where errors are those of engines
-    assert SECRET in json.loads(JsonFormat().format(record))["trace"]
+    for name in ("vlmkit.running.loop", "vlmkit_torch.faults", "litestar"):
+        record.name, record.exc_text = name, None
+        assert SECRET not in JsonFormat().format(record) + TextFormat().format(record)
+
+
+def test_a_thread_that_fails_is_logged_without_what_the_error_says(tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    with served(tmp_path, "--set", f'plugins.files=["{tmp_path / "odd.py"}"]') as server:
+        assert eventually(lambda: "'odd' failed" in server.log.read_text(), timeout_s=60)
+        assert eventually(lambda: server.status() == 200, timeout_s=60)
+        told = server.log.read_text()
+    assert SECRET not in told
+    assert "builtins.ValueError" in told
+
+
+ODD = f"""
+import threading
+import time
+import warnings
+
+from vlmkit.plugins.hookspecs import hookimpl
+
+VLMKIT_API = (1, 0)
+
+
+@hookimpl
+def vlmkit_register_observers(registry):
+    registry.add("odd", lambda context: None)
+
+
+def fail():
+    while threading.excepthook is threading.__excepthook__:
+        time.sleep(0.01)
+    secret = "{SECRET[::-1]}"[::-1]
+    warnings.warn(secret)
+    raise ValueError(secret)
+
+
+threading.Thread(target=fail, name="odd", daemon=True).start()
+"""
 
 
 # A server of its own, to which secrets are sent in every field.

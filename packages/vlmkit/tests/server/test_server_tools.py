@@ -113,10 +113,10 @@ def test_the_operators_log_tells_who_called_what_and_never_what_was_said(
     answer = ask(served, calls(*called), "say", "fail", "crash")
     lines = [record.getMessage() for record in caplog.records if "request" in record.msg]
     assert len(lines) == 4
-    assert all(line.startswith(f"request {answer['id']}, call '") for line in lines)
+    assert all(line.startswith(f"request {answer['id']}: ") for line in lines)
     ends = sorted(re.sub(r"[\d.]+ s", "0 s", line.split(": ", 1)[1]) for line in lines)
     assert ends == [
-        "error: no tool of the request",
+        "a call of a tool that the request does not list",
         "tool 'crash', 0 s, error: ZeroDivisionError",
         "tool 'fail', 0 s, error: EngineError",
         "tool 'say', 0 s, ok",

@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CONNECTION_CLOSED, CallToolResult, Tool
 
 from vlmkit.errors import EngineError
+from vlmkit.kit.traces import trace_of
 from vlmkit_mcp.settings import McpServer
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - whatever a server makes the SDK raise
             session.has_failed = True
             cause = error
-        log.warning("a call of the server %r failed: %r", self.label, cause)
+        log.warning("a call of the server %r failed:\n%s", self.label, trace_of(cause))
         raise EngineError(problem) from cause
 
     def _current(self) -> "_Session":
@@ -188,7 +189,7 @@ class _Session:
                 await self._end.wait()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             self.has_failed = True
-            log.warning("the server %r cannot be had, or died: %r", self._label, error)
+            log.warning("the server %r did not start, or died:\n%s", self._label, trace_of(error))
             if not self._started.done():
                 failure = EngineError(f"the server {self._label!r} cannot be had")
                 failure.__cause__ = error

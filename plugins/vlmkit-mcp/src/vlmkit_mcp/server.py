@@ -26,6 +26,7 @@ from mcp.types import (
 
 from vlmkit import Completion, __version__
 from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.kit.traces import trace_of
 from vlmkit_mcp.late_model import LateModel
 from vlmkit_mcp.pictures import Pictures
 from vlmkit_mcp.question import TOOL, Question, question_schema, read_question
@@ -72,8 +73,8 @@ class Asker:
                     done = await self._answer(read_question(params.arguments or {}))
             except VlmkitError as error:
                 return _failed(f"{error} ({error.hint})" if error.hint else str(error))
-            except Exception:
-                log.exception("a call failed")
+            except Exception as error:  # noqa: BLE001 - its text may repeat the question
+                log.error("a call failed:\n%s", trace_of(error))  # noqa: TRY400
                 return _failed("the question could not be answered; the server's log says why")
         return CallToolResult(content=[TextContent(text=text) for text in _texts(done)])
 

@@ -202,6 +202,15 @@ def _packages() -> set[str]:
     return {entry.module.partition(".")[0] for entry in entries}
 
 
+def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
+    """Log where a thread failed, without the text of the error."""
+    from vlmkit.kit.traces import trace_of
+
+    name = failure.thread.name if failure.thread else "unknown"
+    if failure.exc_value is not None:
+        log.error("thread %r failed:\n%s", name, trace_of(failure.exc_value))
+
+
 @contextmanager
 def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
     """Write the server's log to standard error, and keep floods from it, while it serves."""
@@ -212,6 +221,10 @@ def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
     levels = dict.fromkeys(("uvicorn", *_packages()), logging.WARNING)
     levels["vlmkit"] = logging.DEBUG if debug else logging.INFO
     with ExitStack() as after:
+        logging.captureWarnings(capture=True)  # on standard error they would show what was sent
+        after.callback(logging.captureWarnings, capture=False)
+        after.callback(setattr, threading, "excepthook", threading.excepthook)
+        threading.excepthook = _log_thread_failure
         for name, level in levels.items():
             logger = logging.getLogger(name)
             after.callback(logger.setLevel, logger.level)

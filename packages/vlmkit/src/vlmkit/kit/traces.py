@@ -1,12 +1,34 @@
-"""Where an error came from, without its text: what a library says may repeat what a client sent.
+"""Where an error came from, without its text: a library's text may repeat what a client sent.
 
-Writes to no log: that is for whoever caught it.
+Formats records; it writes no log and decides no level.
 """
 
+import logging
 import traceback
 from collections.abc import Iterator
+from copy import copy
 
 from vlmkit.errors import VlmkitError
+
+
+class TraceFormatter(logging.Formatter):
+    """Formats an error of a record as types and places, whichever library logs it.
+
+    Args:
+        tells_all: whether errors are formatted with their texts, for debugging.
+    """
+
+    def __init__(self, *, tells_all: bool = False) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+        self.tells_all = tells_all
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line, and behind it where an error came from."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not self.tells_all:
+            record = copy(record)  # other handlers may format the whole error
+            record.exc_text = trace_of(error)
+        return super().format(record)
 
 
 def trace_of(error: BaseException) -> str:

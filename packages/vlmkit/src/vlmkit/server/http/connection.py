@@ -58,6 +58,7 @@ class Connection(HttpToolsProtocol):
         """Start to wait for the first request, or refuse it for want of room."""
         super().connection_made(transport)
         self.is_made, self.handshake = True, None
+        self.access_log = False  # uvicorn's has paths and queries
         if not self.is_refused:
             self._await_headers()
             return

@@ -97,8 +97,15 @@ def not_written(error: OSError | sqlite3.Error) -> Unavailable:
     is_full = isinstance(error, OSError) and error.errno in _FULL
     is_full = is_full or "full" in str(error)
     what = "the disk is full" if is_full else "the disk cannot be written"
-    log.error("%s: %s", what, error)
+    log.error("%s: %s", what, _reason(error))
     return Unavailable(what, code="disk_full" if is_full else "disk_failed")
+
+
+def _reason(error: OSError | sqlite3.Error) -> str:
+    """Return what the system or SQLite calls an error: neither repeats a value or a name."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return getattr(error, "sqlite_errorname", None) or type(error).__name__
 
 
 def _opened(path: Path, schema: str, check_new: Callable[[], None]) -> sqlite3.Connection:

@@ -19,7 +19,7 @@ UNBOUNDED = "vlmkit.server.fleet"  # speaks of models, which are few, and each l
 class _Kind:
     logger: str
     level: int
-    text: str
+    text: str  # of its first record
     until_s: float
     num_held: int = 0
 
@@ -62,7 +62,8 @@ class Floods(logging.Filter):
             if found is not None:
                 found.num_held += 1
                 return False
-            self._kinds[kind] = _Kind(*kind, self._clock() + self._every_s)
+            text = kind[2] if kind[0] == "vlmkit" else record.getMessage().partition("\n")[0]
+            self._kinds[kind] = _Kind(*kind[:2], text, self._clock() + self._every_s)
             self._wait()
             return True
 
@@ -84,7 +85,7 @@ class Floods(logging.Filter):
                 self._handler.handle(self._sum(kind))
 
     def _sum(self, kind: _Kind) -> logging.LogRecord:
-        text = "%d more within %g s: %s"
+        text = "%d more within %g s, like: %s"
         values = (kind.num_held, self._every_s, kind.text)
         record = logging.LogRecord(kind.logger, kind.level, "", 0, text, values, None)
         record.is_sum = True

@@ -1,47 +1,22 @@
 """How lines of the server's log look: as text, or as JSON objects, one a line.
 
-What other libraries log of errors is shown without what the errors say, unless for debugging.
+Errors are shown without their texts, unless for debugging.
 """
 
 import json
 import logging
-from copy import copy
 from datetime import UTC, datetime
 from typing import Any
 
-from vlmkit.kit.traces import trace_of
+from vlmkit.kit.traces import TraceFormatter, trace_of
 
 
-class TextFormat(logging.Formatter):
-    """Lines for people.
-
-    Args:
-        tells_all: whether errors are shown with what they say.
-    """
-
-    def __init__(self, *, tells_all: bool = False) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
-        self._tells_all = tells_all
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a line, and behind it where an error came from."""
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not self.tells_all_of(record):
-            record = copy(record)  # of which other handlers may tell more
-            record.exc_text = trace_of(error)
-        return super().format(record)
-
-    def tells_all_of(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record's error is shown with what it says: vlmkit minds that itself."""
-        return self._tells_all or record.name.partition(".")[0].startswith("vlmkit")
+class TextFormat(TraceFormatter):
+    """Lines for people."""
 
 
-class JsonFormat(TextFormat):
-    """Lines for programs.
-
-    Args:
-        tells_all: whether errors are shown with what they say.
-    """
+class JsonFormat(TraceFormatter):
+    """Lines for programs."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON object."""
@@ -56,8 +31,7 @@ class JsonFormat(TextFormat):
         if record.exc_info and record.exc_info[1] is not None:
             told["error"] = type(record.exc_info[1]).__name__
             error = record.exc_info
-            tells_all = self.tells_all_of(record)
-            told["trace"] = self.formatException(error) if tells_all else trace_of(error[1])
+            told["trace"] = self.formatException(error) if self.tells_all else trace_of(error[1])
         return json.dumps(told)
 
 

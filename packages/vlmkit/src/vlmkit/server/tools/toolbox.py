@@ -106,7 +106,7 @@ class Toolbox:
             request_id: what the request is called.
         """
         if call.name not in asked:
-            log.info("request %s, call %.32r: error: no tool of the request", request_id, call.id)
+            log.info("request %s: a call of a tool that the request does not list", request_id)
             return failure("there is no such tool")
         started = time.perf_counter()
         outcome = "cancelled"
@@ -126,8 +126,7 @@ class Toolbox:
         finally:
             took_s = time.perf_counter() - started
             log.info(
-                "request %s, call %.32r: tool %r, %.3f s, %s",
-                request_id, call.id, call.name, took_s, outcome,
+                "request %s: tool %r, %.3f s, %s", request_id, call.name, took_s, outcome
             )  # fmt: skip
 
     async def aclose(self) -> None:
@@ -142,5 +141,6 @@ class Toolbox:
         try:
             return await self._by_name[name].describe(name)
         except Exception as error:
-            log.warning("tool %r of %s cannot be had: %s", name, self._whose[name], error)
+            whose, where = self._whose[name], trace_of(error)
+            log.warning("tool %r of %s cannot be described:\n%s", name, whose, where)
             raise Unavailable("a tool of the server cannot be had", code="tool_failed") from error
