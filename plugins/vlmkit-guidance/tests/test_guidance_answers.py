@@ -1,5 +1,6 @@
 """Answers of a model that babbles, held within schemas, patterns and grammars."""
 
+import itertools
 import json
 import random
 import re
@@ -13,7 +14,7 @@ from vlmkit.ask.constraint import MAX_TEXTS, JsonObject, JsonSchema, Lark, OneOf
 from vlmkit.errors import ConstraintError
 from vlmkit.seams.constraint import Vocabulary
 from vlmkit_guidance.compiler import GuidanceCompiler
-from vlmkit_guidance.forced import BLOCK_BYTES
+from vlmkit_guidance.forced import BLOCK_BYTES, MAX_PIECES
 
 SHAPES = JsonSchema.of(
     {
@@ -228,6 +229,45 @@ def test_text_that_is_forced_without_end_is_found_a_bounded_piece_at_a_time(cons
         assert len(forced) <= 2 * BLOCK_BYTES
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         assert matcher.accept(int(np.flatnonzero(bits)[0]))
+
+
+def test_answers_of_a_large_vocabulary_are_kept_to_a_schema_and_its_keys_are_forced():
+    """Within a text, more tokens may follow than forced text is looked for in."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pairs = ["".join(pair).encode() for pair in itertools.product(letters, repeat=3)]
+    words = [b"", *(bytes([i]) for i in range(256)), *pairs, b'": ', b'", "', b'{"']
+    places = {word: token_id for token_id, word in enumerate(words) if token_id}
+
+    def encode(text):
+        rest, found = text.encode(), []
+        while rest:
+            size = next(n for n in (3, 2, 1) if rest[:n] in places)
+            found.append(places[rest[:size]])
+            rest = rest[size:]
+        return found
+
+    keys = ["colour", "name", "sides"]
+    properties = {key: {"type": "string", "maxLength": 6} for key in keys}
+    schema = {"type": "object", "properties": properties, "required": keys}
+    asked = JsonSchema.of(schema | {"additionalProperties": False})
+    make = GuidanceCompiler(Vocabulary(words, encode)).compile(asked)
+    chance, num_forced, num_wide = random.Random(1), 0, 0
+    for _ in range(20):
+        matcher, said = make(), b""
+        while not matcher.may_end:
+            forced, mask = matcher.forced(), np.zeros(-(-len(words) // 32), np.int32)
+            matcher.fill(mask)
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+            allowed = np.flatnonzero(bits).tolist()
+            num_forced += len(forced)
+            num_wide += len(allowed) > MAX_PIECES
+            assert not forced or allowed == forced[:1]
+            token_id = chance.choice(allowed)
+            assert matcher.accept(token_id)
+            said += words[token_id]
+        assert list(json.loads(said.decode(errors="replace"))) == keys
+    assert num_forced > 20 * sum(map(len, keys)) / 3
+    assert num_wide > 20
 
 
 def test_what_is_forced_depends_on_the_answer_alone_however_it_came_to_be():

@@ -144,6 +144,8 @@ def _few(allowed: NDArray[np.uint32], end: int) -> NDArray[np.intp]:
 
 def _common(pieces: dict[bytes, int]) -> bytes:
     """Return the longest text that each piece begins with or is the beginning of."""
+    if not pieces:
+        return b""
     ordered = sorted(pieces)
     whole = [
         piece
