@@ -21,7 +21,7 @@ from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.server.chat.convert import Converter
 from vlmkit.server.chat.images import Images
 from vlmkit.server.chat.wire import CHAT as CHAT_BODY
-from vlmkit.server.work.desk import Desk
+from vlmkit.server.work.offload import OffloadExecutor
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.server import FetchSettings, ServerSettings
@@ -197,7 +197,9 @@ def test_of_a_picture_elsewhere_the_beginning_is_fetched_and_no_more(kind, serve
     content = io.BytesIO()
     PIL.Image.frombytes("RGB", (300, 200), noise).save(content, kind)
     settings = FetchSettings(enabled=True, allow_http=True, timeout_s=300)
-    images = Images(ServerSettings(), ImageFetcher(settings, may_connect=lambda _: True), Desk())
+    fetcher = ImageFetcher(settings, may_connect=lambda _: True)
+    images = Images(ServerSettings(), fetcher, OffloadExecutor())
     with site(content.getvalue(), 2**13) as url:  # the rest never comes
-        ((image, _),) = asyncio.run(images.opened([("x", url)], server.runner().facts, light=True))
+        opened = images.opened([("x", url)], server.runner().facts, "", light=True)
+        ((image, _),) = asyncio.run(opened)
     assert (image.width, image.height) == (300, 200)

@@ -70,7 +70,7 @@ def create_app(
     on_disk = FilesOnDisk(Folder(data, _own_files(service.settings))) if data.folder else None
     files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
     fetcher = ImageFetcher(fetch) if fetch.enabled else None
-    converter = Converter(service.settings, fetcher, files, service.desk)
+    converter = Converter(service.settings, fetcher, files, service.offload)
     scraper = scraper or Scraper(service)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)
 
@@ -112,7 +112,7 @@ def create_app(
         on_shutdown=[
             service.toolbox.aclose,
             service.accounts.close,
-            service.desk.close,
+            service.offload.close,
             service.monitors.stop,
             scraper.close,
         ],

@@ -173,7 +173,7 @@ class Call(ABC, Generic[B]):
         """Decode a body, a large one beside the event loop."""
         if is_light(content):
             return self._decoded(content)
-        return await self.service.desk.do(partial(self._decoded, content))
+        return await self.service.offload.run(partial(self._decoded, content), self.caller.account)
 
     def _decoded(self, content: bytes) -> tuple[B, frozenset[str]]:
         names = self.service.request_fields

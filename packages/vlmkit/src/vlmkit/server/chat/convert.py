@@ -30,7 +30,7 @@ from vlmkit.server.fields.wire_tools import tool_values
 from vlmkit.server.files.kept import FilesInMemory, KeptFiles
 from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.caller import NOBODY, Caller
-from vlmkit.server.work.desk import Desk
+from vlmkit.server.work.offload import OffloadExecutor
 from vlmkit.settings.server import ServerSettings
 
 _ROLES: dict[type[wire.ChatMessage], Role] = {
@@ -49,7 +49,7 @@ class Converter:
         settings: bounds of one request.
         fetcher: fetches images and files by URL; None where that is off.
         files: those that were sent before; none when None.
-        desk: where large images and files are decoded; one of its own when None.
+        offload: decodes large images and files; one of its own when None.
 
     Attributes:
         images: gets the images that bodies name.
@@ -60,13 +60,13 @@ class Converter:
         settings: ServerSettings,
         fetcher: ImageFetcher | None,
         files: KeptFiles | None = None,
-        desk: Desk | None = None,
+        offload: OffloadExecutor | None = None,
     ) -> None:
         self._settings = settings
-        desk = desk or Desk()
-        self.images = Images(settings, fetcher, desk)
+        offload = offload or OffloadExecutor()
+        self.images = Images(settings, fetcher, offload)
         kept = files or FilesInMemory(FileStore(settings.files))
-        self._files = Files(kept, fetcher, settings.max_body_bytes, desk)
+        self._files = Files(kept, fetcher, settings.max_body_bytes, offload)
         self._template_kinds = template_kinds(settings.chat_template_kwargs)
 
     async def request(
@@ -97,7 +97,7 @@ class Converter:
         self._check_tools(chat, facts)
         shown = image_options(chat)
         messages = await self.messages(
-            chat.messages, facts, caller.owner, shown, may_go_on=True, light=light
+            chat.messages, facts, caller, shown, may_go_on=True, light=light
         )
         request = Request(
             messages=messages,
@@ -129,7 +129,7 @@ class Converter:
         self,
         said: Sequence[wire.ChatMessage],
         facts: RunnerFacts,
-        owner: bytes = b"",
+        caller: Caller = NOBODY,
         shown: ImageOptions = PLAIN_IMAGE,
         *,
         may_go_on: bool = False,
@@ -140,7 +140,7 @@ class Converter:
         Args:
             said: the messages.
             facts: bounds of the model.
-            owner: whose stored files they may name.
+            caller: who asks, and whose stored files they may name.
             shown: how images are shown that say nothing themselves.
             may_go_on: whether an answer may go on with the last of them.
             light: whether no more of images is wanted than their sizes.
@@ -152,7 +152,9 @@ class Converter:
             place = f"messages[{len(said) - 1}]"
             raise RequestError(f"{place} cannot go on: nothing is answered here", param=place)
         self._check_size(said, facts)
-        sources = [await self._source(place, image, owner) for place, image in images_in(said)]
+        sources = [
+            await self._source(place, image, caller.owner) for place, image in images_in(said)
+        ]
         files = list(files_in(said))
         if files and light:
             raise RequestError(
@@ -160,8 +162,8 @@ class Converter:
                 param=files[0].place,
                 code="unsupported_parameter",
             )
-        images = iter(await self.images.opened(sources, facts, light=light))
-        opened = iter(await self._files.opened(files, facts, owner, shown))
+        images = iter(await self.images.opened(sources, facts, caller.account, light=light))
+        opened = iter(await self._files.opened(files, facts, caller, shown))
         return [_message(n, message, images, opened, shown) for n, message in enumerate(said)]
 
     async def _source(

@@ -17,8 +17,9 @@ from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.chat import wire
 from vlmkit.server.chat.image_options import options_of
 from vlmkit.server.files.kept import KeptFiles, whole
+from vlmkit.server.http.caller import Caller
 from vlmkit.server.together import in_order
-from vlmkit.server.work.desk import Desk
+from vlmkit.server.work.offload import OffloadExecutor
 
 
 class NamedFile(NamedTuple):
@@ -35,16 +36,20 @@ class Files:
         kept: files that were sent before.
         fetcher: fetches files by URL; None where that is off.
         max_bytes: of one that was sent before.
-        desk: where large ones are decoded.
+        offload: decodes large ones.
     """
 
     def __init__(
-        self, kept: KeptFiles, fetcher: ImageFetcher | None, max_bytes: int, desk: Desk
+        self,
+        kept: KeptFiles,
+        fetcher: ImageFetcher | None,
+        max_bytes: int,
+        offload: OffloadExecutor,
     ) -> None:
         self._kept = kept
         self._max_bytes = max_bytes
         self._fetcher = fetcher
-        self._desk = desk
+        self._offload = offload
 
     async def content(self, file_id: str, owner: bytes, place: str) -> bytes:
         """Return what a file holds that was sent before.
@@ -59,14 +64,14 @@ class Files:
             raise
 
     async def opened(
-        self, found: Sequence[NamedFile], facts: RunnerFacts, owner: bytes, shown: ImageOptions
+        self, found: Sequence[NamedFile], facts: RunnerFacts, caller: Caller, shown: ImageOptions
     ) -> list[FilePart]:
         """Get files, a few at a time.
 
         Args:
             found: the files.
             facts: bounds of the model.
-            owner: whose request it is.
+            caller: who asks.
             shown: how pictures are shown of which a file says nothing.
 
         Raises:
@@ -85,7 +90,7 @@ class Files:
             nonlocal num_left
             place, said = named
             try:
-                content = await self._content(named, owner, num_left)
+                content = await self._content(named, caller, num_left)
                 num_left -= len(content)
                 if num_left < 0:
                     raise _too_large(facts.bounds.max_media_bytes)
@@ -97,17 +102,18 @@ class Files:
 
         return await in_order(file, found, max(1, facts.bounds.num_workers - 1))
 
-    async def _content(self, named: NamedFile, owner: bytes, max_bytes: int) -> bytes:
+    async def _content(self, named: NamedFile, caller: Caller, max_bytes: int) -> bytes:
         place, said = named
         given = [name for name in ("file_data", "file_id", "file_url") if getattr(said, name)]
         if len(given) != 1:
             raise RequestError(f"{place} needs one of file_data, file_id and file_url")
         if said.file_id:
-            return await self.content(said.file_id, owner, place)
+            return await self.content(said.file_id, caller.owner, place)
         if said.file_url and not said.file_url.startswith("data:"):
             return await self._fetched(said.file_url)
         text = said.file_data or said.file_url or ""
-        return await self._desk.read(partial(_decoded, text, max_bytes), len(text))
+        work = partial(_decoded, text, max_bytes)
+        return await self._offload.decode(work, len(text), caller.account)
 
     async def _fetched(self, url: str) -> bytes:
         try:

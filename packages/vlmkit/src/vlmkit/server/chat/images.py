@@ -12,7 +12,7 @@ from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.together import in_order
-from vlmkit.server.work.desk import Desk
+from vlmkit.server.work.offload import OffloadExecutor
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.server import ServerSettings
 
@@ -51,22 +51,30 @@ class Images:
     Args:
         settings: bounds of one request.
         fetcher: fetches images by URL; None where that is off.
-        desk: where large ones are decoded.
+        offload: decodes large ones.
     """
 
-    def __init__(self, settings: ServerSettings, fetcher: ImageFetcher | None, desk: Desk) -> None:
+    def __init__(
+        self, settings: ServerSettings, fetcher: ImageFetcher | None, offload: OffloadExecutor
+    ) -> None:
         self._settings = settings
-        self._desk = desk
+        self._offload = offload
         self._fetcher = fetcher
 
     async def opened(
-        self, found: Sequence[tuple[str, str | bytes]], facts: RunnerFacts, *, light: bool = False
+        self,
+        found: Sequence[tuple[str, str | bytes]],
+        facts: RunnerFacts,
+        account: str,
+        *,
+        light: bool = False,
     ) -> list[OpenedImage]:
         """Fetch and check images side by side, as many at once as the runner will decode at once.
 
         Args:
             found: the place of each, and its URL or file; few enough.
             facts: bounds of the model.
+            account: the tenant that asks.
             light: whether no more of them is wanted than their sizes.
 
         Raises:
@@ -80,7 +88,7 @@ class Images:
             began_s = time.time()
             budget.take()  # raises where it is spent, before the image costs anything
             try:
-                image = await open_one(source, facts.bounds.images)
+                image = await open_one(source, facts.bounds.images, account)
             except ImageError as error:
                 error.param = place
                 raise
@@ -90,19 +98,20 @@ class Images:
         num_at_once = max(1, facts.bounds.num_workers - 1)
         return await in_order(image, found, num_at_once)
 
-    async def _image(self, source: str | bytes, limits: ImageLimits) -> Image:
+    async def _image(self, source: str | bytes, limits: ImageLimits, account: str) -> Image:
         """Check an image; no text but URLs is taken, so no path of this disk."""
         if isinstance(source, str) and not source.startswith("data:"):
             source = await self._fetched(source)
-        return await self._desk.read(partial(Image.open, source, limits), len(source))
+        return await self._offload.decode(partial(Image.open, source, limits), len(source), account)
 
-    async def _header(self, source: str | bytes, limits: ImageLimits) -> Image:
+    async def _header(self, source: str | bytes, limits: ImageLimits, account: str) -> Image:
         """Read an image's sizes; of a file elsewhere no more than its beginning."""
         if isinstance(source, str) and source.startswith(SIZE):
             return Image.of_size(_size(source), limits)
         if isinstance(source, str) and not source.startswith("data:"):
             source = await self._fetched(source, partial(_is_enough, limits=limits))
-        return await self._desk.read(partial(Image.of_header, source, limits), len(source))
+        work = partial(Image.of_header, source, limits)
+        return await self._offload.decode(work, len(source), account)
 
     async def _fetched(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
         if self._fetcher is None:

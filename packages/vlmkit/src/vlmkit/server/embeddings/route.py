@@ -95,8 +95,8 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
         if body.input is None:
             said = body.messages or ()
             self.note(idle_details(said, facts))
-            shown, owner = image_options(body), self.caller.owner
-            messages = await self.converter.messages(said, facts, owner, shown)
+            shown = image_options(body)
+            messages = await self.converter.messages(said, facts, self.caller, shown)
             return [Asked(messages=messages, **same)]
         texts = plain_texts(body.input, "input")
         try:

@@ -66,9 +66,17 @@ def caller_of(request: Request[Any, Any, Any]) -> Caller:
         key_id = state["key"].id if "key" in state else ""
         return Caller(owner, tenant, tenant, bool(state.get("is_operator")), key_id, trace=trace)
     given = "\0".join(sorted(secrets_in(request)))
-    client = request.client
-    account = network_of(client.host) if client else ""
-    return Caller(hashlib.sha256(given.encode()).digest(), "", account, trace=trace)
+    owner = hashlib.sha256(given.encode()).digest()
+    return Caller(owner, "", account_of(request.scope), trace=trace)
+
+
+def account_of(scope: Scope) -> str:
+    """Return the account of a request: that of its caller, without looking at credentials."""
+    if (caller := speaks_for(scope)) is not None:
+        return caller.account
+    tenant: str = scope["state"].get("tenant", "")
+    client = scope["client"]
+    return tenant or (network_of(client[0]) if client else "")
 
 
 def network_of(host: str) -> str:

@@ -138,7 +138,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             if given is not None and len(given) != len(places):
                 raise RequestError(f"{name} has not one for each image", param=name)
         named = [(f"{URLS}[{number}]", url) for number, url in enumerate(urls)]
-        images = await self.converter.images.opened(named, facts)
+        images = await self.converter.images.opened(named, facts, self.caller.account)
         return [
             PlacedImage(
                 opened.image,

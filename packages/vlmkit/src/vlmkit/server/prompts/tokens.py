@@ -81,7 +81,11 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
             raise RequestError(f"{given[0]} is for messages, not for a text", param=given[0])
         text = body.prompt or ""
         check_plain_size([text], self.service.settings.max_text_chars, facts)
-        return Asked(text=text, adds_special=body.add_special_tokens is not False)
+        return Asked(
+            text=text,
+            adds_special=body.add_special_tokens is not False,
+            account=self.caller.account,
+        )
 
     async def _conversation(self, chat: ChatRequest, runner: Runner) -> PromptTokens:
         """Return what a chat's prompt comes to."""

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from litestar.types import Scope
 
+from vlmkit.server.http.caller import account_of
 from vlmkit.server.responses.event_log import EventLog
 from vlmkit.server.responses.events import ResponseEvents
 from vlmkit.server.work.service import Service
@@ -49,7 +50,9 @@ async def answered(
     try:
         async with lease:
             await service.attend(read(), _never, scope)
-            last = await service.desk.do(partial(events.closing, stream.usage))
+            last = await service.offload.run(
+                partial(events.closing, stream.usage), account_of(scope)
+            )
     except Exception as error:  # noqa: BLE001 - whoever looks for the answer must learn of it
         last = events.cancelled() if log.is_cancelled else events.failed(error, scope)
         keep(events.body)

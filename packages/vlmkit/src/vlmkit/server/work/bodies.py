@@ -14,7 +14,7 @@ from litestar import Request
 from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import BodyTooSlow, ClientGone
 from vlmkit.server.http.fair_room import FairRoom
-from vlmkit.server.work.desk import LARGE_BYTES
+from vlmkit.server.work.offload import LARGE_BYTES
 
 
 class Body:

@@ -40,9 +40,9 @@ from vlmkit.server.offer import Loader, Offer, Served, runner_of
 from vlmkit.server.tools.toolbox import Toolbox
 from vlmkit.server.work.bodies import Bodies
 from vlmkit.server.work.deadline import TooLate, deadline_of
-from vlmkit.server.work.desk import Desk
 from vlmkit.server.work.ledger import Ledger
 from vlmkit.server.work.monitors import Monitors
+from vlmkit.server.work.offload import OffloadExecutor
 from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Service:
         self.num_unconstrained = 0  # requests with tools whose schemas nothing here keeps to
         self.ledger = Ledger(settings)
         self.bodies = Bodies(self.ledger.body_bytes, settings.body_timeout_s)
-        self.desk = Desk()
+        self.offload = OffloadExecutor()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()

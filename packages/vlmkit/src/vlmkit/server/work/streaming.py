@@ -13,6 +13,7 @@ from typing import Protocol
 from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 
 from vlmkit.ask.completion import Chunk, Timings, Usage
+from vlmkit.server.http.caller import account_of
 from vlmkit.server.http.errors import ClientGone, Unavailable
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.timing import server_timing, timing_before
@@ -137,7 +138,7 @@ class ByteStream(ABC):
         except Exception as error:  # noqa: BLE001 - the client must learn that this is no end
             return self.failed(error, scope)
         if self.tells_all:
-            return await self._service.desk.do(self.closing)
+            return await self._service.offload.run(self.closing, account_of(scope))
         return self.closing()
 
     async def _write(self, send: Send) -> None:

@@ -1,6 +1,6 @@
 """The ASGI response that waits for the end of an answer; its sibling streams."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -9,8 +9,8 @@ from litestar.types import Receive, Scope, Send
 
 from vlmkit.ask.completion import Completion
 from vlmkit.kit.heap import NUM_AT_ONCE, release
+from vlmkit.server.http.caller import account_of
 from vlmkit.server.http.errors import ClientGone, Unavailable
-from vlmkit.server.work.desk import Desk
 from vlmkit.server.work.pieces import PIECE_BYTES, gathered, later
 from vlmkit.server.work.service import Service, disconnected
 from vlmkit.server.work.timing import server_timing
@@ -65,15 +65,15 @@ class WholeAnswer:
             await answer(scope, receive, send)
         finally:
             if sum(map(len, untold)) > NUM_AT_ONCE:
-                self._service.desk.leave(partial(release, untold))
+                self._service.offload.discard(partial(release, untold), account_of(scope))
 
 
 class PiecedAnswer:
     """Sends JSON that is written piece by piece, as fast as its reader takes it.
 
     Args:
-        make: begins to write, and returns the pieces; all of that is done at the desk.
-        service: has the desk, and knows when the server gives up.
+        make: begins to write, and returns the pieces; all of that runs beside the event loop.
+        service: runs it, and knows when the server gives up.
         headers: what to say besides.
     """
 
@@ -86,15 +86,15 @@ class PiecedAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write and send; a short answer leaves as a whole, with its length."""
-        desk = self._service.desk
-        first = await desk.do(self._next)
+        encode = partial(self._service.offload.run, self._next, account_of(scope))
+        first = await encode()
         if len(first) < PIECE_BYTES:
             await ASGIResponse(body=first, headers={**self._headers})(scope, receive, send)
             return
         own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": [_JSON, *own]})
         try:
-            await self._service.attend(self._rest(first, desk, send), receive, scope)
+            await self._service.attend(self._rest(first, encode, send), receive, scope)
         except ClientGone:
             return
         except Unavailable:
@@ -103,7 +103,7 @@ class PiecedAnswer:
             return  # the connection is closed, so that nobody takes this for the end
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _rest(self, piece: bytes, desk: Desk, send: Send) -> None:
+    async def _rest(self, piece: bytes, encode: Callable[[], Awaitable[bytes]], send: Send) -> None:
         while piece:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            piece = await desk.do(self._next)
+            piece = await encode()
