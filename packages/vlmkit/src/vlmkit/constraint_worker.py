@@ -13,7 +13,7 @@ from vlmkit.assembly import load_plugins
 from vlmkit.config.constraint_plan import ConstraintPlan
 from vlmkit.config.providers import registry_of
 from vlmkit.errors import PluginUnavailable, VlmkitError
-from vlmkit.kit.traces import trace_of
+from vlmkit.kit.traces import log_of_worker, trace_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.constraint_trials.messages import frame_of
 from vlmkit.running.constraint_trials.serving import TrialServer
@@ -27,7 +27,7 @@ def main() -> None:
     """Build a compiler and serve trials of it."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    log_of_worker()
     asked = os.fdopen(os.dup(0), "rb", buffering=0)  # a buffer would hide what waits in the pipe
     try:
         plan = msgspec.msgpack.decode(read_frame(asked).head, type=ConstraintPlan)

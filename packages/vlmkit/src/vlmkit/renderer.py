@@ -19,7 +19,7 @@ from vlmkit.config.providers import makers_of, registry_of
 from vlmkit.config.text_side import Part, TextSide
 from vlmkit.errors import PluginUnavailable, VlmkitError
 from vlmkit.kit.pooling import read_pooling
-from vlmkit.kit.traces import TraceFormatter, trace_of
+from vlmkit.kit.traces import log_of_worker, trace_of
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.fair_executor import FairExecutor
@@ -41,11 +41,7 @@ def main() -> None:
     """Build a text side and serve it."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    handler = logging.StreamHandler()
-    handler.setFormatter(TraceFormatter())
-    logging.basicConfig(level=logging.CRITICAL, handlers=[handler])
-    logging.getLogger("vlmkit").setLevel(logging.WARNING)  # a library's text may be a client's
-    logging.captureWarnings(capture=True)
+    log_of_worker()
     sheet = Sheet.at(sys.argv[1])
     asked = sys.stdin.buffer
     plan = msgspec.msgpack.decode(read_frame(asked).head, type=TextSide)

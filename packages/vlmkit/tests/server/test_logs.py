@@ -346,6 +346,30 @@ def test_json_lines_have_what_text_has_and_the_request(capsys):
         assert SECRET not in JsonFormat().format(record) + TextFormat().format(record)
 
 
+WORKER = f"""
+import logging, warnings
+from vlmkit.kit.traces import log_of_worker
+
+log_of_worker()
+secret = "{SECRET[::-1]}"[::-1]
+logging.getLogger("transformers").error(secret)
+warnings.warn(secret)
+try:
+    raise ValueError(secret)
+except ValueError:
+    logging.getLogger("vlmkit.running").exception("it failed")
+"""
+
+
+def test_the_log_of_a_worker_process_has_no_text_of_an_error_or_a_library():
+    ended = subprocess.run(
+        [sys.executable, "-c", WORKER], capture_output=True, check=True, text=True
+    )
+    assert SECRET not in ended.stderr
+    assert "it failed" in ended.stderr
+    assert "builtins.ValueError" in ended.stderr
+
+
 def test_a_thread_that_fails_is_logged_without_what_the_error_says(tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
     with served(tmp_path, "--set", f'plugins.files=["{tmp_path / "odd.py"}"]') as server:

@@ -35,6 +35,7 @@ VALUES: tuple[Any, ...] = (
     [MARKER, {KEY: MARKER}],
     f"data:image/{MARKER};base64,{MARKER}",
 )
+SHOWN = ("request_id",)  # what the log names a request by
 PLAIN = {"model": "mock", "role": "user", "completion_window": "24h", "content": "hello"}
 
 
@@ -171,7 +172,7 @@ def test_a_marker_in_every_declared_field_is_in_no_log_and_no_header(
 ) -> None:
     server, written, folder = said
     api = Api(server.get("/openapi.json").json())
-    fields = list(api.bodies())
+    fields = [each for each in api.bodies() if each[2]["place"][-1][1] not in SHOWN]
     assert len({path for path, _, _ in fields}) > 10
     assert len(fields) > 300
     statuses: dict[int, int] = {}

@@ -1,6 +1,6 @@
 """Where an error came from, without its text: a library's text may repeat what a client sent.
 
-Formats records; it writes no log and decides no level.
+Nothing here is logged: callers log what is returned.
 """
 
 import logging
@@ -29,6 +29,18 @@ class TraceFormatter(logging.Formatter):
             record = copy(record)  # other handlers may format the whole error
             record.exc_text = trace_of(error)
         return super().format(record)
+
+
+def log_of_worker() -> None:
+    """Have a worker process write vlmkit's warnings to standard error, without errors' texts.
+
+    Nothing of other libraries is written: their texts may repeat what a client sent.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(TraceFormatter())
+    logging.basicConfig(level=logging.CRITICAL, handlers=[handler])
+    logging.getLogger("vlmkit").setLevel(logging.WARNING)
+    logging.captureWarnings(capture=True)
 
 
 def trace_of(error: BaseException) -> str:
