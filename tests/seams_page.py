@@ -11,7 +11,10 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from vlmkit.kit.generation_config import FIELDS
 from vlmkit.plugins.kinds import KINDS, Kind
+
+FIELDS_BEGIN, FIELDS_END = "<!-- fields -->", "<!-- end of fields -->"
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs/reference"
@@ -84,8 +87,22 @@ OF_VALUES = {
 
 def pages() -> dict[Path, str]:
     """Return every page, by its file."""
-    made = {"seams": seams, "values": values, "python": python}
+    made = {"seams": seams, "values": values, "python": python, "folders": folders}
     return {REFERENCE / f"{name}.md": make() for name, make in made.items()}
+
+
+def folders() -> str:
+    """Return the page on folders, with the table of the fields of generation_config.json."""
+    head, _, rest = (REFERENCE / "folders.md").read_text().partition(FIELDS_BEGIN)
+    _, end, tail = rest.partition(FIELDS_END)
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for field in FIELDS:
+        neutral = ", ".join(f"`{value!r}`" for value in field.neutral)
+        names = alike.setdefault((neutral, field.action, field.reason), [])
+        names.append(f"`{field.name}`")
+    rows = [f"| {', '.join(names)} | {' | '.join(rest)} |" for rest, names in alike.items()]
+    table = ["| field | neutral | here | |", "|---|---|---|---|", *rows]
+    return "\n".join([f"{head}{FIELDS_BEGIN}", *table, f"{end}{tail}"])
 
 
 def python() -> str:

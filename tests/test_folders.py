@@ -19,6 +19,7 @@ import vlmkit
 import zoo
 from vlmkit.cli import run as command
 from vlmkit.errors import CheckpointError, PluginUnavailable, VlmkitError
+from vlmkit.kit.generation_config import FIELDS
 from wild import compressed, configs, pictures, quantized, texts, weights
 from wild.layout import NAME, Layout, drop, edit
 
@@ -37,6 +38,13 @@ NO_TEMPLATE = (
 )
 REFUSED = [layout for layout in LAYOUTS if layout.refused is not None]
 ANSWERING = [layout for layout in LAYOUTS if layout.refused is None]
+
+
+def test_every_field_of_generation_config_has_a_row_in_the_table() -> None:
+    import transformers
+
+    stated = {name for name in vars(transformers.GenerationConfig()) if not name.startswith("_")}
+    assert stated <= {field.name for field in FIELDS}
 
 
 def name_of(layout: Layout) -> str:

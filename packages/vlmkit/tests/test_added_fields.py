@@ -26,7 +26,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.request_field import RequestField
 from vlmkit.seams.sampler import FOLLOWED, SamplerClaims
 from vlmkit.server.operate.capabilities import BODIES, GENERATE_BODIES
-from vlmkit.testing import new_sequence
+from vlmkit.testing import new_sequence, sampler_subject
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -275,9 +275,7 @@ def test_what_a_sampler_ignores_is_refused_unless_it_says_nothing(field: str) ->
     class Plain(vlmkit.ArraySampler):
         ignores = frozenset({field})
 
-    value: Any = {1: 1.0} if field == "logit_bias" else 1 if field != "top_p" else 0.5
-    if field == "repetition_penalty":
-        value = 1.5
+    value: Any = getattr(sampler_subject.FOLLOWED[field], field)
     with mock_model(sampler=Plain()) as model:
         assert model.generate("hi", **{field: getattr(SamplingParams(), field)}).text == "hi"
         with pytest.raises(RequestError) as caught:

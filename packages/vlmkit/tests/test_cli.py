@@ -743,6 +743,31 @@ def test_doctor_tells_who_is_chosen_and_why_others_are_passed_over(
     assert re.search(r"engine +mock +chosen\n", capsys.readouterr().out)
 
 
+def test_doctor_names_values_of_generation_config_that_are_ignored(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    stated = {
+        "num_beams": 4,
+        "do_sample": True,
+        "temperature": 7.5,
+        "top_p": 0.9,
+        "num_beam_groups": 1,
+    }
+    (tmp_path / "generation_config.json").write_text(json.dumps(stated))
+    assert run(["doctor", str(tmp_path), "--json"]) == 0
+    found = {e["field"]: e for e in json.loads(capsys.readouterr().out)["generation_config"]}
+    assert found.keys() == {"num_beams", "temperature"}
+    assert found["num_beams"]["value"] == "4"
+    assert "no beam search" in found["num_beams"]["reason"]
+    assert run(["doctor", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"num_beams +4 +there is no beam search", out)
+    assert re.search(r"temperature +7\.5 +temperature: Expected `float` <= 2\.0", out)
+    assert run(["doctor", "mock"]) == 0
+    assert "generation_config" not in capsys.readouterr().out
+
+
 def test_doctor_asks_who_would_be_taken_what_a_build_would_find_out(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -26,10 +26,11 @@ from vlmkit.errors import (
     EngineError,
     PluginError,
     PluginUnavailable,
+    RequestError,
     UnknownPlugin,
 )
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.generation_config import default_params
+from vlmkit.kit.generation_config import FIELDS, default_params
 from vlmkit.plugins import loader
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.sources import name_of, packaged_models, resolve, resolve_local
@@ -502,10 +503,62 @@ def test_a_value_out_of_bounds_is_left_out_with_a_warning(
     assert "top_p" in caplog.text
 
 
+def test_what_its_authors_say_of_tokens_is_followed(tmp_path: Path) -> None:
+    stated: dict[str, Any] = {
+        "no_repeat_ngram_size": 3,
+        "sequence_bias": [[[5, 6], 1.5]],
+        "bad_words_ids": [[1], [2, 3]],
+        "suppress_tokens": [4],
+        "begin_suppress_tokens": [7],
+        "min_new_tokens": 2,
+        "min_length": 9,
+        "stop_strings": "END",
+    }
+    ignored = {"typical_p": 0.5, "epsilon_cutoff": 0.1, "eta_cutoff": 0.1}
+    followed = SamplingParams(
+        no_repeat_ngram_size=3,
+        sequence_bias=(((5, 6), 1.5),),
+        bad_words_ids=((1,), (2, 3)),
+        suppress_tokens=(4,),
+        begin_suppress_tokens=(7,),
+        min_tokens=2,
+        stop=("END",),
+    )
+    assert params_of(tmp_path, **stated, **ignored) == followed
+    sampled = params_of(tmp_path, do_sample=True, **ignored)
+    assert sampled == SamplingParams(temperature=1.0, **ignored)
+    assert params_of(tmp_path, min_length=9).min_length == 9
+
+
+def test_what_is_not_followed_is_reported_once_and_only_if_it_says_something(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    neutral = {field.name: next(iter(field.neutral)) for field in FIELDS if field.neutral}
+    assert params_of(tmp_path, **neutral, use_cache=True, pad_token_id=0) == SamplingParams()
+    assert caplog.text == ""
+    said = {"num_beams": 4, "forced_eos_token_id": 2, "penalty_alpha": 0.6, "max_length": 512}
+    assert params_of(tmp_path, **neutral | said) == SamplingParams()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(said)
+    for name, value in said.items():
+        assert sum(f": {name} = {value} is ignored: " in line for line in lines) == 1
+
+
+def test_a_default_minimum_gives_way_to_a_smaller_maximum() -> None:
+    defaults = SamplingParams(min_tokens=20)
+    assert defaults.replaced({"max_tokens": 5}).min_tokens == 5
+    assert defaults.replaced({"max_tokens": 50}).min_tokens == 20
+    with pytest.raises(RequestError, match="min_tokens is over max_tokens"):
+        defaults.replaced({"max_tokens": 5, "min_tokens": 20})
+
+
 @given(
     st.dictionaries(
-        st.sampled_from(["do_sample", "temperature", "top_p", "top_k", "repetition_penalty"]),
-        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
+        st.sampled_from([field.name for field in FIELDS]),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+            lambda values: st.lists(values, max_size=3),
+        ),
     )
 )
 def test_no_generation_config_breaks_a_model(stated: dict[str, Any]) -> None:

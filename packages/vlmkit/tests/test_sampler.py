@@ -241,8 +241,53 @@ def test_repetition_penalty_is_that_of_transformers():
     changes = EDITS.of(seq).at(Row(seq))
     batch = changed([choice(Row(seq))], logits.shape[-1])
     assert sorted(changes.token_ids.tolist()) == [1, 5, 9, 20]
-    apply(np, logits, batch, scales=True)
+    apply(np, logits, batch, [choice(Row(seq))])
     assert np.allclose(logits, expected.numpy())
+
+
+LIBRARIES = [
+    pytest.param(lambda logits: logits, id="numpy"),
+    pytest.param(lambda logits: pytest.importorskip("torch").from_numpy(logits), id="torch"),
+]
+
+TRUNCATIONS = [
+    {"typical_p": 0.2},
+    {"typical_p": 0.9},
+    {"epsilon_cutoff": 0.02},
+    {"epsilon_cutoff": 0.9},
+    {"eta_cutoff": 0.05},
+    {"eta_cutoff": 0.9},
+    {"typical_p": 0.7, "top_k": 20, "top_p": 0.95, "min_p": 0.01},
+    {"typical_p": 0.95, "epsilon_cutoff": 0.01, "eta_cutoff": 0.02, "top_p": 0.9},
+]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("array", LIBRARIES)
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+@pytest.mark.parametrize("filters", TRUNCATIONS, ids="-".join)
+def test_what_is_kept_by_probability_is_what_transformers_keeps(array, scale, temperature, filters):
+    torch = pytest.importorskip("torch")
+    warpers = pytest.importorskip("transformers.generation.logits_process")
+    logits, vocab = random_logits(21, vocab=300) / 3 * np.float32(scale), 300
+    scores = torch.from_numpy(logits).double() / temperature
+    for name, kind in (
+        ("top_k", warpers.TopKLogitsWarper),
+        ("top_p", warpers.TopPLogitsWarper),
+        ("min_p", warpers.MinPLogitsWarper),
+        ("typical_p", warpers.TypicalLogitsWarper),
+        ("epsilon_cutoff", warpers.EpsilonLogitsWarper),
+        ("eta_cutoff", warpers.EtaLogitsWarper),
+    ):
+        if name in filters:
+            scores = kind(filters[name])(None, scores)
+    is_kept = torch.isfinite(scores[0]).numpy()
+    make = [sequence(seed=seed, temperature=temperature, **filters) for seed in range(60)]
+    sums = np.stack([logits[0] / temperature + noise(own, vocab) for own in make])
+    expected = np.where(is_kept, sums, -math.inf).argmax(axis=-1).tolist()
+    assert choose(array(np.repeat(logits, 60, axis=0)), *make) == expected
+    assert 0 < is_kept.sum() < vocab
 
 
 def test_the_smallest_penalty_keeps_logits_finite():
@@ -262,6 +307,14 @@ PARAMS = st.fixed_dictionaries(
         "presence_penalty": st.sampled_from([0.0, -1.0]),
         "frequency_penalty": st.sampled_from([0.0, 0.5]),
         "logit_bias": st.sampled_from([{}, {3: 5.0, 7: -100.0, 11: 2.0}]),
+        "typical_p": st.sampled_from([1.0, 1.0, 0.5]),
+        "epsilon_cutoff": st.sampled_from([0.0, 0.0, 0.01]),
+        "eta_cutoff": st.sampled_from([0.0, 0.0, 0.01]),
+        "sequence_bias": st.sampled_from([(), (((5,), 2.0), ((1, 2), 3.0), ((7, 6), 4.0))]),
+        "bad_words_ids": st.sampled_from([(), ((8,), (2, 3), (7, 7, 5))]),
+        "no_repeat_ngram_size": st.sampled_from([0, 0, 1, 2]),
+        "suppress_tokens": st.sampled_from([(), (4, 9)]),
+        "begin_suppress_tokens": st.sampled_from([(), (6,)]),
         "min_tokens": st.sampled_from([0, 3]),
     }
 )
@@ -275,10 +328,6 @@ MEMBERS = st.lists(
     min_size=1,
     max_size=6,
 )
-LIBRARIES = [
-    pytest.param(lambda logits: logits, id="numpy"),
-    pytest.param(lambda logits: pytest.importorskip("torch").from_numpy(logits), id="torch"),
-]
 
 
 def make_rows(members):
@@ -354,7 +403,12 @@ def test_draws_pass_a_chi_square_test(vocab, temperature, filters):
         for seed in range(num)
     ]
     changed_logits = logits.copy()
-    apply(np, changed_logits, changed([choice(Row(make[0]))], logits.shape[-1]), scales=True)
+    apply(
+        np,
+        changed_logits,
+        changed([choice(Row(make[0]))], logits.shape[-1]),
+        [choice(Row(make[0]))],
+    )
     ranks = {name: filters[name] for name in ("top_k", "top_p", "min_p") if name in filters}
     weights = hugging_face(changed_logits[0], temperature, **ranks)
     block = np.repeat(logits, 500, axis=0)

@@ -75,6 +75,38 @@ class DropsRepetition(Drops):
     field = "repetition_penalty"
 
 
+class DropsTypicalP(Drops):
+    field = "typical_p"
+
+
+class DropsEpsilon(Drops):
+    field = "epsilon_cutoff"
+
+
+class DropsEta(Drops):
+    field = "eta_cutoff"
+
+
+class DropsSequenceBias(Drops):
+    field = "sequence_bias"
+
+
+class DropsBadWords(Drops):
+    field = "bad_words_ids"
+
+
+class DropsNgrams(Drops):
+    field = "no_repeat_ngram_size"
+
+
+class DropsSuppressed(Drops):
+    field = "suppress_tokens"
+
+
+class DropsSuppressedAtTheBeginning(Drops):
+    field = "begin_suppress_tokens"
+
+
 class DropsTopKAndSaysSo(DropsTopK):
     ignores = frozenset({"top_k"})
 
@@ -177,7 +209,71 @@ class HasAThousandCandidates(Plain):
         return super().kept(params, scaled) & (scaled >= ordered[:1000][-1])
 
 
+class TakesTheLikeliestForTypical(Plain):
+    """Fills the mass by probability."""
+
+    def likely(self, params: SamplingParams, scaled: Any, kept: Any) -> Any:
+        params = structs.replace(params, top_p=params.typical_p, top_k=0, min_p=0.0, typical_p=1.0)
+        return super().kept(params, scaled) if params.top_p < 1.0 else kept
+
+
+class CutsEpsilonFirst(Plain):
+    """Looks at probabilities before other filters."""
+
+    def likely(self, params: SamplingParams, scaled: Any, kept: Any) -> Any:
+        return kept & super().likely(params, scaled, kept | True)
+
+
+class TakesEtaForEpsilon(Plain):
+    def likely(self, params: SamplingParams, scaled: Any, kept: Any) -> Any:
+        params = structs.replace(params, epsilon_cutoff=params.eta_cutoff, eta_cutoff=0.0)
+        return super().likely(params, scaled, kept)
+
+
 # Adjustments.
+
+
+class BiasesAfterPenalties(Plain):
+    """Takes the bias of a token for that of the request."""
+
+    def adjusted(self, row: Row, logits: Any) -> Any:
+        params = row.sequence.params
+        single = {ids[0]: bias for ids, bias in params.sequence_bias if len(ids) == 1}
+        longer = tuple((ids, bias) for ids, bias in params.sequence_bias if len(ids) > 1)
+        bias = params.logit_bias | single
+        params = structs.replace(params, sequence_bias=longer, logit_bias=bias)
+        return super().adjusted(Row(replace(row.sequence, params=params), row.ahead), logits)
+
+
+class ComparesTheNewestToken(Plain):
+    """Looks at the one token before the last of a sequence."""
+
+    def ends(self, tokens: list[int], ids: Seq[int]) -> bool:
+        return super().ends(tokens, ids[-1:])
+
+
+class ForbidsTheEnd(Plain):
+    def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
+        single = {ids[0] for ids in row.sequence.params.bad_words_ids if len(ids) == 1}
+        return super().forbidden(row, tokens) | single
+
+
+class FindsRunsInTheAnswer(Plain):
+    def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
+        if row.sequence.params.no_repeat_ngram_size:
+            tokens = [*row.sequence.output_ids, *row.ahead]
+        return super().forbidden(row, tokens)
+
+
+class SuppressesAtEveryPlace(Plain):
+    def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
+        return super().forbidden(row, tokens).union(row.sequence.params.begin_suppress_tokens)
+
+
+class SuppressesAtTheBeginning(Plain):
+    def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
+        found = super().forbidden(row, tokens)
+        return found - set(row.sequence.params.suppress_tokens) if row.num_output else found
 
 
 class SetsTheBias(Plain):
@@ -288,6 +384,18 @@ FIELDS = (
     (DropsPresence, "presence_penalty", "a_presence_penalty_counts_once_and_only_in_the_answer"),
     (DropsFrequency, "frequency_penalty", "a_frequency_penalty_counts_every_time"),
     (DropsRepetition, "repetition_penalty", "a_repetition_penalty_weakens_prompt_and_answer"),
+    (DropsTypicalP, "typical_p", "typical_p_keeps_what_is_nearest_to_the_mean_surprise"),
+    (DropsEpsilon, "epsilon_cutoff", "an_epsilon_drops_what_is_less_likely_after_other_filters"),
+    (DropsEta, "eta_cutoff", "an_eta_drops_the_less_the_more_is_open"),
+    (DropsSequenceBias, "sequence_bias", "a_sequence_bias_needs_what_comes_before"),
+    (DropsBadWords, "bad_words_ids", "bad_words_are_not_completed"),
+    (DropsNgrams, "no_repeat_ngram_size", "no_run_of_tokens_comes_again"),
+    (DropsSuppressed, "suppress_tokens", "suppressed_tokens_are_never_chosen"),
+    (
+        DropsSuppressedAtTheBeginning,
+        "begin_suppress_tokens",
+        "tokens_that_are_suppressed_at_the_beginning_may_come_later",
+    ),
 )
 OF_ARRAYS = (
     Broken(
@@ -359,6 +467,47 @@ OF_PLAIN = (
         HasAThousandCandidates,
         "A filter drops no more than it says, however many are left.",
         "a_filter_that_keeps_most_of_many_keeps_the_last_too",
+    ),
+    (
+        TakesTheLikeliestForTypical,
+        "typical_p goes by surprise, and may drop the likeliest.",
+        "typical_p_keeps_what_is_nearest_to_the_mean_surprise",
+    ),
+    (
+        CutsEpsilonFirst,
+        "epsilon_cutoff is for the probabilities that other filters leave.",
+        "an_epsilon_drops_what_is_less_likely_after_other_filters",
+    ),
+    (
+        TakesEtaForEpsilon,
+        "eta_cutoff falls with the entropy.",
+        "an_eta_drops_the_less_the_more_is_open",
+    ),
+    (
+        BiasesAfterPenalties,
+        "A sequence's bias is added before penalties.",
+        "a_sequence_bias_comes_before_penalties",
+    ),
+    (
+        ComparesTheNewestToken,
+        "All tokens before the last of a sequence must be the newest.",
+        "bad_words_are_not_completed",
+    ),
+    (ForbidsTheEnd, "An end by itself is no bad word.", "bad_words_are_not_completed"),
+    (
+        FindsRunsInTheAnswer,
+        "A run may not come again that the prompt holds.",
+        "no_run_of_tokens_comes_again",
+    ),
+    (
+        SuppressesAtEveryPlace,
+        "begin_suppress_tokens are for the first token.",
+        "tokens_that_are_suppressed_at_the_beginning_may_come_later",
+    ),
+    (
+        SuppressesAtTheBeginning,
+        "suppress_tokens are for all tokens.",
+        "suppressed_tokens_are_never_chosen",
     ),
     (SetsTheBias, "A bias is added to the logit.", "a_bias_forces_and_forbids"),
     (ForgetsBans, "Banned tokens are never chosen.", "banned_tokens_are_never_chosen"),

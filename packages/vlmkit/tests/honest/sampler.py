@@ -49,6 +49,10 @@ class Plain:
     def adjusted(self, row: Row, logits: Numbers) -> Numbers:
         sequence, params = row.sequence, row.sequence.params
         answer = [*sequence.output_ids, *row.ahead]
+        tokens = [*sequence.prompt.token_ids, *answer]
+        for ids, bias in params.sequence_bias:
+            if self.ends(tokens, ids[:-1]):
+                self.add(logits, ids[-1], bias)
         for token_id in self.repeated(row):
             self.weaken(logits, token_id, params.repetition_penalty)
         for token_id, num in Counter(t for t in answer if t < len(logits)).items():
@@ -57,7 +61,28 @@ class Plain:
             logits[token_id] += bias
         waiting = sequence.eos_ids if row.num_output < params.min_tokens else ()
         logits[[*sequence.banned_ids, *waiting]] = -np.inf
+        for token_id in self.forbidden(row, tokens):
+            self.add(logits, token_id, -np.inf)
         return logits
+
+    def forbidden(self, row: Row, tokens: list[int]) -> set[int]:
+        params, sequence = row.sequence.params, row.sequence
+        words = [ids for ids in params.bad_words_ids if ids not in {(i,) for i in sequence.eos_ids}]
+        found = {ids[-1] for ids in words if self.ends(tokens, ids[:-1])}
+        found.update(params.suppress_tokens)
+        if row.num_output == 0:
+            found.update(params.begin_suppress_tokens)
+        if size := params.no_repeat_ngram_size:
+            runs = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+            found.update(run[-1] for run in runs if self.ends(tokens, run[:-1]))
+        return found
+
+    def ends(self, tokens: list[int], ids: Seq[int]) -> bool:
+        return not ids or tokens[-len(ids) :] == list(ids)
+
+    def add(self, logits: Numbers, token_id: int, bias: float) -> None:
+        if token_id < len(logits):
+            logits[token_id] += bias
 
     def repeated(self, row: Row) -> set[int]:
         sequence = row.sequence
@@ -76,7 +101,32 @@ class Plain:
             least = max(least, ordered[min(params.top_k, len(ordered)) - 1])
         if params.top_p < 1.0:
             least = max(least, ordered[self.num_of_mass(params.top_p, ordered)])
-        return scaled >= least
+        return self.likely(params, scaled, scaled >= least)
+
+    def likely(self, params: SamplingParams, scaled: Numbers, kept: Numbers) -> Numbers:
+        """Return what typical-p, epsilon and eta leave of it."""
+        if params.typical_p < 1.0:
+            probs, entropy = self.probs(scaled, kept)
+            with np.errstate(all="ignore"):
+                gaps = np.abs(-np.log(probs) - entropy)
+            order = np.argsort(gaps)
+            num = int((np.cumsum(probs[order]) < params.typical_p).sum())
+            kept = kept & (gaps <= gaps[order][min(num, len(order) - 1)])
+        if params.epsilon_cutoff:
+            probs, _ = self.probs(scaled, kept)
+            kept = kept & ((probs >= params.epsilon_cutoff) | (probs == probs.max()))
+        if params.eta_cutoff:
+            probs, entropy = self.probs(scaled, kept)
+            least = min(params.eta_cutoff, params.eta_cutoff**0.5 * np.exp(-entropy))
+            kept = kept & ((probs >= least) | (probs == probs.max()))
+        return kept
+
+    def probs(self, scaled: Numbers, kept: Numbers) -> tuple[Numbers, float]:
+        """Return probabilities of what is kept, and their entropy."""
+        probs = np.where(kept, np.exp(scaled - scaled.max()), 0.0)
+        probs /= probs.sum()
+        some = probs[probs > 0]
+        return probs, float(-(some * np.log(some)).sum())
 
     def num_of_mass(self, mass: float, ordered: Numbers) -> int:
         """Return the place of the token with which the likeliest reach a mass."""
@@ -93,10 +143,18 @@ class Greedy:
             "top_p",
             "top_k",
             "min_p",
+            "typical_p",
+            "epsilon_cutoff",
+            "eta_cutoff",
             "repetition_penalty",
             "presence_penalty",
             "frequency_penalty",
             "logit_bias",
+            "sequence_bias",
+            "bad_words_ids",
+            "no_repeat_ngram_size",
+            "suppress_tokens",
+            "begin_suppress_tokens",
             "min_tokens",
         }
     )
@@ -176,7 +234,7 @@ class Mirostat:
     tokens, and what is kept of it in the sequence is a help and no need.
     """
 
-    ignores = frozenset({"top_p", "top_k", "min_p"})
+    ignores = frozenset({"top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"})
     is_exact = False
     target_bits, rate = 5.0, 0.1
 
@@ -185,7 +243,8 @@ class Mirostat:
         self._surprises = PerSequence(self._begun)
 
     def _begun(self, sequence: Sequence) -> Surprise:
-        params = structs.replace(sequence.params, top_p=1.0, top_k=0, min_p=0.0)
+        plain = {name: getattr(SamplingParams(), name) for name in self.ignores}
+        params = structs.replace(sequence.params, **plain)
         plain = replace(sequence, params=params)  # which has the same list of tokens
         return Surprise(plain, 2 * self.target_bits)
 

@@ -11,6 +11,9 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKENS = 128
 MAX_TOP_LOGPROBS = 20
+MAX_SUPPRESSED_TOKENS = 8192
+MAX_SEQUENCES = 8192  # that are biased or forbidden
+MAX_SEQUENCE_TOKENS = 64
 
 NumTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
@@ -30,6 +33,32 @@ StopTokenId = Annotated[int, Meta(ge=0)]
 StopTokenIds = Annotated[list[StopTokenId], Meta(max_length=MAX_STOP_TOKENS)]
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 NumTop = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+TokenId = Annotated[int, Meta(ge=0)]
+SuppressedTokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_SUPPRESSED_TOKENS)]
+TokenSequence = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_SEQUENCE_TOKENS)]
+BadWords = Annotated[tuple[TokenSequence, ...], Meta(max_length=MAX_SEQUENCES)]
+SequenceBias = Annotated[
+    tuple[tuple[TokenSequence, Annotated[float, Meta(ge=-1e9, le=1e9)]], ...],
+    Meta(max_length=MAX_SEQUENCES),
+]
+NgramSize = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TypicalP = Annotated[float, Meta(gt=0.0, le=1.0)]
+Cutoff = Annotated[float, Meta(ge=0.0, lt=1.0)]
+
+OF_MODELS = frozenset(
+    {
+        "min_length",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "sequence_bias",
+        "bad_words_ids",
+        "no_repeat_ngram_size",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+    }
+)
+"""Fields of :class:`SamplingParams` that are no fields of HTTP bodies: models have them."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_tokens: most tokens to generate; None is what the context holds.
         min_tokens: tokens before which no end-of-sequence token, stop token or stop string may end
             the answer.
+        min_length: the same, counted with the prompt's tokens; the larger of both holds.
         temperature: divides the logits; 0, and less than 1e-5, takes the likeliest token.
         top_p: keep the likeliest tokens whose probabilities, at the temperature, reach this sum,
             and those that are exactly as likely as the last of them.
@@ -46,11 +76,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             likeliest; 0 keeps all.
         min_p: drop tokens less likely, at the temperature, than this fraction of the likeliest
             token's probability.
+        typical_p: keep the tokens whose surprise is nearest to the mean until their probabilities,
+            after the filters above, reach this sum (Meister et al., 2023, arXiv:2202.00666).
+        epsilon_cutoff: drop tokens less likely than this, after the filters above, unless none is
+            left (Hewitt et al., 2022, arXiv:2210.15191).
+        eta_cutoff: the same with a bound that falls with the entropy; (ibid.).
         repetition_penalty: divides positive and multiplies negative logits of every token that the
             prompt or the answer holds (Keskar et al., 2019, arXiv:1909.05858).
         presence_penalty: subtracted once from logits of tokens that the answer holds.
         frequency_penalty: subtracted once for each time that the answer holds the token.
         logit_bias: added to the logits of these token ids.
+        sequence_bias: added, before any penalty, to the logit of the last token of each of these
+            sequences of token ids where the tokens before it are the newest of prompt and answer.
+        bad_words_ids: sequences of token ids that the answer must not complete; an end-of-sequence
+            token by itself is not held back.
+        no_repeat_ngram_size: no run of this many tokens of prompt and answer comes again; 0 allows
+            all.
+        suppress_tokens: token ids that are never chosen.
+        begin_suppress_tokens: token ids that are not chosen first.
         seed: makes the choices repeatable; None draws a fresh one.
         stop: strings that end the answer; they are not part of it.
         stop_token_ids: tokens that end the answer, whatever ``ignore_eos`` says; neither are they.
@@ -64,14 +107,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     min_tokens: NumTokens = 0
+    min_length: NumTokens = 0
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     top_k: TopK = 0
     min_p: MinP = 0.0
+    typical_p: TypicalP = 1.0
+    epsilon_cutoff: Cutoff = 0.0
+    eta_cutoff: Cutoff = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: LogitBias = {}
+    sequence_bias: SequenceBias = ()
+    bad_words_ids: BadWords = ()
+    no_repeat_ngram_size: NgramSize = 0
+    suppress_tokens: SuppressedTokens = ()
+    begin_suppress_tokens: SuppressedTokens = ()
     seed: Seed | None = None
     stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
     stop_token_ids: Annotated[tuple[StopTokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
@@ -85,10 +137,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def replaced(self, values: dict[str, Any]) -> "SamplingParams":
         """Return these parameters with some values replaced, after checking every bound.
 
+        A ``min_tokens`` that is not replaced gives way to a smaller ``max_tokens``.
+
         Raises:
             RequestError: a name is unknown or a value out of range.
         """
-        return sampling_params(msgspec.to_builtins(self) | values).checked()
+        merged = msgspec.to_builtins(self) | values
+        most = merged["max_tokens"]
+        if "min_tokens" not in values and isinstance(most, int):
+            merged["min_tokens"] = min(self.min_tokens, max(most, 0))
+        return sampling_params(merged).checked()
 
     def checked(self) -> "SamplingParams":
         """Return these parameters after checking every bound.

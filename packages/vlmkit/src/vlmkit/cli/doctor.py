@@ -42,6 +42,7 @@ def doctor(
         checkpoint = resolve_local(model, plugins, layered.config.revision)
         report["model"] = {"name": checkpoint.name, "family": checkpoint.model_type or None}
         report["verdicts"] = list(verdicts(checkpoint, layered.config, plugins))
+        report["generation_config"] = _ignored_generation_config(checkpoint)
     if as_json:
         output.json(report)
     else:
@@ -60,6 +61,17 @@ def _write(report: dict[str, Any]) -> None:
         for v in report["verdicts"]
     ]
     output.columns(("COMPONENT", "PROVIDER", "VERDICT"), rows)
+    if ignored := report["generation_config"]:
+        click.echo("\nvalues of generation_config.json that are ignored")
+        rows = [(each["field"], each["value"], each["reason"]) for each in ignored]
+        output.columns(("FIELD", "VALUE", "REASON"), rows)
+
+
+def _ignored_generation_config(checkpoint: "Checkpoint") -> list[dict[str, str]]:
+    """Return the values of a model's ``generation_config.json`` that are not followed."""
+    from vlmkit.kit.generation_config import read_generation_config
+
+    return [finding._asdict() for finding in read_generation_config(checkpoint)[1]]
 
 
 def _chosen(verdict: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from vlmkit.running.constraints import Constraints, MakeCompiler
 from vlmkit.running.guide import Guide
 from vlmkit.running.job import AnswerJob, Job, ReadingJob
 from vlmkit.running.media_room import Place
-from vlmkit.running.params import checked_params
+from vlmkit.running.params import checked_params, with_min_length
 from vlmkit.running.prompts import MakesPrompts
 from vlmkit.running.reading import check_task, to_embed, to_score
 from vlmkit.running.text import AnswerText
@@ -151,6 +151,7 @@ class Intake:
         else:
             prompt = replace(prompt, place_format=None)
         asked = answering(request, prompt, holds=self._constraints is not None)
+        params = with_min_length(params, len(asked.prompt))
         sequences = self._sequences(request, asked, params, fields, place.cancellation)
         if len(sequences) != params.n:
             params = msgspec.structs.replace(params, n=len(sequences))

@@ -38,6 +38,14 @@ def checked_params(request: Request, facts: RunnerFacts, tokenizer: Tokenizer) -
     return params
 
 
+def with_min_length(params: SamplingParams, num_prompt: int) -> SamplingParams:
+    """Return parameters whose ``min_tokens`` says what ``min_length`` does after such a prompt."""
+    least = max(params.min_tokens, params.min_length - num_prompt)
+    if params.max_tokens is not None:
+        least = min(least, params.max_tokens)
+    return params if least == params.min_tokens else replace(params, min_tokens=least)
+
+
 def check_followed(params: SamplingParams, ignored: Collection[str]) -> None:
     """Refuse parameters that the model's sampler does not follow, unless they say nothing.
 

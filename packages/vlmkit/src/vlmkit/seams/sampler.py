@@ -41,10 +41,18 @@ FOLLOWED = frozenset(
         "top_p",
         "top_k",
         "min_p",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
         "repetition_penalty",
         "presence_penalty",
         "frequency_penalty",
         "logit_bias",
+        "sequence_bias",
+        "bad_words_ids",
+        "no_repeat_ngram_size",
+        "suppress_tokens",
+        "begin_suppress_tokens",
         "min_tokens",
     }
 )

@@ -88,6 +88,33 @@ class SamplerParamsContract(SamplerSubject):
         self._keeps(ROW, SamplingParams(temperature=2.0, min_p=0.3), {0, 1, 2, 3})
         self._keeps(ROW, PLAIN.replaced({"min_p": 1.0}), {0})
 
+    def test_typical_p_keeps_what_is_nearest_to_the_mean_surprise(self) -> None:
+        """Probabilities are 0.5, 0.2, 0.1 and less, their mean surprise is 1.43, that of 0.2 1.61.
+
+        The likeliest token comes second.
+        """
+        self.needs("typical_p")
+        self.needs_exactness()
+        row = np.log([0.5, 0.2, 0.1, 0.1, 0.05, 0.05]).tolist()
+        self._keeps(row, PLAIN.replaced({"typical_p": 0.15}), {1})
+        self._keeps(row, PLAIN.replaced({"typical_p": 0.6}), {0, 1})
+
+    def test_an_epsilon_drops_what_is_less_likely_after_other_filters(self) -> None:
+        """Probabilities of the row are 0.56, 0.21, 0.13, 0.08, ...; of two, 0.73 and 0.27."""
+        self.needs("epsilon_cutoff", "top_k")
+        self.needs_exactness()
+        self._keeps(ROW, PLAIN.replaced({"epsilon_cutoff": 0.1}), {0, 1, 2})
+        self._keeps(ROW, PLAIN.replaced({"epsilon_cutoff": 0.9}), {0})
+        self._keeps(ROW, SamplingParams(temperature=2.0, epsilon_cutoff=0.15), {0, 1, 2})
+        self._keeps(ROW, PLAIN.replaced({"epsilon_cutoff": 0.25, "top_k": 2}), {0, 1})
+
+    def test_an_eta_drops_the_less_the_more_is_open(self) -> None:
+        """The entropy of the row is 1.24, so 0.25 drops what is under 0.14; a flat row stays."""
+        self.needs("eta_cutoff")
+        self.needs_exactness()
+        self._keeps(ROW, PLAIN.replaced({"eta_cutoff": 0.25}), {0, 1})
+        self._keeps([0.0] * 5, PLAIN.replaced({"eta_cutoff": 0.9}), {0, 1, 2, 3, 4})
+
     @pytest.mark.parametrize("field", ["top_k", "top_p", "min_p"])
     def test_equals_are_kept_or_dropped_together(self, field: str) -> None:
         """Three tokens share the second place, and a filter that keeps one of them keeps all."""
@@ -125,6 +152,65 @@ class SamplerParamsContract(SamplerSubject):
         assert self.choose(ROW, SamplingParams(logit_bias={1: 0.9})) == 0
         assert self.choose(ROW, SamplingParams(logit_bias={1: 1.1})) == 1
         assert self.choose(ROW, SamplingParams(logit_bias={0: -1.1, 2: 0.4})) == 1
+
+    def test_a_sequence_bias_needs_what_comes_before(self) -> None:
+        """It is added to the last token where the others are the newest, of the prompt too."""
+        self.needs("sequence_bias")
+        params = SamplingParams(sequence_bias=(((4, 5), 100.0), ((2, 4, 1), 100.0)))
+        assert self.choose(ROW, params) == 0
+        assert self.choose(ROW, params, prompt=(4,)) == 5
+        assert self.choose(ROW, params, prompt=(FRESH,), output_ids=[4]) == 5
+        assert self.choose(ROW, params, prompt=(4,), output_ids=[FRESH]) == 0
+        assert self.choose([2.0, 1.0, 0.5, 0.0, -1.0, -300.0], params, prompt=(2, 4)) == 1
+        assert self.choose(ROW, SamplingParams(sequence_bias=(((1,), 1.1),))) == 1
+        assert self.choose(ROW, SamplingParams(sequence_bias=(((1,), 0.9),))) == 0
+
+    def test_a_sequence_bias_comes_before_penalties(self) -> None:
+        """A penalty of 2 makes 1 of 1 and 1, not 1.5."""
+        self.needs("sequence_bias", "repetition_penalty")
+        params = SamplingParams(sequence_bias=(((0,), 1.0),), repetition_penalty=2.0)
+        assert self.choose([1.0, 1.25, -9.0, -9.0], params, prompt=(0, FRESH)) == 1
+
+    def test_bad_words_are_not_completed(self) -> None:
+        """The last token is forbidden where the others are the newest; ends by themselves never."""
+        self.needs("bad_words_ids")
+        params = SamplingParams(bad_words_ids=((4, 0), (5, 2, 1)), logit_bias={0: 50.0})
+        assert self.choose(ROW, params) == 0
+        assert self.choose(ROW, params, prompt=(4,)) == 1
+        assert self.choose(ROW, params, output_ids=[4]) == 1
+        row = [-90.0, 1.0, 0.5, 0.0, -1.0, -3.0]
+        assert self.choose(row, SamplingParams(bad_words_ids=((5, 2, 1),)), prompt=(5, 2)) == 2
+        assert self.choose(row, SamplingParams(bad_words_ids=((5, 2, 1),)), prompt=(4, 2)) == 1
+        params = SamplingParams(bad_words_ids=((0,), (1,)))
+        assert self.choose(ROW, params) == 2
+        assert self.choose(ROW, params, eos_ids=frozenset({0})) == 0
+
+    def test_no_run_of_tokens_comes_again(self) -> None:
+        """Prompt and answer are one text, and a run of one token is the token."""
+        self.needs("no_repeat_ngram_size")
+        two, three = (SamplingParams(no_repeat_ngram_size=size) for size in (2, 3))
+        tokens = [4, 0, 5, 4]
+        assert self.choose(ROW, two, prompt=tokens) == 1
+        assert self.choose(ROW, two, prompt=tokens[:2], output_ids=tokens[2:]) == 1
+        assert self.choose(ROW, two, prompt=tokens[:3]) == 0
+        assert self.choose(ROW, three, prompt=tokens) == 0
+        assert self.choose(ROW, three, prompt=[5, 4, 0, 2], output_ids=[5, 4]) == 1
+        one = SamplingParams(no_repeat_ngram_size=1)
+        assert self.choose(ROW, one, prompt=[0, 4], output_ids=[1]) == 2
+
+    def test_suppressed_tokens_are_never_chosen(self) -> None:
+        """At no place, whatever is added to them."""
+        self.needs("suppress_tokens")
+        params = SamplingParams(suppress_tokens=(0, 2), logit_bias={0: 100.0})
+        assert self.choose(ROW, params) == 1
+        assert self.choose(ROW, params, output_ids=[4]) == 1
+
+    def test_tokens_that_are_suppressed_at_the_beginning_may_come_later(self) -> None:
+        """The first token of the answer is another one."""
+        self.needs("begin_suppress_tokens")
+        params = SamplingParams(begin_suppress_tokens=(0,), logit_bias={0: 100.0})
+        assert self.choose(ROW, params) == 1
+        assert self.choose(ROW, params, output_ids=[4]) == 0
 
     def test_banned_tokens_are_never_chosen(self) -> None:
         """However likely they are, and whatever the request adds to them."""

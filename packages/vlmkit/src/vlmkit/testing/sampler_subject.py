@@ -21,10 +21,18 @@ FOLLOWED: dict[str, SamplingParams] = {
     "top_p": SamplingParams(temperature=1.0, top_p=0.3),
     "top_k": SamplingParams(temperature=1.0, top_k=1),
     "min_p": SamplingParams(temperature=1.0, min_p=1.0),
+    "typical_p": SamplingParams(temperature=1.0, typical_p=0.15),
+    "epsilon_cutoff": SamplingParams(temperature=1.0, epsilon_cutoff=0.5),
+    "eta_cutoff": SamplingParams(temperature=1.0, eta_cutoff=0.9),
     "repetition_penalty": SamplingParams(repetition_penalty=10.0),
     "presence_penalty": SamplingParams(presence_penalty=2.0),
     "frequency_penalty": SamplingParams(frequency_penalty=2.0),
     "logit_bias": SamplingParams(logit_bias={5: 100.0}),
+    "sequence_bias": SamplingParams(sequence_bias=(((5,), 100.0),)),
+    "bad_words_ids": SamplingParams(bad_words_ids=((FRESH, 0),)),
+    "no_repeat_ngram_size": SamplingParams(no_repeat_ngram_size=5),
+    "suppress_tokens": SamplingParams(suppress_tokens=(0,)),
+    "begin_suppress_tokens": SamplingParams(begin_suppress_tokens=(0,)),
     "min_tokens": SamplingParams(min_tokens=100),
 }
 """What a sampler follows of a request, each with values that show it."""
@@ -47,6 +55,14 @@ some_params = st.builds(
     presence_penalty=st.sampled_from([-2.0, 0.0, 1.0]),
     frequency_penalty=st.sampled_from([-1.0, 0.0, 2.0]),
     logit_bias=st.sampled_from([{}, {1: 3.0, 2: -100.0}]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.5]),
+    epsilon_cutoff=st.sampled_from([0.0, 0.0, 0.1]),
+    eta_cutoff=st.sampled_from([0.0, 0.0, 0.1]),
+    sequence_bias=st.sampled_from([(), (((1,), 2.0), ((0, 2), -3.0))]),
+    bad_words_ids=st.sampled_from([(), ((1, 2), (2, 2, 3))]),
+    no_repeat_ngram_size=st.sampled_from([0, 0, 2]),
+    suppress_tokens=st.sampled_from([(), (1,)]),
+    begin_suppress_tokens=st.sampled_from([(), (2,)]),
     min_tokens=st.sampled_from([0, 3, 5]),
 )
 few_tokens = st.lists(st.integers(0, 3), max_size=5)
@@ -63,6 +79,14 @@ def mixed_params(chance: np.random.Generator) -> SamplingParams:
         presence_penalty=float(chance.choice([0.0, 0.0, 1.0])),
         frequency_penalty=float(chance.choice([0.0, 0.0, -1.0, 0.5])),
         logit_bias={3: 1.0} if chance.random() < 0.3 else {},
+        typical_p=float(chance.choice([1.0, 1.0, 1.0, 0.5])),
+        epsilon_cutoff=float(chance.choice([0.0, 0.0, 0.0, 0.02])),
+        eta_cutoff=float(chance.choice([0.0, 0.0, 0.0, 0.02])),
+        sequence_bias=(((4,), 1.0), ((5, 6), 2.0)) if chance.random() < 0.2 else (),
+        bad_words_ids=((9,), (10, 11)) if chance.random() < 0.2 else (),
+        no_repeat_ngram_size=int(chance.choice([0, 0, 0, 1, 2])),
+        suppress_tokens=(12, 13) if chance.random() < 0.2 else (),
+        begin_suppress_tokens=(14,) if chance.random() < 0.2 else (),
         min_tokens=int(chance.choice([0, 0, 4])),
     )
 

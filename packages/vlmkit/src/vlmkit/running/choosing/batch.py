@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlmkit.running.choosing.edits import EDITS, Changes, Edits, has_penalty
+from vlmkit.running.choosing.edits import EDITS, Changes, Edits
 from vlmkit.running.choosing.noise import WORD, keys
 from vlmkit.seams.sampler import Row
 
 MIN_TEMPERATURE = 1e-5  # below, the likeliest is taken
+ALL = 2.0  # a sum that probabilities do not reach
 FROZEN = 2.0**-400  # divides float32 so that no noise counts, exactly
 
 
@@ -23,11 +24,15 @@ class Choice(NamedTuple):
     Attributes:
         is_drawn: whether chance has a part.
         is_scaled: whether a penalty multiplies logits.
+        is_biased: whether something is added before a penalty multiplies.
         is_plain: nothing but bans stands between the row and its likeliest token.
         temperature: of rows that are drawn; else one so low that nothing else counts.
         top_k: 0 for all tokens.
         top_p: 1 for all tokens.
         depth: how far below the largest logit a token may be: what min-p means; at most 0.
+        typical_p: 2 for all tokens.
+        epsilon: 0 for all tokens.
+        eta: 0 for all tokens.
         keys: of the row's noise.
         banned: tokens that must not be chosen.
         changes: what to do to single logits.
@@ -35,11 +40,15 @@ class Choice(NamedTuple):
 
     is_drawn: bool
     is_scaled: bool
+    is_biased: bool
     is_plain: bool
     temperature: float
     top_k: int
     top_p: float
     depth: float
+    typical_p: float
+    epsilon: float
+    eta: float
     keys: tuple[int, int]
     banned: frozenset[int]
     changes: Changes
@@ -48,6 +57,17 @@ class Choice(NamedTuple):
     def is_cut(self) -> bool:
         """Whether tokens are left out by their rank."""
         return self.is_drawn and (self.top_k > 0 or self.top_p < 1.0)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether tokens are left out by the probabilities that other filters leave."""
+        return self.is_drawn and (self.typical_p <= 1.0 or self.epsilon > 0 or self.eta > 0)
+
+    def without_filters(self) -> "Choice":
+        """Return the choice among all tokens that have a logit."""
+        return self._replace(
+            top_k=0, top_p=1.0, depth=-math.inf, typical_p=ALL, epsilon=0.0, eta=0.0
+        )
 
 
 def choice(row: Row) -> Choice:
@@ -65,20 +85,24 @@ def choice(row: Row) -> Choice:
 def _choice(row: Row, edits: Edits) -> Choice:
     params = row.sequence.params
     is_drawn = params.temperature >= MIN_TEMPERATURE and params.top_k != 1
-    is_waiting = row.num_output < params.min_tokens
+    changes = edits.at(row)
     temperature = params.temperature if is_drawn else FROZEN
     depth = temperature * math.log(params.min_p) if is_drawn and params.min_p else -math.inf
     return Choice(
         is_drawn=is_drawn,
         is_scaled=params.repetition_penalty != 1.0,
-        is_plain=not (is_drawn or is_waiting or params.logit_bias or has_penalty(params)),
+        is_biased=bool(params.sequence_bias),
+        is_plain=not is_drawn and edits.is_plain_at(row.num_output),
         temperature=temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         depth=depth,
+        typical_p=params.typical_p if params.typical_p < 1.0 else ALL,
+        epsilon=params.epsilon_cutoff,
+        eta=params.eta_cutoff,
         keys=keys(row.sequence.seed, row.num_output) if is_drawn else (0, 0),
         banned=edits.banned,
-        changes=edits.at(row),
+        changes=changes,
     )
 
 
@@ -91,6 +115,9 @@ class Columns(NamedTuple):
         temperatures: float64: divide the logits.
         top_p: float64, between 0 and 1.
         depths: float64, at most 0.
+        typical_p: float64; over 1 for all tokens.
+        epsilon: float64.
+        eta: float64.
         last: place of the last token that top-k keeps.
         first: first words of the rows' keys.
         second: second words.
@@ -105,6 +132,9 @@ class Columns(NamedTuple):
     temperatures: Any
     top_p: Any
     depths: Any
+    typical_p: Any
+    epsilon: Any
+    eta: Any
     last: Any
     first: Any
     second: Any
@@ -120,6 +150,7 @@ class Changed(NamedTuple):
     Attributes:
         rows: where in the batch.
         token_ids: no pair of row and token comes twice.
+        offsets: float32: added first.
         factors: float32: multiply logits that are not positive.
         inverses: float32: multiply positive logits.
         shifts: float32: added afterwards.
@@ -127,6 +158,7 @@ class Changed(NamedTuple):
 
     rows: Any
     token_ids: Any
+    offsets: Any
     factors: Any
     inverses: Any
     shifts: Any
@@ -141,6 +173,9 @@ def columns(choices: Seq[Choice], places: Seq[int], vocab_size: int) -> Columns:
         temperatures=_column([c.temperature for c in some], np.float64),
         top_p=_column([c.top_p for c in some], np.float64),
         depths=_column([c.depth for c in some], np.float64),
+        typical_p=_column([c.typical_p if c.is_drawn else ALL for c in some], np.float64),
+        epsilon=_column([c.epsilon if c.is_drawn else 0.0 for c in some], np.float64),
+        eta=_column([c.eta if c.is_drawn else 0.0 for c in some], np.float64),
         last=_column([min(c.top_k or vocab_size, vocab_size) - 1 for c in some], np.int64),
         first=_column([c.keys[0] for c in some], np.int64),
         second=_column([c.keys[1] for c in some], np.int64),
@@ -161,6 +196,7 @@ def changed(choices: Seq[Choice], vocab_size: int) -> Changed:
     made = Changed(
         rows=np.repeat(np.arange(len(choices)), [len(own.token_ids) for own in changes]),
         token_ids=np.concatenate([own.token_ids for own in changes]),
+        offsets=np.concatenate([own.offsets for own in changes]),
         factors=factors,
         inverses=1 / factors,
         shifts=np.concatenate([own.shifts for own in changes]),
@@ -169,11 +205,13 @@ def changed(choices: Seq[Choice], vocab_size: int) -> Changed:
     return made if has_logit.all() else Changed(*(array[has_logit] for array in made))
 
 
-def apply(xp: Any, logits: Any, changes: Changed, *, scales: bool) -> None:
-    """Change logits ``[rows, vocab]`` float32, in place; ``scales`` says if a factor is not 1."""
+def apply(xp: Any, logits: Any, changes: Changed, choices: Seq[Choice]) -> None:
+    """Change logits ``[rows, vocab]`` float32, in place, as the choices of these rows need it."""
     where = changes.rows, changes.token_ids
     values = logits[where]
-    if scales:
+    if any(c.is_biased for c in choices):
+        values = values + changes.offsets
+    if any(c.is_scaled for c in choices):
         values = values * xp.where(values > 0, changes.inverses, changes.factors)
     logits[where] = values + changes.shifts
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.kit.per_sequence import PerSequence
+from vlmkit.running.choosing.repeats import SequenceRules
 from vlmkit.seams.sampler import Row
 from vlmkit.seams.sequence import Sequence
 
@@ -23,11 +24,13 @@ class Changes(NamedTuple):
 
     Attributes:
         token_ids: ``[changes]`` int64.
+        offsets: ``[changes]`` float32: added first.
         factors: ``[changes]`` float32: positive logits are divided by it, others multiplied.
         shifts: ``[changes]`` float32: added afterwards.
     """
 
     token_ids: Numbers
+    offsets: Numbers
     factors: Numbers
     shifts: Numbers
 
@@ -49,29 +52,51 @@ class Edits:
         params = sequence.params
         prompt = set(sequence.prompt.token_ids) if params.repetition_penalty != 1.0 else set()
         waiting = sequence.eos_ids if params.min_tokens else frozenset()
-        shifts = dict.fromkeys(prompt | waiting, 0.0) | params.logit_bias
-        shifts |= dict.fromkeys(sequence.banned_ids, -math.inf)
-        self.banned = frozenset(sequence.banned_ids)
+        banned = {*sequence.banned_ids, *params.suppress_tokens}
+        banned |= {ids[0] for ids in params.bad_words_ids if len(ids) == 1} - sequence.eos_ids
+        first = frozenset(params.begin_suppress_tokens)
+        offsets = {ids[0]: bias for ids, bias in params.sequence_bias if len(ids) == 1}
+        shifts = dict.fromkeys([*prompt, *waiting, *first, *offsets], 0.0) | params.logit_bias
+        shifts |= dict.fromkeys(banned, -math.inf)
+        self.banned = frozenset(banned)
         self._params = params
+        self._rules = SequenceRules(sequence) if SequenceRules.has_any(params) else None
         self._is_counting = has_penalty(params)
         self._num_counted = 0
         self._num_fixed = len(shifts)
         self._places = {token_id: place for place, token_id in enumerate(shifts)}
         self._token_ids = np.array(list(shifts), dtype=np.int64)
         self._shifts = np.array(list(shifts.values()), dtype=np.float64)
+        self._offsets = np.array([offsets.get(i, 0.0) for i in shifts], dtype=np.float64)
         self._counts = np.zeros(len(shifts), dtype=np.int64)
         self._is_in_prompt = np.array([token_id in prompt for token_id in shifts], dtype=np.bool_)
         self._ends = np.array([self._places[token_id] for token_id in waiting], dtype=np.int64)
+        self._first = np.array([self._places[token_id] for token_id in first], dtype=np.int64)
         self._fixed: Changes | None = None
 
     def is_settled(self, num_output: int) -> bool:
         """Tell whether what changes is the same for all tokens after so many."""
-        return not self._is_counting and num_output >= self._params.min_tokens
+        is_free = not self._is_counting and self._rules is None
+        return is_free and not self._is_beginning(num_output)
+
+    def is_plain_at(self, num_output: int) -> bool:
+        """Tell whether nothing changes but that tokens are banned."""
+        params = self._params
+        is_moved = params.logit_bias or params.sequence_bias
+        return not is_moved and self.is_settled(num_output)
+
+    def _is_beginning(self, num_output: int) -> bool:
+        """Tell whether some tokens are not chosen yet."""
+        return num_output < self._params.min_tokens or (
+            num_output == 0 and bool(self._params.begin_suppress_tokens)
+        )
 
     def at(self, row: Row) -> Changes:
         """Return what to change in a row of this sequence."""
-        if not self._is_counting:
-            return self._without_counts(row.num_output)
+        changes = self._counted(row) if self._is_counting else self._without_counts(row.num_output)
+        return changes if self._rules is None else _merged(changes, *self._rules.at(row))
+
+    def _counted(self, row: Row) -> Changes:
         output_ids = row.sequence.output_ids
         self._count(output_ids[self._num_counted :])
         self._num_counted = len(output_ids)
@@ -82,8 +107,8 @@ class Edits:
         return changes
 
     def _without_counts(self, num_output: int) -> Changes:
-        """Return changes that only an answer's least length changes."""
-        if num_output < self._params.min_tokens:
+        """Return changes that only the length of the answer so far decides."""
+        if self._is_beginning(num_output):
             return self._changes(num_output)
         if self._fixed is None:
             self._fixed = self._changes(num_output)
@@ -95,9 +120,12 @@ class Edits:
         shifts -= is_in_output * params.presence_penalty
         if num_output < params.min_tokens:
             shifts[self._ends] = -math.inf
+        if num_output == 0:
+            shifts[self._first] = -math.inf
         is_held = self._is_in_prompt | is_in_output
         factors = np.where(is_held, params.repetition_penalty, 1.0)
-        return Changes(self._token_ids, factors.astype(np.float32), shifts.astype(np.float32))
+        numbers = (self._offsets, factors, shifts)
+        return Changes(self._token_ids, *(array.astype(np.float32) for array in numbers))
 
     def _count(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
@@ -105,6 +133,7 @@ class Edits:
             if place == len(self._token_ids):
                 self._token_ids = np.append(self._token_ids, token_id)
                 self._shifts = np.append(self._shifts, 0.0)
+                self._offsets = np.append(self._offsets, 0.0)
                 self._counts = np.append(self._counts, 0)
                 self._is_in_prompt = np.append(self._is_in_prompt, False)
             self._counts[place] += 1
@@ -117,8 +146,31 @@ class Edits:
             del self._places[token_id]
             self._token_ids = self._token_ids[:-1]
             self._shifts = self._shifts[:-1]
+            self._offsets = self._offsets[:-1]
             self._counts = self._counts[:-1]
             self._is_in_prompt = self._is_in_prompt[:-1]
+
+
+def _merged(changes: Changes, offsets: dict[int, float], banned: Iterable[int]) -> Changes:
+    """Return changes with more: offsets are added to theirs, and banned tokens get no chance."""
+    more = {token_id: (offset, 0.0) for token_id, offset in offsets.items()}
+    more |= {token_id: (offsets.get(token_id, 0.0), -math.inf) for token_id in banned}
+    if not more:
+        return changes
+    place_of = {token_id: place for place, token_id in enumerate(changes.token_ids.tolist())}
+    new = [token_id for token_id in more if token_id not in place_of]
+    place_of |= {token_id: len(place_of) + number for number, token_id in enumerate(new)}
+    places = [place_of[token_id] for token_id in more]
+    zeros = np.zeros(len(new), np.float32)
+    made = Changes(
+        np.append(changes.token_ids, np.array(new, np.int64)),
+        np.append(changes.offsets, zeros),
+        np.append(changes.factors, zeros + 1),
+        np.append(changes.shifts, zeros),
+    )
+    made.offsets[places] += np.array([offset for offset, _ in more.values()], np.float32)
+    made.shifts[places] += np.array([shift for _, shift in more.values()], np.float32)
+    return made
 
 
 EDITS = PerSequence(Edits)

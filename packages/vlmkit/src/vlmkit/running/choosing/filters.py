@@ -33,3 +33,50 @@ def least_kept(xp: Any, likeliest: Any, own: Columns, wanted: Sums) -> Any:
 def share(own: Columns) -> Sums:
     """Return what top-p wants of the sum of what top-k keeps."""
     return lambda reached: own.top_p * reached[own.order, own.last]
+
+
+def truncated(xp: Any, logits: Any, is_kept: Any, own: Columns) -> Any:
+    """Return which tokens typical-p, then epsilon and then eta keep, ``[rows, vocab]``.
+
+    Each works on the probabilities that the filters before it leave. Rows that ask for none of
+    them stay as they are. (Meister et al., 2023, arXiv:2202.00666; Hewitt et al., 2022,
+    arXiv:2210.15191.)
+
+    Args:
+        xp: the arrays' namespace.
+        logits: ``[rows, vocab]`` float32.
+        is_kept: ``[rows, vocab]``: what the filters before these keep.
+        own: the rows' columns.
+    """
+    scaled = logits / own.temperatures
+    weights = xp.exp(scaled - xp.max(scaled, axis=-1, keepdims=True))  # float64
+    probs, surprise, entropy = _surprise(xp, weights, is_kept, own)
+    gaps = xp.where(is_kept, xp.abs(surprise - entropy), -own.lowest)
+    order = xp.argsort(gaps, axis=-1)
+    is_before = xp.cumulative_sum(xp.take_along_axis(probs, order, axis=-1), axis=-1)
+    num_before = xp.sum(is_before < own.typical_p, axis=-1, keepdims=True, dtype=xp.int64)
+    last = xp.take_along_axis(order, xp.clip(num_before, max=logits.shape[-1] - 1), axis=-1)
+    is_near = gaps <= xp.take_along_axis(gaps, last, axis=-1)
+    is_kept = is_kept & (is_near | (own.typical_p > 1.0))
+
+    probs, _, _ = _surprise(xp, weights, is_kept, own)
+    is_kept = is_kept & _is_likely(xp, probs, own.epsilon)
+
+    probs, _, entropy = _surprise(xp, weights, is_kept, own)
+    least = xp.minimum(own.eta, xp.sqrt(own.eta) * xp.exp(-entropy))
+    return is_kept & _is_likely(xp, probs, least)
+
+
+def _is_likely(xp: Any, probs: Any, least: Any) -> Any:
+    """Return which tokens have a least probability, or the largest of all."""
+    return (probs >= least) | (probs == xp.max(probs, axis=-1, keepdims=True))
+
+
+def _surprise(xp: Any, weights: Any, is_kept: Any, own: Columns) -> tuple[Any, Any, Any]:
+    """Return the probabilities of what is kept, minus their logarithms, and the entropies."""
+    none = xp.zeros_like(own.half)
+    probs = xp.where(is_kept, weights, none)
+    probs = probs / xp.sum(probs, axis=-1, keepdims=True)
+    surprise = -xp.log(probs)
+    entropy = xp.sum(xp.where(probs > 0, probs * surprise, none), axis=-1, keepdims=True)
+    return probs, surprise, entropy

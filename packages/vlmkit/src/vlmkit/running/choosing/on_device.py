@@ -13,7 +13,7 @@ from typing import Any
 import array_api_compat
 
 from vlmkit.running.choosing.batch import Choice, Columns, apply, changed, columns, send
-from vlmkit.running.choosing.filters import least_kept, share
+from vlmkit.running.choosing.filters import least_kept, share, truncated
 from vlmkit.running.choosing.noise import bits, exponentials, noisy
 
 
@@ -38,7 +38,7 @@ def pick_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice]) -
     )
     if changes.rows.shape[0]:
         logits = xp.astype(logits, xp.float32, copy=True)
-        apply(xp, logits, changes, scales=any(c.is_scaled for c in choices))
+        apply(xp, logits, changes, choices)
     if not any(c.is_drawn for c in choices):
         return xp.argmax(logits, axis=-1)
     drawn = exponentials(xp, bits(token_ids, every.first, every.second, every.masks), every.half)
@@ -50,7 +50,10 @@ def pick_on_device(xp: Any, logits: Any, token_ids: Any, choices: Seq[Choice]) -
     if any(c.depth > -math.inf for c in choices):
         lowest = xp.max(logits, axis=-1, keepdims=True) + every.depths
         floors = lowest if floors is None else xp.maximum(floors, lowest)
-    if floors is not None:
+    if any(c.is_truncated for c in choices):
+        is_kept = logits >= (every.floors if floors is None else floors)
+        sums = xp.where(truncated(xp, logits, is_kept, every), sums, every.lowest)
+    elif floors is not None:
         sums = xp.where(logits < floors, every.lowest, sums)
     return xp.argmax(sums, axis=-1)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from vlmkit.running.choosing.batch import Choice, apply, changed, columns
 from vlmkit.running.choosing.edits import Numbers
-from vlmkit.running.choosing.filters import least_kept, share
+from vlmkit.running.choosing.filters import least_kept, share, truncated
 from vlmkit.running.choosing.noise import bits, exponentials, noisy
 
 ROWS_AT_ONCE = 4  # copied for their changes; the heap keeps the memory for the next rows
@@ -65,14 +65,31 @@ def pick_on_host(logits: Numbers, choices: Seq[Choice]) -> Numbers:
 
 def _choose(logits: Numbers, vocabulary: Numbers, choices: Seq[Choice]) -> Numbers:
     """Return the tokens of rows that may be written to."""
-    scales = any(c.is_scaled for c in choices)
-    apply(np, logits, changed(choices, logits.shape[-1]), scales=scales)
+    apply(np, logits, changed(choices, logits.shape[-1]), choices)
     token_ids: Numbers = np.argmax(logits, axis=-1)
     for place, choice in enumerate(choices):
         likeliest = token_ids[place]
-        if choice.is_drawn and math.isfinite(logits[place, likeliest]):
+        if not choice.is_drawn or not math.isfinite(logits[place, likeliest]):
+            continue
+        if choice.is_truncated:
+            left = _truncated(logits[place], choice)
+            token_ids[place] = _draw(left, vocabulary, choice.without_filters(), int(left.argmax()))
+        else:
             token_ids[place] = _draw(logits[place], vocabulary, choice, likeliest)
     return token_ids
+
+
+def _truncated(logits: Numbers, choice: Choice) -> Numbers:
+    """Return a row ``[vocab]`` with minus infinity where any filter drops a token; sorts it."""
+    top, num_ranked = logits.max(), min(choice.top_k or len(logits), len(logits))
+    floor = max(
+        np.partition(logits, -num_ranked)[-num_ranked],
+        _rounded_up(float(top) + choice.depth),
+        _nucleus_floor(logits, top, choice, num_ranked),
+    )
+    own = columns([choice], [0], len(logits))
+    is_kept = truncated(np, logits[None], logits[None] >= floor, own)[0]
+    return np.where(is_kept, logits, np.float32(-math.inf))
 
 
 def _draw(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) -> int:

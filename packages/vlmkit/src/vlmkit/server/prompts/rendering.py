@@ -11,7 +11,7 @@ from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
 from vlmkit.ask.message import image_parts_of
 from vlmkit.ask.prompt_tokens import PromptMedium, PromptTokens
 from vlmkit.ask.request import Request
-from vlmkit.ask.sampling import SamplingParams
+from vlmkit.ask.sampling import OF_MODELS, SamplingParams
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.completions.wire import CompletionRequest
@@ -87,6 +87,8 @@ def _image(image: PromptMedium, options: ImageOptions) -> RenderedImage:
 def _params(params: SamplingParams, constraint: Constraint | None) -> dict[str, Any]:
     """Return how an answer is made, by vLLM's names."""
     told: dict[str, Any] = msgspec.to_builtins(params)
+    for name in OF_MODELS:
+        del told[name]
     num_top = told.pop("top_logprobs")
     return told | {
         "logprobs": num_top if params.logprobs else None,
