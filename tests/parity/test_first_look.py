@@ -136,7 +136,7 @@ def changed(folder: Path, to: Path, file: str, **values: Any) -> Path:
             "llava",
             "processor_config.json",
             {"patch_size": 7},
-            "gave .4. rows for an image, and its prompt has 16 places",
+            "gives .4. features for this image, and its prompt has 16 places",
         ),
         (
             "qwen2_5_vl",

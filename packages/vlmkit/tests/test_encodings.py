@@ -12,7 +12,7 @@ from mock_model import picture, script, wait_until
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import Message
 from vlmkit.ask.request import Request
-from vlmkit.errors import EngineError
+from vlmkit.errors import EngineError, ImageError
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.scheduler import ContinuousScheduler
@@ -283,6 +283,31 @@ def test_a_picture_that_breaks_the_encoder_harms_no_other_in_its_batch():
         assert encoder.calls[0] == 1
         assert encoder.calls[1] == 4
         assert_empty(model)
+
+
+class Choosy(Gated):
+    """Refuses one picture by its size, as a tower does that cannot take it."""
+
+    def encode(self, slots):
+        try:
+            return super().encode(slots)
+        except EngineError as error:
+            if len(slots) > 1:
+                raise
+            raise ImageError("the model's image tower cannot take this image") from error
+
+
+def test_a_picture_that_a_tower_cannot_take_is_refused_by_its_place():
+    encoder = Choosy(fail_size=(6, 8))
+    encoder.gate.set()
+    with running(encoder) as model:
+        odd = picture(8, 6)
+        streams = [shows(model, *images) for images in ((picture(7), odd), (odd,))]
+        for stream, index in zip(streams, (1, 0), strict=True):
+            with pytest.raises(ImageError, match="cannot take this image") as caught:
+                stream.result()
+            assert (caught.value.index, caught.value.param) == (index, "messages")
+        assert "x6" in shows(model, picture(9)).result().text
 
 
 def test_a_sequence_that_lost_its_room_waits_for_its_image_anew():

@@ -287,3 +287,23 @@ def test_a_processor_that_lays_pictures_out_in_a_way_of_its_own_is_refused_by_na
 
     with pytest.raises(CheckpointError, match=r"'m' \(FuyuProcessor\) treats images in a way that"):
         HfTokenizer(checkpoint, HfTokenizerSettings())
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("llava", "image_token_index"), ("qwen2_vl", "image_token_id")]
+)
+@pytest.mark.parametrize("token", [5, 10_000_000, -200])
+def test_a_wrong_token_of_images_is_named_by_its_field(
+    checkpoint_of: CheckpointOf, tmp_path: Path, name: str, field: str, token: int
+) -> None:
+    for path in checkpoint_of(name).path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("image_token_index", "image_token_id"):
+        config.pop(key, None)
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: token}))
+
+    with pytest.raises(
+        CheckpointError, match=f"config.json of model 'm': '{field}' is {token}, which is no token"
+    ):
+        HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())

@@ -60,3 +60,24 @@ def test_the_refusal_comes_before_the_weights_are_read(
     with pytest.raises(CheckpointError, match="'molmo2' sees images in a way"):
         getattr(exporter, part)(checkpoint, tmp_path / "onnx", "fp32", lambda _: None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("targets", [[1, 2, 2], [1, 1, 2, 2, 2]])
+def test_granites_spatial_layers_may_be_fewer_than_its_projectors_and_not_more(
+    saved: Callable[[str], Path], targets: list[int]
+) -> None:
+    import transformers
+
+    from vlmkit_onnx.export.towers.granite import StackTower
+
+    config = transformers.AutoConfig.from_pretrained(saved("granite4_vision"))
+    config.spatial_target_layers = targets
+    base = transformers.AutoModel.from_config(config)
+    if len(targets) > len(base.spatial_projectors):
+        with pytest.raises(
+            CheckpointError, match=r"'spatial_target_layers' in config\.json names 5"
+        ):
+            StackTower(base)
+    else:
+        assert len(StackTower(base).projectors) == len({0, *targets})

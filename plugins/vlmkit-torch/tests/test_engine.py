@@ -12,11 +12,11 @@ from hypothesis import given, strategies as st
 
 import zoo
 from parity import runner
-from vlmkit.errors import EngineError, OutOfMemory, RequestError
+from vlmkit.errors import EngineError, ImageError, OutOfMemory, RequestError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
-from vlmkit.seams.prompt import Prompt, Span
+from vlmkit.seams.prompt import MediaSlot, Prompt, Span
 from vlmkit.testing.engine_host import EngineHost
 from vlmkit_torch import hardware, reading, weights
 from vlmkit_torch.attention.kind import LayerKind, Visibility
@@ -213,6 +213,30 @@ def test_a_model_that_changes_its_precision_is_as_if_it_had_been_read_in_that(
         assert (tensor.dtype, torch.equal(tensor, kept[own])) == (kept[own].dtype, True), own
 
 
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("shape '[1, 2]' is invalid for input of size 3"), ImageError),
+        (IndexError("list index out of range"), ImageError),
+        (RuntimeError("CUDA error: device-side assert triggered"), RuntimeError),
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+    ],
+)
+def test_a_tower_that_fails_at_one_picture_refuses_the_picture(
+    load: Load, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    _, encoder = load("llava")
+    slot = MediaSlot(0, 4, b"x", {"pixel_values": np.zeros((1, 3, 28, 28), np.float32)}, 4)
+
+    def fail(**_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(encoder, "_tower", fail)
+    with pytest.raises(raised) as caught:
+        encoder.encode([slot])
+    assert "shape" not in str(caught.value)
+
+
 def test_the_encoder_says_what_computed_its_features(load: Load) -> None:
     one, other = load("llava")[1], load("llava_next")[1]
 
@@ -229,7 +253,7 @@ def test_a_device_without_room_for_an_image_says_so(
     with pytest.raises(OutOfMemory, match="not enough memory for the images of this request"):
         encoder.encode(slots)
     monkeypatch.setattr(encoder, "_tower", lambda **_: torch.empty(2, 3) @ torch.empty(2, 3))
-    with pytest.raises(RuntimeError, match="shapes"):
+    with pytest.raises(ImageError, match="image tower cannot take this image"):
         encoder.encode(slots)
 
 

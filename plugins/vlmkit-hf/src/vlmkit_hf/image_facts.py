@@ -113,10 +113,16 @@ def facts_of(processor: Any, config: Mapping[str, Any]) -> ImageFacts:
 
 def stated_token(config: Mapping[str, Any]) -> int | None:
     """Return the token of a feature, as a model's configuration says; None where it does not."""
+    found = stated_field(config)
+    return None if found is None else found[1]
+
+
+def stated_field(config: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the field that says the token of a feature, and the token; None where none does."""
     tower = config.get("vision_config")
-    parts = (config, tower if isinstance(tower, Mapping) else {})
-    found = (part.get(key) for part in parts for key in _FEATURE_KEYS)
-    return next((token for token in found if isinstance(token, int)), None)
+    parts = (("", config), ("vision_config.", tower if isinstance(tower, Mapping) else {}))
+    found = ((place + key, part.get(key)) for place, part in parts for key in _FEATURE_KEYS)
+    return next(((field, token) for field, token in found if isinstance(token, int)), None)
 
 
 def family_token(config: Mapping[str, Any]) -> int | None:

@@ -33,6 +33,7 @@ from vlmkit_hf.image_facts import (
     family_token,
     grey,
     laid_out,
+    stated_field,
     stated_token,
     written_token,
 )
@@ -87,6 +88,7 @@ class ImageSide:
     ) -> None:
         self._processor = processor
         self._owner = checkpoint.name
+        self._stated = stated_field(checkpoint.answering)
         self._is_checked = facts is not None
         tower = checkpoint.answering.get("vision_config")
         side = tower.get("patch_size") if isinstance(tower, Mapping) else None
@@ -103,7 +105,7 @@ class ImageSide:
         except (CheckpointError, MemoryError):
             raise
         except Exception as error:  # a processor may raise anything
-            raise self._unknown() from error
+            raise self._wrong_token() or self._unknown() from error
         if not self._facts.has_sizes:
             self._sizing = None
         self.placeholder = self._facts.placeholder
@@ -281,7 +283,7 @@ class ImageSide:
         except MemoryError:
             raise
         except Exception as error:  # a processor may raise anything
-            raise self._unknown() from error
+            raise self._wrong_token(encoder) or self._unknown() from error
         tokenizer = self._processor.tokenizer
         first = tokenizer.bos_token or tokenizer.eos_token
         if first and theirs == [tokenizer.convert_tokens_to_ids(first), *ours]:
@@ -325,6 +327,29 @@ class ImageSide:
             f"image: {token}, as transformers would have it, is no control token here",
             hint=f'write it there, such as "image_token_id": {written_token(processor)}, which is '
             f"{processor.image_token!r}",
+        )
+
+    def _wrong_token(self, encoder: TextEncoder | None = None) -> CheckpointError | None:
+        """Return that config.json states a token of images which none of the processor's is.
+
+        Args:
+            encoder: of the texts that the processor writes; None looks at the vocabulary alone.
+        """
+        if self._stated is None:
+            return None
+        field, token = self._stated
+        if encoder is None:
+            known = set(self._processor.tokenizer.get_vocab().values())
+        else:
+            expansion = encoder.expand(self._process(grey(64, 48), {})[1])
+            known = set(expansion.token_ids) if expansion else {token}
+        if token in known:
+            return None
+        own = written_token(self._processor)
+        return CheckpointError(
+            f"config.json of model {self._owner!r}: {field!r} is {token}, which is no token that "
+            "its processor writes for an image",
+            hint=f"the processor writes {own}, which is {self._processor.image_token!r}",
         )
 
     def _unknown(self) -> CheckpointError:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from vlmkit.errors import CheckpointError, EngineError, OutOfMemory
+from vlmkit.errors import CheckpointError, ImageError, OutOfMemory, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
@@ -62,14 +62,19 @@ class TorchVisionEncoder:
         Neighbours whose arrays fit together are computed in one call.
 
         Raises:
-            EngineError: the tower's rows are not as many as the prompt has places for.
+            ImageError: the tower fails at one image, or its rows are not as many as the prompt has
+                places for.
+            EngineError: the device failed.
             OutOfMemory: the device has no room for them now.
         """
         try:
             return self._encode_groups(slots)
         except Exception as error:
             if not faults.is_out_of_memory(error):
-                raise
+                if len(slots) > 1 or isinstance(error, VlmkitError) or faults.is_of_device(error):
+                    raise
+                log.warning("the image tower failed at one image", exc_info=error)
+                raise ImageError("the model's image tower cannot take this image") from error
             log.warning("there was no room for %d images: %s", len(slots), error)
         # Out of the handler: the error holds what the tower had computed.
         with hardware.alone(self._loaded.device):
@@ -115,9 +120,9 @@ class TorchVisionEncoder:
             ]
         if len(slots) > 1:  # this family pads or packs what stands together
             return [features for slot in slots for features in self._encode_group([slot])]
-        raise EngineError(
-            f"the image tower gave {sorted(set(total.values()))} rows for an image, and its "
-            f"prompt has {counts[0]} places"
+        raise ImageError(
+            f"the model's image tower gives {sorted(set(total.values()))} features for this image, "
+            f"and its prompt has {counts[0]} places"
         )
 
     def _inputs(self, slots: Sequence[MediaSlot]) -> dict[str, torch.Tensor]:

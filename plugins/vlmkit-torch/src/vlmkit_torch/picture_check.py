@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig
 
-from vlmkit.errors import CheckpointError, RequestError
+from vlmkit.errors import CheckpointError, ImageError, RequestError
 from vlmkit.kit.media_trial import answered
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt
@@ -49,12 +49,15 @@ def check(
 
     Raises:
         CheckpointError: the answers differ by more than rounding.
+        ImageError: the tower fails at one.
         VlmkitError: the engine or the encoder gives none.
     """
     answer = views.text_tokens(NUM_ANSWER_TOKENS)
     for prompt in prompts:
         try:
             rows = answered(engine, encoder, prompt, answer[:-1])
+        except ImageError:  # its tower fails at it
+            raise
         except RequestError as error:  # the settings allow no such picture; others, they may
             log.info("a picture was not tried: %s", error)
             continue

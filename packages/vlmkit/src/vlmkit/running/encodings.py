@@ -4,10 +4,11 @@ Lives in the loop's thread; the encoder works in its own. A medium that several 
 encoded once, and one that nobody waits for any more is not begun.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Sequence as Seq
 
 from vlmkit.ask.stage import NO_STAGE
-from vlmkit.errors import VlmkitError
+from vlmkit.errors import MediaError, VlmkitError
 from vlmkit.running.blame import UNKNOWN, Fault, Makers
 from vlmkit.running.encoder_thread import EncoderThread, Key
 from vlmkit.running.feature_cache import FeatureCache
@@ -72,7 +73,7 @@ class Encodings:
                         f"{self._makers.of('media_encoder')} failed on {what}", result
                     )
                 )
-                failures.update((item.sequence, error) for item in items)
+                failures.update((item.sequence, _of_item(error, item)) for item in items)
             else:
                 self.num_encoded += 1
                 self._cache.put(*key, result)
@@ -151,3 +152,13 @@ def waits(item: WorkItem) -> bool:
 
 def _key(sequence: Sequence, index: int) -> Key:
     return sequence.scope, sequence.prompt.media[index].digest
+
+
+def _of_item(error: VlmkitError, item: EncodeItem) -> VlmkitError:
+    """Return an error that says which medium of its own sequence is refused."""
+    if not isinstance(error, MediaError):
+        return error
+    own = copy.copy(error)  # the sequences that share a medium may show it in other places
+    own.index = item.index
+    own.param = own.param or "messages"
+    return own

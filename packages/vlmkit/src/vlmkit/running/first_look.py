@@ -77,6 +77,14 @@ def first_look(
         engine.try_media(prompts, encoder)
     except (CheckpointError, OutOfMemory):
         raise
+    except ImageError as error:  # with a cause where a family's code fails
+        raise (
+            _fails(checkpoint)
+            if error.__cause__
+            else CheckpointError(
+                f"model {checkpoint.name!r} cannot answer about pictures: {error}", hint=HINT
+            )
+        ) from error
     except RequestError as error:
         raise CheckpointError(
             f"model {checkpoint.name!r} is of a family that answers about pictures, and no prompt "
@@ -89,12 +97,16 @@ def first_look(
             hint=error.hint or HINT,
         ) from error
     except Exception as error:  # a family's code may raise anything
-        raise CheckpointError(
-            f"model {checkpoint.name!r} cannot answer about pictures: the code of model type "
-            f"{checkpoint.model_type!r} fails at one",
-            hint=HINT,
-        ) from error
+        raise _fails(checkpoint) from error
     trial_notes.write(seen)
+
+
+def _fails(checkpoint: Checkpoint) -> CheckpointError:
+    return CheckpointError(
+        f"model {checkpoint.name!r} cannot answer about pictures: the code of model type "
+        f"{checkpoint.model_type!r} fails at one",
+        hint=HINT,
+    )
 
 
 def _prompts(tokenizer: Tokenizer) -> Iterator[Prompt]:

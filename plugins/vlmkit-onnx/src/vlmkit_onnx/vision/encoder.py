@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from vlmkit.errors import EngineError, OutOfMemory
+from vlmkit.errors import EngineError, ImageError, OutOfMemory
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
@@ -77,8 +77,8 @@ class OnnxVisionEncoder:
         """Return the features of each image, in order.
 
         Raises:
-            EngineError: an image's arrays do not fit the graph, or its rows are not as many as the
-                prompt has places for.
+            ImageError: the graph's rows for an image are not as many as the prompt has places for.
+            EngineError: the arrays of these images do not fit the graph.
         """
         rows = self._computation.compute(slots, self._run)
         return [_features(slot, own) for slot, own in zip(slots, rows, strict=True)]
@@ -130,9 +130,9 @@ def _features(slot: MediaSlot, rows: Mapping[str, Floats]) -> MediaFeatures:
     """Make one image's features of its own copy of the rows."""
     counts = {len(array) for array in rows.values()}
     if counts != {slot.num_features}:
-        raise EngineError(
-            f"the vision graph gave {sorted(counts)} rows for an image, and its prompt has "
-            f"{slot.num_features} places"
+        raise ImageError(
+            f"the model's vision graph gives {sorted(counts)} features for this image, and its "
+            f"prompt has {slot.num_features} places"
         )
     own = {name: array.copy() for name, array in rows.items()}
     num_bytes = sum(array.nbytes for array in own.values())

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vlmkit.errors import CheckpointError
 from vlmkit_onnx.export.deepstack import numbered_layers
 from vlmkit_onnx.export.towers.layers import anyres
 from vlmkit_onnx.export.towers.tower import Tower
@@ -17,11 +18,21 @@ class StackTower(nn.Module):
 
     Args:
         base: the family's model without its head.
+
+    Raises:
+        CheckpointError: the config names more layers than there are projectors.
     """
 
     def __init__(self, base: Any) -> None:
         super().__init__()
         config = base.config
+        targets, projectors = config.spatial_target_layers, base.spatial_projectors
+        if len(targets) > len(projectors):
+            raise CheckpointError(
+                f"'spatial_target_layers' in config.json names {len(targets)} layers, and model "
+                f"type {config.model_type!r} has projectors for {len(projectors)}",
+                hint="compare it with that of the model's authors",
+            )
         self.tower = base.vision_tower
         self.newline = base.image_newline
         self.drops_first = config.vision_feature_select_strategy == "default"
@@ -34,9 +45,7 @@ class StackTower(nn.Module):
         }
         found |= {
             layer: (config.spatial_vision_layer, projector)
-            for layer, projector in zip(
-                config.spatial_target_layers, base.spatial_projectors, strict=True
-            )
+            for layer, projector in zip(targets, projectors, strict=False)  # the others are unused
         }
         self.seen = [found[layer][0] for layer in numbered_layers(config)]
         self.projectors = nn.ModuleList([found[layer][1] for layer in numbered_layers(config)])
