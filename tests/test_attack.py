@@ -128,6 +128,6 @@ def points(cpu_s, peak_bytes=0):
 def test_costs_are_judged():
     assert judge.flaw_of_curve(points(lambda size: size / 1000)) is None
     assert "to the power 2.0" in judge.flaw_of_curve(points(lambda size: (size / 1000) ** 2 * 2.5))
-    assert "CPU time for one request" in judge.flaw_of_curve(points(lambda size: size / 200))
-    assert "MiB for one request" in judge.flaw_of_curve(points(lambda size: 0, 2**30))
+    assert "CPU time for 0 bytes" in judge.flaw_of_curve(points(lambda size: size / 200))
+    assert "MiB for 0 bytes" in judge.flaw_of_curve(points(lambda size: 0, 2**30))
     assert judge.flaw_of_curve(points(lambda size: (size / 1e5) ** 2)) is None

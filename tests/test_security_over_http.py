@@ -180,6 +180,21 @@ def test_text_over_http_becomes_no_control_token_and_no_image_slot(server):
             assert {i: of_plain[i] for i in special} == {i: of_typed[i] for i in special}
 
 
+def resident_mib(server):
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_the_memory_of_a_long_text_that_is_refused_returns(server):
+    before = resident_mib(server)
+    answer = server.post(
+        {"model": "demo", "messages": [{"role": "user", "content": "\u4e2d" * 2**19}]}
+    )
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert eventually(lambda: resident_mib(server) < before + 100, timeout_s=120)
+
+
 def test_keys_that_differ_anywhere_are_refused_alike(server, keys):
     secret = keys["one"]["authorization"].removeprefix("Bearer ")
     near = [

@@ -166,7 +166,7 @@ class Campaign:
         points = []
         for size in sizes:
             points.append(self._point(field, shape, size))
-            if points[-1].cost.cpu_s > judge.MAX_CPU_S or points[-1].status == 0:
+            if judge.takes_too_long(points[-1].cost) or points[-1].status == 0:
                 break
         return points
 
@@ -177,7 +177,7 @@ class Campaign:
         self.found.statuses[answer.status] += 1
         if text:
             self.found.add(field.place, f"{shape.name} of size {size}: {text}")
-        if cost.cpu_s > judge.MAX_CPU_S or answer.status == 0:
+        if judge.takes_too_long(cost) or answer.status == 0:
             self._recover(field, f"{shape.name} of size {size}")
         return Point(size, answer.status, cost)
 

@@ -9,8 +9,10 @@ from attack.declared import Field
 from attack.mutations import MARKER
 from attack.served import Answer, Cost
 
-MAX_CPU_S = 2.0
-MAX_BYTES = 512 * 2**20
+MAX_CPU_S, CPU_S_PER_MIB = 2.0, 2.0
+MAX_BYTES, BYTES_PER_BYTE = 512 * 2**20, 64
+"""What a request may take, and how much more for what was sent."""
+
 MAX_SLOPE = 1.4
 NOTED_CPU_S = 0.15
 """What costs less is not worth a slope: other work of the server is as large."""
@@ -90,14 +92,18 @@ def slope(points: Sequence[Point]) -> float:
     return cpu / log2(dear[-1].size / dear[0].size)
 
 
+def takes_too_long(cost: Cost) -> bool:
+    """Whether a request takes more CPU time than one of its size may."""
+    return cost.cpu_s > MAX_CPU_S + CPU_S_PER_MIB * cost.sent_bytes / 2**20
+
+
 def flaw_of_curve(points: Sequence[Point]) -> str | None:
     """Return why a curve is a breach; None when it is bounded and about linear."""
-    worst = max((p.cost.cpu_s for p in points), default=0)
-    peak = max((p.cost.peak_bytes for p in points), default=0)
-    if worst > MAX_CPU_S:
-        return f"{worst:.1f} s of CPU time for one request"
-    if peak > MAX_BYTES:
-        return f"{peak / 2**20:.0f} MiB for one request"
+    for _, _, cost in points:
+        if takes_too_long(cost):
+            return f"{cost.cpu_s:.1f} s of CPU time for {cost.sent_bytes} bytes"
+        if cost.peak_bytes > MAX_BYTES + BYTES_PER_BYTE * cost.sent_bytes:
+            return f"{cost.peak_bytes / 2**20:.0f} MiB for {cost.sent_bytes} bytes"
     if (found := slope(points)) > MAX_SLOPE:
         return f"CPU time grows with size to the power {found:.1f}"
     return None

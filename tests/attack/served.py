@@ -72,6 +72,7 @@ class Cost(NamedTuple):
     cpu_s: float
     peak_bytes: int
     wall_s: float
+    sent_bytes: int = 0
 
 
 class Target:
@@ -174,7 +175,8 @@ class Target:
             while self._taken_in(0.05) > 0.02 and time.monotonic() < deadline:
                 pass
         taken = max(0.0, self.cpu_s() - cpu_s)
-        return answer, Cost(taken, max(0, self._peak_bytes - before_bytes), wall_s)
+        peak_bytes = max(0, self._peak_bytes - before_bytes)
+        return answer, Cost(taken, peak_bytes, wall_s, len(sent.content))
 
     def _taken_in(self, pause_s: float) -> float:
         before = self.cpu_s()

@@ -13,6 +13,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
+from vlmkit.kit import heap
 from vlmkit.server.http.caller import speaks_for
 from vlmkit.server.http.errors import CLIENT_GONE, HostRefused, error_response
 from vlmkit.server.limits.entrance import ACCOUNT
@@ -20,6 +21,9 @@ from vlmkit.server.limits.headers import limit_headers
 from vlmkit.server.work.deadline import DEADLINE, HEADER, time_for
 from vlmkit.server.work.service import Service
 from vlmkit.settings.server import is_loopback
+
+LARGE_BYTES = 2**18
+TRIM_AFTER_S = 1.0
 
 _TIMEOUT = HEADER.encode()
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:-]{1,128}")
@@ -39,6 +43,7 @@ class Gate:
         host, allowed = service.settings.host, service.settings.allowed_hosts
         is_open = not allowed and not is_loopback(host)
         self._hosts = None if is_open else _LOOPBACK_NAMES | {host, *allowed}
+        self._is_trim_due = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, with an id that its answer shows."""
@@ -66,8 +71,23 @@ class Gate:
             with self._service.opened():
                 await self._enter(scope, receive, send_named, headers)
         finally:
+            if _is_large(headers):
+                self._trim_soon()
             if looked_on is not None:
                 self._service.monitors.ended(looked_on, scope, status)
+
+    def _trim_soon(self) -> None:
+        """Return freed memory to the system in a second, once for all that end meanwhile.
+
+        A refused request reaches no engine, whose loop does the same when it is idle.
+        """
+        if not self._is_trim_due:
+            self._is_trim_due = True
+            asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim)
+
+    def _trim(self) -> None:
+        self._is_trim_due = False
+        self._service.desk.leave(heap.trim)
 
     async def _enter(
         self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes]
@@ -89,6 +109,12 @@ class Gate:
             await error_response(error, scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+def _is_large(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body is large, or may be."""
+    length = headers.get(b"content-length", b"")
+    return b"transfer-encoding" in headers or (length.isdigit() and int(length) >= LARGE_BYTES)
 
 
 def _name(host: bytes) -> str:
