@@ -24,6 +24,7 @@ from vlmkit.settings.server import is_loopback
 
 LARGE_BYTES = 2**18
 TRIM_AFTER_S = 1.0
+OF_NO_TENANT = ""
 
 _TIMEOUT = HEADER.encode()
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._~:-]{1,128}")
@@ -87,7 +88,7 @@ class Gate:
 
     def _trim(self) -> None:
         self._is_trim_due = False
-        self._service.desk.leave(heap.trim)
+        self._service.offload.discard(heap.trim, OF_NO_TENANT)
 
     async def _enter(
         self, scope: Scope, receive: Receive, send: Send, headers: Mapping[bytes, bytes]
