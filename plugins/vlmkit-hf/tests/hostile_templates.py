@@ -160,6 +160,13 @@ TEMPLATES = {
         f"{{% if x %}}{{% set a{i} = 1 %}}{{% endif %}}" for i in range(1500)
     ),
     "many characters": "x" * 2**20,
+    "title": "{{ ('ab ' * 1000000)|title }}",
+    "wordcount": "{{ ('ab ' * 1000000)|wordcount }}",
+    "urlencode": "{{ ('€' * 1000000 ~ '€' * 1000000)|urlencode }}",
+    "replace with counts": "{{ ('a' * 1000000)|replace('a', 'b' * 1000000, 1000000) }}",
+    "format of attributes": "{{ '{0[0][0]}'.format([['x' * 1000000]]) * 1000000 }}",
+    "unpacked": "{% macro m() %}{% endmacro %}{{ m(**{'a' * 1000000: 1}) }}{{ m(*('a' * 2000000)) }}",
+    "format map": "{% for i in range(99999) %}{% set x = range(99999)|map('format', 1)|list %}{% endfor %}",
     "twenty loops": "{% for a in range(100) %}" * 19 + "{% endfor %}" * 19,
     "long body": "{% for i in range(100000) %}" + "{% if x %}{% endif %}" * 2000 + "{% endfor %}",
 }

@@ -307,3 +307,29 @@ def test_a_wrong_token_of_images_is_named_by_its_field(
         CheckpointError, match=f"config.json of model 'm': '{field}' is {token}, which is no token"
     ):
         HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
+
+
+def test_settings_that_the_processor_cannot_use_are_one_error(
+    checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    for path in checkpoint_of("llava").path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "image_mean": []}))
+
+    with pytest.raises(CheckpointError, match=r"treats images in a way that vlmkit-hf does not"):
+        HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())
+
+
+def test_a_tokenizer_that_panics_at_a_text_is_refused_at_load(
+    checkpoint_of: CheckpointOf, tmp_path: Path
+) -> None:
+    for path in checkpoint_of("llava").path.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["post_processor"]["single"][0]["SpecialToken"]["id"] = "x"
+    file.write_text(json.dumps(content))
+
+    with pytest.raises(CheckpointError, match=r"'tokenizer\.json' of model 'm' cannot encode"):
+        HfTokenizer(Checkpoint("m", tmp_path), HfTokenizerSettings())

@@ -341,7 +341,10 @@ class ImageSide:
         if encoder is None:
             known = set(self._processor.tokenizer.get_vocab().values())
         else:
-            expansion = encoder.expand(self._process(grey(64, 48), {})[1])
+            try:
+                expansion = encoder.expand(self._process(grey(64, 48), {})[1])
+            except Exception:  # noqa: BLE001 - the processor fails for another reason
+                return None
             known = set(expansion.token_ids) if expansion else {token}
         if token in known:
             return None

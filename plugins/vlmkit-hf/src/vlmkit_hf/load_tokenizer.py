@@ -28,7 +28,26 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
             f"the tokenizer of {checkpoint.name!r} has no fast form",
             hint="its folder needs tokenizer.json",
         )
+    _try(tokenizer.backend_tokenizer, checkpoint)
     return tokenizer
+
+
+def _try(backend: Any, checkpoint: Checkpoint) -> None:
+    """Encode a short text, which a tokenizer of wrong names does not survive.
+
+    Raises:
+        CheckpointError: it fails, or panics in Rust.
+    """
+    try:
+        backend.encode("a", add_special_tokens=True)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a panic is no Exception
+        raise CheckpointError(
+            f"'tokenizer.json' of model {checkpoint.name!r} cannot encode a text: its parts do not "
+            "belong together",
+            hint=FETCH_HINT,
+        ) from error
 
 
 def _reason(checkpoint: Checkpoint) -> CheckpointError:

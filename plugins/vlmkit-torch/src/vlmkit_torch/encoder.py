@@ -16,6 +16,7 @@ import transformers
 
 from vlmkit.errors import CheckpointError, ImageError, OutOfMemory, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
@@ -73,7 +74,7 @@ class TorchVisionEncoder:
             if not faults.is_out_of_memory(error):
                 if len(slots) > 1 or isinstance(error, VlmkitError) or faults.is_of_device(error):
                     raise
-                log.warning("the image tower failed at one image", exc_info=error)
+                log.warning("the image tower failed at one image\n%s", trace_of(error))
                 raise ImageError("the model's image tower cannot take this image") from error
             log.warning("there was no room for %d images: %s", len(slots), error)
         # Out of the handler: the error holds what the tower had computed.

@@ -38,7 +38,13 @@ SHALLOW_TESTS = frozenset(
     }
 )
 _SLOW_FILTERS = frozenset({"pprint", "striptags", "urlize", "wordwrap", "xmlattr"})
-_ITEMISED = frozenset({"batch", "list", "map", "reverse", "select", "slice", "sort", "unique"})
+_ITEMISED = frozenset(
+    {
+        *("batch", "list", "map", "reverse", "select", "slice", "sort", "title", "unique"),
+        *("urlencode", "wordcount"),
+    }
+)
+"""Filters that make an object of each character or word of a text."""
 _WIDE_FILTERS = frozenset({"batch", "center", "indent", "round", "slice"})
 
 STR_METHODS = frozenset(
