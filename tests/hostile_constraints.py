@@ -6,6 +6,8 @@ none of them but the limits that the server enforces itself.
 
 import argparse
 import contextlib
+import http.client
+import itertools
 import json
 import re
 import socket
@@ -349,9 +351,9 @@ def health_watched(target: Target) -> Iterator[list[float]]:
         watching.join()
 
 
-def connect_and_leave(target: Target, body: dict[str, Any], stay_s: float) -> None:
+def connect_and_leave(url: str, content: bytes, stay_s: float) -> None:
     """Send a request and disconnect without reading."""
-    address, content = urlsplit(target.url), json.dumps(body).encode()
+    address = urlsplit(url)
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {address.netloc}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
@@ -367,14 +369,19 @@ def connect_and_leave(target: Target, body: dict[str, Any], stay_s: float) -> No
 
 def throughput(target: Target, seconds: float) -> float:
     """Return honest answers a second."""
+    address = urlsplit(target.url)
+    said = [{"role": "user", "content": "hello"}]
+    body = json.dumps({"model": "mock", "messages": said, "max_tokens": 16})
     ends_s, num = time.monotonic() + seconds, Counter[int]()
 
     def ask(_: int) -> None:
-        with httpx2.Client(timeout=START_S) as http:
-            said = [{"role": "user", "content": "hello"}]
-            body = {"model": "mock", "messages": said, "max_tokens": 16}
-            while time.monotonic() < ends_s:
-                num[http.post(f"{target.url}/v1/chat/completions", json=body).status_code] += 1
+        connection = http.client.HTTPConnection(address.hostname or "", address.port)
+        while time.monotonic() < ends_s:
+            headers = {"content-type": "application/json"}
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            num[answer.status] += 1
 
     with ThreadPoolExecutor(NUM_HONEST) as clients:
         list(clients.map(ask, range(NUM_HONEST)))
@@ -382,31 +389,44 @@ def throughput(target: Target, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def hostile_clients(target: Target, worst: list[dict[str, Any]]) -> Iterator[None]:
-    """Let clients connect, ask for the worst constraints and disconnect, again and again."""
-    is_over = threading.Event()
+def hostile_clients(target: Target, names: list[str]) -> Iterator[None]:
+    """Let a process of clients connect, ask for the named constraints and disconnect, repeatedly.
 
-    def attack(number: int) -> None:
-        at = number
-        while not is_over.is_set():
-            body = dict(bodies(worst[at % len(worst)]))["/v1/chat/completions"]
-            connect_and_leave(target, body | {"user": f"{at}"}, 0.05 * (at % 7))
-            at += NUM_HOSTILE
-
-    with ThreadPoolExecutor(NUM_HOSTILE) as clients:
-        for number in range(NUM_HOSTILE):
-            clients.submit(attack, number)
+    It is a process of its own, so that it does not take this one's time.
+    """
+    command = [sys.executable, __file__, "--flood", target.url, *names]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as flooding:
+        assert flooding.stdout is not None
+        flooding.stdout.readline()
         try:
             yield
         finally:
-            is_over.set()
+            flooding.kill()
+
+
+def flood(url: str, names: list[str]) -> None:
+    """Run hostile clients until this process is killed."""
+    found = dict(constraints())
+    sent = [json.dumps(next(bodies(found[name]))[1]).encode() for name in names]
+    print("ready", flush=True)
+
+    def attack(number: int) -> None:
+        for at in itertools.count(number, NUM_HOSTILE):
+            connect_and_leave(url, sent[at % len(sent)], 0.05 * (at % 7))
+
+    for number in range(NUM_HOSTILE):
+        threading.Thread(target=attack, args=(number,)).start()
 
 
 def main() -> None:
     """Run all of it and print what was seen."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each throughput run")
+    parser.add_argument("--flood", nargs="+", metavar=("URL", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.flood:
+        flood(options.flood[0], options.flood[1:])
+        return
     with (
         tempfile.TemporaryDirectory() as folder,
         served(Path(folder), server__drain_timeout_s=5.0) as target,
@@ -427,7 +447,8 @@ def main() -> None:
         _print_health("healthz, idle", idle)
         _print_health("healthz, during the sweep", times)
         found = dict(constraints())
-        worst = [found[name] for _, name, status in attack.dearest[:20]]
+        names = [name for _, name, _ in attack.dearest[:20]]
+        worst = [found[name] for name in names]
         before = resident_bytes(target.process.pid)
         with ThreadPoolExecutor(4) as clients:
             list(
@@ -440,14 +461,14 @@ def main() -> None:
         print(f"server after {NUM_WORST} of the worst: {growth / 2**20:+.1f} MiB", end=", ")
         print(f"{before >> 20} MiB before")
         alone = [throughput(target, options.seconds)]
-        with hostile_clients(target, worst), health_watched(target) as times:
+        with hostile_clients(target, names), health_watched(target) as times:
             together = throughput(target, options.seconds)
         alone.append(throughput(target, options.seconds))
         ratio = 2 * together / sum(alone)
         print(f"honest answers a second: {alone[0]:.1f} and {alone[1]:.1f} alone", end=", ")
         print(f"{together:.1f} beside {NUM_HOSTILE} hostile clients: {ratio:.2f}")
         _print_health("healthz, meanwhile", times)
-        with hostile_clients(target, worst):
+        with hostile_clients(target, names):
             time.sleep(1)
             began_s = time.monotonic()
             target.process.terminate()
