@@ -33,10 +33,12 @@ from vlmkit.cli import (
     vlmkit as group,
 )
 from vlmkit.cli.models import describe
+from vlmkit.cli.serve import _example
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins import machine
+from vlmkit.settings.server import ServerSettings
 
 VLMKIT = [sys.executable, "-m", "vlmkit"]
 HEAVY = {"numpy", "PIL", "litestar", "uvicorn", "torch", "transformers", "httpx2", "rich"}
@@ -715,10 +717,25 @@ def test_plugins_that_are_not_listed_are_left_out_of_every_command(
     assert not found["vlmkit-hf"]["unlisted"]
     assert isinstance(found["vlmkit-hf"]["sha256"], str)
     assert run(["ask", "mock", "x", *sets]) != 0
+    assert "plugins.only does not list " in capsys.readouterr().err
     assert run(["plugins", "--set", "plugins.only=['vlmkit-mok']"]) == 2
     assert "did you mean 'vlmkit-mock'?" in capsys.readouterr().err
     monkeypatch.setenv("VLMKIT_PLUGINS__ONLY", "['vlmkit-nothing']")
     assert run(["mcp"]) == 2  # a command of a plugin, which is not looked for elsewhere
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        ({"host": "0.0.0.0"}, "http://127.0.0.1:8000/v1"),
+        ({"host": "::", "allowed_hosts": ("models.example",)}, "http://models.example:8000/v1"),
+        ({"host": "10.0.0.1"}, "http://10.0.0.1:8000/v1"),
+    ],
+)
+def test_the_example_of_a_server_names_an_address_that_clients_can_reach(
+    settings: dict[str, Any], address: str
+) -> None:
+    assert address in _example(ServerSettings(**settings), "mock")
 
 
 def test_doctor_tells_who_is_chosen_and_why_others_are_passed_over(

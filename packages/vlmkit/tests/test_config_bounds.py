@@ -83,6 +83,8 @@ def test_what_real_models_say_is_taken(tmp_path: Path, images: dict[str, Any]) -
         ("text_config.max_position_embeddings", HUGE, "at most"),
         ("text_config.max_position_embeddings", -1, "at least 0"),
         ("text_config.num_hidden_layers", 1_000_000, "at most 1024"),
+        ("text_config.hidden_size", 10**400, "at most"),
+        ("text_config.attention_dropout", 10**400, "at most"),
         ("vision_config.depths", [2, 1_000_000], "at most 1024"),
         ("text_config.hidden_size", HUGE, "at most"),
         ("text_config.num_experts", 10**6, "at most"),

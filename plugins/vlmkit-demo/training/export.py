@@ -52,7 +52,6 @@ def export(run: Path, out: Path) -> None:
     model = model.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
     model.generation_config.do_sample = False
-    model.generation_config.max_new_tokens = 96
     model.generation_config.eos_token_id = ids[END]
     model.generation_config.pad_token_id = ids[PAD]
     model.save_pretrained(out)

@@ -1,6 +1,7 @@
 """What the plugin offers, what it costs to ask, and that it needs no torch."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import zoo
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import Message
+from vlmkit.cli import run
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins import loader
@@ -112,3 +114,30 @@ def test_hub_ids_are_taken(reference: str) -> None:
 )
 def test_other_references_are_left_to_others(reference: str) -> None:
     assert hub.objection(reference) == "a hub id reads org/name"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("chat_template.jinja", "{% for m in messages %}", "is not valid Jinja"),
+        ("tokenizer.json", "{", "is not the file of a tokenizer"),
+        ("generation_config.json", '{"eos_token_id": "</s>"}', "eos_token_id"),
+    ],
+)
+def test_doctor_refuses_the_files_that_a_load_refuses(
+    checkpoint_of: Callable[[str], Checkpoint],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    content: str,
+    reason: str,
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(checkpoint_of("llava").path, folder)
+    (folder / file).write_text(content)
+
+    assert run(["doctor", str(folder), "--json"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    (verdict,) = (v for v in verdicts if (v["component"], v["provider"]) == ("tokenizer", "hf"))
+    assert not verdict["is_chosen"]
+    assert reason in verdict["reason"]

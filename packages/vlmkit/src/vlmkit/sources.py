@@ -170,6 +170,8 @@ def _what_there_is(reference: str, plugins: Plugins) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     listed = f"packaged: {', '.join(packaged) or 'none'}"
+    if unlisted := sorted({plugin.source for plugin in plugins.found if plugin.unlisted}):
+        listed = f"{listed}; plugins.only does not list {', '.join(unlisted)}"
     if not any(provider.list_models for provider in plugins.models):
         return f"{listed}; pip install vlmkit-hf fetches models from the Hugging Face hub"
     begun = "".join(f"; {each}" for each in schemes(plugins))

@@ -1,11 +1,14 @@
 """A data folder: nothing that is not the server's is deleted or changed, whatever is there."""
 
+import contextlib
 import os
 import shutil
 import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import openai
 import pytest
@@ -109,6 +112,38 @@ def test_what_others_put_into_a_folder_of_ours_stays(tmp_path):
 # A database that is lost, old, new or another's.
 
 
+@pytest.mark.posix
+def test_a_folder_that_is_not_writable_is_refused_by_its_permissions(tmp_path):
+    root = Path(tempfile.mkdtemp())
+    try:
+        for child in (root, *(root / name for name in ("empty", "used"))):
+            child.mkdir(exist_ok=True)
+            child.chmod(0o755)
+        folder_of(root / "used").close()
+        (root / "used" / DATABASE).chmod(0o444)
+        for name in ("empty", "used"):
+            (root / name).chmod(0o555)
+            with without_rights(), pytest.raises(ConfigError, match="is not writable") as caught:
+                folder_of(root / name)
+            assert "read and write access to" in caught.value.hint
+    finally:
+        for name in ("empty", "used"):
+            (root / name).chmod(0o755)
+        shutil.rmtree(root)
+
+
+@contextlib.contextmanager
+def without_rights():
+    """Let permissions hold for root, too."""
+    was = os.geteuid()
+    if was == 0:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
+
+
 def test_stored_files_without_their_database_are_refused_and_stay(tmp_path, capsys):
     with running(data=DataSettings(**kept(tmp_path))) as server:
         sent(server)
@@ -116,7 +151,7 @@ def test_stored_files_without_their_database_are_refused_and_stay(tmp_path, caps
         path.unlink()
     before = contents(tmp_path)
     for _ in range(2):
-        with pytest.raises(ConfigError, match="has 1 stored files and no database") as caught:
+        with pytest.raises(ConfigError, match=r"has stored files \(1\) but no database") as caught:
             folder_of(tmp_path)
         assert "restore 'vlmkit.sqlite3' from a backup" in caught.value.hint
         assert contents(tmp_path) == before
@@ -126,7 +161,7 @@ def test_an_empty_database_beside_stored_files_is_refused(tmp_path):
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / OURS).write_text("an upload")
     (tmp_path / DATABASE).touch()
-    with pytest.raises(ConfigError, match="has 1 stored files and no database"):
+    with pytest.raises(ConfigError, match=r"has stored files \(1\) but no database"):
         folder_of(tmp_path)
     assert (tmp_path / "files" / OURS).read_text() == "an upload"
 

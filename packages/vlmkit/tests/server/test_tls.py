@@ -67,7 +67,8 @@ def test_certificates_and_keys_are_read_again_on_hangup(tmp_path):
         assert status(server.url, old, another) is None
         Path(key).write_text("no key")
         server.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: "the certificate of before is kept" in server.log.read_text())
+        failure = "reload failed, keeping the previous certificate: "
+        assert eventually(lambda: failure in server.log.read_text())
         assert status(server.url, new, secret) == 200
         server.process.terminate()
         assert server.process.wait() == 0
@@ -147,7 +148,7 @@ def test_the_guides_list_for_strangers_does_what_it_says(tmp_path):
     assert (tmp_path / "usage.sqlite").exists()
     told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     said = [line["message"] for line in told if "of vlmkit-demo" in line["message"]]
-    assert said == ["plugin 'demo' of vlmkit-demo offers nothing: it is left out"]
+    assert said == ["plugin 'demo' of vlmkit-demo is not loaded: plugins.only does not list it"]
 
 
 @contextlib.contextmanager

@@ -33,6 +33,11 @@ def _build_tokenizer(context: BuildContext) -> Tokenizer:
     return HfTokenizer(context.files, settings, parts)
 
 
+def _examine_tokenizer(context: BuildContext) -> str:
+    _build_tokenizer(context)  # which reads no weights, and checks the chat template
+    return ""
+
+
 def _keep(context: BuildContext, folder: Path | None) -> str | None:
     if folder is None and _IS_KEPT in context.shared:
         return None
@@ -67,6 +72,7 @@ def vlmkit_register_tokenizers(registry: Registry[Tokenizer]) -> None:
         _build_tokenizer,
         cannot_serve=tokenizer_files.objection,
         settings=HfTokenizerSettings,
+        examine=_examine_tokenizer,
         description="tokenizer, chat template and image processor of a transformers checkpoint",
         keep=_keep,
     )

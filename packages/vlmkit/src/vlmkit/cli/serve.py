@@ -142,8 +142,8 @@ def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
         elif plugin.error:
             log.warning("%s could not be loaded: %s", plugin.who, described(plugin.error))
         else:
-            name, source = plugin.name, plugin.source
-            log.info("plugin %r of %s offers nothing: it is left out", name, source)
+            why = "VLMKIT_BLOCK names it" if plugin.blocked else "plugins.only does not list it"
+            log.info("plugin %r of %s is not loaded: %s", plugin.name, plugin.source, why)
     if config.server.is_public:
         for remark in _exposed(config):
             log.warning("%s", remark)
@@ -153,11 +153,11 @@ def _exposed(config: "Config") -> Iterator[str]:
     """Yield what an operator may want to set where other machines can reach the server."""
     server = config.server
     if config.plugins.only is None:
-        yield "every installed plugin is loaded: name those that are wanted in plugins.only"
+        yield "plugins.only is not set: every installed plugin is loaded"
     if server.keys_file and not server.tls_certificate:
-        yield "keys can be read on the way: this server, at least, speaks no HTTPS"
+        yield "server.tls_certificate is not set: without TLS, API keys are sent in plain text"
     if server.allow_public_without_key and not server.keys_file:
-        yield "whoever reaches this server may use it: no keys are asked for"
+        yield "server.keys_file is not set: any client may use this server without an API key"
     yield from _unset(config)
 
 
@@ -191,9 +191,17 @@ def _example(settings: "ServerSettings", model: str) -> str:
 
 
 def _url(settings: "ServerSettings") -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    host = _client_host(settings)
+    host = f"[{host}]" if ":" in host else host
     scheme = "https" if settings.tls_certificate else "http"
     return f"{scheme}://{host}:{settings.port}/v1"
+
+
+def _client_host(settings: "ServerSettings") -> str:
+    """Return a name by which clients reach the server: 0.0.0.0 is none."""
+    if settings.host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return settings.host
+    return settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
 
 
 def _packages() -> set[str]:

@@ -116,7 +116,7 @@ def _expected(
     path: tuple[str, ...], value: float, bounds: tuple[_Bound, ...], *, has_sides: bool
 ) -> str | None:
     """Return what a number should have been; None where it is in bounds."""
-    if math.isnan(value):
+    if not isinstance(value, int) and math.isnan(value):
         return "a number"
     name = _name_of(path)
     if name in _FREE:

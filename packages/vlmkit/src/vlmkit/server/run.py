@@ -287,9 +287,9 @@ class Server(uvicorn.Server):
             try:
                 load_certificate(self.config.ssl, settings)
             except ConfigError as error:
-                log.error("the certificate of before is kept: %s", error)  # noqa: TRY400
+                log.error("reload failed, keeping the previous certificate: %s", error)  # noqa: TRY400
             else:
-                log.info("the certificate was read again")
+                log.info("certificate reloaded")
                 audit.note("certificate_read")
         self._supervisor.reloaded()
 

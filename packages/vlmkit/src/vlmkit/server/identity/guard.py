@@ -67,5 +67,5 @@ class Guard:
             raise KeyMissing("an API key must be sent", hint="authorization: Bearer KEY")
         keys = {key for key in map(self._keys.find, given) if key is not None}
         if len(keys) != 1:  # of two that are taken, whose request would it be?
-            raise KeyRefused("this API key is not taken here")
+            raise KeyRefused("this API key is unknown, revoked or expired")
         return keys.pop()

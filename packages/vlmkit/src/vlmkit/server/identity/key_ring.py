@@ -56,7 +56,7 @@ class KeyRing:
         return None if found is None or found.is_over(time.time()) else found
 
     def reload(self) -> "Reloaded | None":
-        """Read the file again; where it cannot be read, the keys of before stay.
+        """Read the file again; keep the previous keys if it cannot be read.
 
         Returns:
             What is other than before; None where the file cannot be read.
@@ -65,10 +65,10 @@ class KeyRing:
         try:
             self._keys = valid_keys(read_lines(self._path))
         except ConfigError as error:
-            log.error("the keys of before are kept: %s", error)  # noqa: TRY400 - it says it all
+            log.error("reload failed, keeping the previous API keys: %s", error)  # noqa: TRY400 - it says it all
             return None
         else:
             how = logging.INFO if self._keys else logging.WARNING
-            log.log(how, "keys were read again: %d", len(self._keys))
+            log.log(how, "API keys reloaded: %d", len(self._keys))
             now = {key.id for key in self._keys}
             return Reloaded(sorted(now - before), sorted(before - now))

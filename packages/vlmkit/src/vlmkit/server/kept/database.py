@@ -53,6 +53,11 @@ class Database:
                     f"the database {str(path)!r} is used by another process",
                     hint="give each server a folder of its own",
                 ) from error
+            if _is_read_only(error):
+                raise ConfigError(
+                    f"the database {str(path)!r} is not writable",
+                    hint=f"the server's user needs read and write access to {str(path.parent)!r}",
+                ) from error
             raise ConfigError(
                 f"the database {str(path)!r} cannot be opened: {error}",
                 hint="restore it from a backup, or name another folder; nothing was changed",
@@ -106,6 +111,13 @@ def _reason(error: OSError | sqlite3.Error) -> str:
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return getattr(error, "sqlite_errorname", None) or type(error).__name__
+
+
+def _is_read_only(error: OSError | sqlite3.Error) -> bool:
+    """Whether permissions or a read-only file system prevent a write."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return "readonly" in str(error)
 
 
 def _opened(path: Path, schema: str, check_new: Callable[[], None]) -> sqlite3.Connection:

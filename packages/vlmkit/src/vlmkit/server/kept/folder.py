@@ -141,16 +141,16 @@ class Folder:
         stored = [path.name for path in self._files.iterdir()] if self._files.is_dir() else []
         if num_ours := sum(_NAME.fullmatch(name) is not None for name in stored):
             raise ConfigError(
-                f"server.data.folder {self.settings.folder!r} has {num_ours} stored files and no "
-                f"database {DATABASE!r} that knows them",
+                f"server.data.folder {self.settings.folder!r} has stored files ({num_ours}) but no "
+                f"database {DATABASE!r}",
                 hint=f"restore {DATABASE!r} from a backup, or name an empty folder; "
                 "nothing was deleted",
             )
         others = sorted(path.name for path in self._root.iterdir() if not self._is_ours(path))
         if stored or others:
             raise ConfigError(
-                f"server.data.folder {self.settings.folder!r} is not empty, and no data folder of "
-                f"vlmkit: it has {(others or [f'{FILES}/{min(stored)}'])[0]!r}",
+                f"server.data.folder {self.settings.folder!r} is not empty and is no data folder "
+                f"of vlmkit: it contains {(others or [f'{FILES}/{min(stored)}'])[0]!r}",
                 hint="name a folder that is empty or not there yet, such as 'vlmkit-data'; "
                 "nothing was changed",
             )
