@@ -109,7 +109,8 @@ LAYOUTS = [
     Layout(
         "a config with a text for a size",
         config(hidden_size="x"),
-        "config.json of model 'm' is not one that transformers can read",
+        "config.json of model 'm' is not one that transformers can read: "
+        "its field 'hidden_size' is wrong",
         "compare it",
     ),
     Layout(

@@ -13,7 +13,9 @@ TEMPLATE = "chat_template.jinja"
 TOKENIZER_OF = "tokenizer 'hf' from 'vlmkit-hf' cannot be used: "
 FETCH = "fetch tokenizer.json and tokenizer_config.json of the same model"
 GIVE_ONE = 'tokenizer.chat_template = "PATH"'
-NO_WORDS = "the chat template of 'm' cannot write a plain message of role 'user'"
+NO_WORDS = (
+    "the chat template in 'chat_template.jinja' of 'm' cannot write a plain message of role 'user'"
+)
 WITH_TOOLS = "{{ tools | tojson }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -142,7 +144,7 @@ LAYOUTS = [
     Layout(
         "a template that is no Jinja",
         put(TEMPLATE, b"{% for %}"),
-        "the chat template of 'm' is not valid Jinja",
+        "the chat template in 'chat_template.jinja' of 'm' is not valid Jinja (line 1)",
         GIVE_ONE,
     ),
     Layout("an empty template", put(TEMPLATE, b""), NO_WORDS, GIVE_ONE),
