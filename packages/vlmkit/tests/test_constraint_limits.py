@@ -9,6 +9,9 @@ from vlmkit.errors import ConstraintError
 from vlmkit.kit.constraint_limits import MAX_MULTIPLE, MAX_REPEATS, check_limits
 from vlmkit.running.constraints import ENTRY_BYTES, ConstraintCache
 
+M_991 = {"multipleOf": 991}
+A_REF = {"$ref": "#/properties/a"}
+
 
 def schema(**keywords):
     return JsonSchema.of(keywords)
@@ -30,10 +33,26 @@ def nested(depth):
         (schema(type="number", multipleOf=0.123456789), "multipleOf"),
         (schema(anyOf=[{"multipleOf": n} for n in (1009, 1013)]), "multipleOf"),
         (schema(properties={"multipleOf": {"multipleOf": 30_011}}), "multipleOf"),
+        (schema(properties={f"p{n}": {"multipleOf": n} for n in (9973, 9967, 67)}), "multipleOf"),
+        (
+            schema(**{"$ref": "#/$defs/a", "$defs": {"a": {"multipleOf": 997}}, **M_991}),
+            "multipleOf",
+        ),
+        (schema(properties={"a": {"multipleOf": 997}, "b": {**A_REF, **M_991}}), "multipleOf"),
+        (
+            schema(properties={"a": {"multipleOf": 997}, "b": {"allOf": [A_REF, M_991]}}),
+            "multipleOf",
+        ),
+        (
+            schema(properties={"a": {"multipleOf": 997}}, patternProperties={"a": M_991}),
+            "multipleOf",
+        ),
+        (schema(properties={"a": {"multipleOf": 997}}, anyOf=[{"items": M_991}]), "multipleOf"),
         (Lark('start: %json {"multipleOf": 99999989}'), "multipleOf"),
         (Lark("start: a", (("a", schema(multipleOf=99_999_989)),)), "multipleOf"),
         (schema(type="array", minItems=10**9), "minItems"),
-        (schema(type="array", maxItems=2**31), "maxItems"),
+        (schema(type="array", maxItems=2**53), "maxItems"),
+        (schema(type="string", maxLength=2**32), "maxLength"),
         (schema(type="string", minLength=10**9), "minLength"),
         (schema(type="object", minProperties=10**9), "minProperties"),
         (schema(enum=[*range(5000)]), "enum"),
@@ -67,8 +86,14 @@ def test_a_number_that_is_too_large_is_refused_by_its_keyword(constraint, named)
         schema(type="integer", multipleOf=MAX_MULTIPLE),
         schema(properties={"a": {"multipleOf": 25}, "b": {"multipleOf": 100}}),
         schema(const={"multipleOf": 99_999_989, "minItems": 10**9}),
-        schema(properties={"minItems": {"type": "string", "maxLength": 2**31 - 1}}),
-        schema(type="array", maxItems=2**31 - 1),
+        schema(properties={f"m{n}": {"multipleOf": n} for n in (7, 12, 60, 64, 1000, 1440, 3600)}),
+        schema(properties={"a": {"items": {"multipleOf": 997}}, "b": {**M_991, "title": "b"}}),
+        schema(
+            properties={"a": A_REF, "b": A_REF, "c": M_991}, **{"$defs": {"a": {"multipleOf": 997}}}
+        ),
+        Lark("start: a | b", (("a", schema(multipleOf=997)), ("b", schema(multipleOf=991)))),
+        schema(properties={"minItems": {"type": "string", "maxLength": 2**32 - 1}}),
+        schema(type="array", maxItems=2**53 - 1),
         Regex(f".{{0,{MAX_REPEATS}}}"),
         Regex(r"\p{L}{3}[a{9999999}]\{9999999}"),
         Regex("(a{100}|b{100}){100}c{100}"),

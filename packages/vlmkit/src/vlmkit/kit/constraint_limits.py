@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmkit.ask.constraint import MAX_TEXTS, Constraint, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
@@ -17,7 +17,8 @@ from vlmkit.errors import ConstraintError
 MAX_MULTIPLE = 20_000
 MAX_REPEATS = 100_000
 MAX_MINIMUM = 100_000  # of items, characters and properties
-MAX_MAXIMUM = 2**31 - 1  # generated schemas state this where they mean any number
+MAX_MAXIMUM = 2**53 - 1  # generated schemas state such where they mean any number
+MAX_MAX_LENGTH = 2**32 - 1  # it becomes a repetition in a pattern
 MAX_BRANCHES = 1_000
 MAX_DEPTH = 64
 MAX_NODES = 20_000
@@ -26,7 +27,8 @@ MAX_ALL_CHARS = 2**18  # of a grammar and all its schemas, as tools make one
 
 _NUMBERS = {
     **dict.fromkeys(("minItems", "minLength", "minProperties", "minContains"), MAX_MINIMUM),
-    **dict.fromkeys(("maxItems", "maxLength", "maxProperties", "maxContains"), MAX_MAXIMUM),
+    **dict.fromkeys(("maxItems", "maxProperties", "maxContains"), MAX_MAXIMUM),
+    "maxLength": MAX_MAX_LENGTH,
 }
 _LISTS = {
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), MAX_BRANCHES),
@@ -34,6 +36,9 @@ _LISTS = {
 }
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "default", "examples", "enum")
+_LISTS_OF_NAMES = ("required", "type")
+_SEPARATE = ("properties", "items", "prefixItems", "additionalProperties", "$defs", "definitions")
+_ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly")
 
 _REPEAT = r"\{\s*+(?P<least>\d*+)\s*+(?:,\s*+(?P<most>\d*+)\s*+)?+\}"  # nothing is read twice
 _IN_PATTERN = re.compile(
@@ -55,7 +60,7 @@ def check_limits(constraint: Constraint) -> None:
     Raises:
         ConstraintError: it does; the message names the keyword and its limit.
     """
-    multiples = list[Decimal]()
+    multiples = _Multiples([], [])
     match constraint:
         case JsonSchema(text):
             multiples = _check_schema(json.loads(text))
@@ -67,12 +72,8 @@ def check_limits(constraint: Constraint) -> None:
             )
             multiples = _check_grammar(rules)
             for _, schema in schemas:
-                multiples += _check_schema(json.loads(schema.text))
-    if _common_multiple(multiples) > MAX_MULTIPLE:
-        raise ConstraintError(
-            f"multipleOf is over the limit of {MAX_MULTIPLE}: the least common multiple of all its "
-            "values, without their decimal points"
-        )
+                multiples.add(_check_schema(json.loads(schema.text)))
+    multiples.check()
 
 
 def num_chars_of(constraint: Constraint) -> int:
@@ -92,13 +93,38 @@ def _refuse_over(value: float, limit: int, what: str) -> None:
         raise ConstraintError(f"{what}: over the limit of {limit}")
 
 
-def _common_multiple(values: list[Decimal]) -> int:
-    """Return the least common multiple of decimal numbers, their points left out."""
+class _Multiples(NamedTuple):
+    """Values of ``multipleOf``, as whole numbers: their decimal points are left out.
+
+    Attributes:
+        all: of them.
+        combined: those of which several may apply to one number. It takes as much time as their
+            least common multiple; others take as much as their sum.
+    """
+
+    all: list[int]
+    combined: list[int]
+
+    def add(self, others: "_Multiples") -> None:
+        """Add those of another schema."""
+        self.all.extend(others.all)
+        self.combined.extend(others.combined)
+
+    def check(self) -> None:
+        """Refuse values that take too long to compile."""
+        if _common_multiple(self.all) <= MAX_MULTIPLE:
+            return
+        if _common_multiple(self.combined) > MAX_MULTIPLE or sum({*self.all}) > MAX_MULTIPLE:
+            raise ConstraintError(
+                f"multipleOf is over the limit of {MAX_MULTIPLE}: the sum of its values, or the "
+                "least common multiple of those that are combined, without their decimal points"
+            )
+
+
+def _common_multiple(values: list[int]) -> int:
     common = 1
     for value in values:
-        _, digits, exponent = value.normalize().as_tuple()
-        whole = int("".join(map(str, digits)))
-        common = math.lcm(common, whole * 10 ** max(0, int(exponent)))
+        common = math.lcm(common, value)
         if common > MAX_MULTIPLE:
             return common
     return common
@@ -107,19 +133,33 @@ def _common_multiple(values: list[Decimal]) -> int:
 # JSON schemas
 
 
-def _check_schema(schema: Any) -> list[Decimal]:
+def _check_schema(schema: Any) -> _Multiples:
     """Check a schema and those in it; return what ``multipleOf`` says in all of them."""
-    multiples, num_nodes = list[Decimal](), 0
-    waiting = [(schema, 0)]
+    multiples, num_nodes, refers = _Multiples([], []), 0, False
+    waiting = [(schema, 0, False)]
     while waiting:
-        node, depth = waiting.pop()
+        node, depth, is_combined = waiting.pop()
         num_nodes += 1
         _refuse_over(num_nodes, MAX_NODES, "schemas in a schema")
         _refuse_over(depth, MAX_DEPTH, "depth of a schema")
         if isinstance(node, Mapping):
-            multiples += _check_keywords(node)
-            waiting += [(inner, depth + 1) for inner in _inner(node)]
-    return multiples
+            is_combined = is_combined or _combines(node)
+            found = _check_keywords(node)
+            multiples.add(_Multiples(found, found if is_combined else []))
+            refers = refers or (is_combined and "$ref" in node)
+            waiting += [(inner, depth + 1, is_combined) for inner in _inner(node)]
+    # A reference may lead to any schema of the document.
+    return multiples._replace(combined=multiples.all) if refers else multiples
+
+
+def _combines(node: Mapping[str, Any]) -> bool:
+    """Tell whether one value may have to match several schemas of a node, or one of several."""
+    if "$ref" in node and any(key != "$ref" and key not in _ANNOTATIONS for key in node):
+        return True
+    return any(
+        isinstance(value, Mapping | list) and key not in (*_SEPARATE, *_DATA, *_LISTS_OF_NAMES)
+        for key, value in node.items()
+    )
 
 
 def _inner(node: Mapping[str, Any]) -> Iterator[Any]:
@@ -133,7 +173,7 @@ def _inner(node: Mapping[str, Any]) -> Iterator[Any]:
             yield value
 
 
-def _check_keywords(node: Mapping[str, Any]) -> list[Decimal]:
+def _check_keywords(node: Mapping[str, Any]) -> list[int]:
     for key, limit in _NUMBERS.items():
         if isinstance(value := node.get(key), int | float):
             _refuse_over(value, limit, key)
@@ -149,15 +189,17 @@ def _check_keywords(node: Mapping[str, Any]) -> list[Decimal]:
     return _multiple(node.get("multipleOf"))
 
 
-def _multiple(value: Any) -> list[Decimal]:
+def _multiple(value: Any) -> list[int]:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return []
     try:
         found = Decimal(str(value))
     except InvalidOperation:
         return []
-    is_usual = found.is_finite() and abs(found.adjusted()) < MAX_EXPONENT
-    return [found if is_usual else Decimal(MAX_MULTIPLE + 1)]
+    if not found.is_finite() or abs(found.adjusted()) >= MAX_EXPONENT:
+        return [MAX_MULTIPLE + 1]
+    _, digits, exponent = found.normalize().as_tuple()
+    return [int("".join(map(str, digits))) * 10 ** max(0, int(exponent))]
 
 
 # Patterns and grammars
@@ -233,14 +275,14 @@ def _set_end(pattern: str, place: int) -> int:
     return len(pattern)
 
 
-def _check_grammar(rules: str) -> list[Decimal]:
+def _check_grammar(rules: str) -> _Multiples:
     """Check a grammar in Lark's notation; return what ``multipleOf`` says in its schemas."""
-    multiples, repeats, place = list[Decimal](), _Repeats(), 0
+    multiples, repeats, place = _Multiples([], []), _Repeats(), 0
     while found := _IN_GRAMMAR.search(rules, place):
         place = found.end()
         if found["json"] is not None:
             schema, place = _json_at(rules, place)
-            multiples += _check_schema(schema)
+            multiples.add(_check_schema(schema))
         elif found["pattern"] is not None:
             repeats.atom(_check_pattern(found["pattern"]))
         elif found["first"] is not None:
