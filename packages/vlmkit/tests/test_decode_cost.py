@@ -44,7 +44,7 @@ def saved(kind, picture=None, **options):
 
 def alive(size=(WIDTH, HEIGHT)):
     """Pillow's pictures of a size that anything still holds."""
-    objects = [each for each in gc.get_objects() if isinstance(each, PIL.Image.Image)]
+    objects = [each for each in gc.get_objects() if issubclass(type(each), PIL.Image.Image)]
     return [each for each in objects if each.size == size]
 
 

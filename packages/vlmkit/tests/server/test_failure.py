@@ -75,7 +75,7 @@ def test_an_engine_that_fails_for_good_ends_the_command_with_a_code_and_a_reason
         assert server.process.wait(300) == 3
     told = server.log.read_text()
     assert "the engine loop failed; no more requests are served" in told
-    assert "RuntimeError: the mock was told to crash" in told
+    assert "builtins.RuntimeError" in told  # the class; a message may quote a client
     assert "error: the engine of model 'fragile' failed, and the server ended\nhint: " in told
 
 

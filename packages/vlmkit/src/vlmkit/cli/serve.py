@@ -87,17 +87,12 @@ def serve(
         _tell_plugins(plugins, config)
         fields = request_fields(plugins)
         _run(offers, config.server, sources, looking_on, fields, makers)
-        _exit_beside_workers()
-
-
-def _exit_beside_workers() -> None:
-    """End the process now if a worker thread still computes.
-
-    Python would wait for it, or end it in the middle of a library's code, which aborts in some.
-    """
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
-    if names:
-        log.info("exit while threads are at work: %s", ", ".join(names))
+        busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
+        if busy:
+            log.info("exit while threads are at work: %s", ", ".join(busy))
+    # The log has written its counts of suppressed records by now. Python would wait for the
+    # threads, or end them in the middle of a library's code, which aborts in some.
+    if busy:
         logging.shutdown()
         os._exit(0)
 
