@@ -126,7 +126,7 @@ def test_what_an_operator_sets_counts_on_a_public_address(tmp_path):
         assert children(server) == []
         told = [line for line in server.log.read_text().splitlines() if "WARNING" in line]
     assert len(told) == 2, told
-    assert "no keys are asked for" in told[0]
+    assert "server.keys_file is not set" in told[0]
     assert "server.num_renderers is 0" in told[1]
 
 
@@ -249,6 +249,13 @@ def test_one_that_is_killed_at_work_costs_its_own_request_and_is_replaced(server
     assert sum(len(chunk.choices[0].delta.content or "") for chunk in streamed) >= 400
     assert said(server, showing(picture(9, 7))).startswith("image 1: 9x7")
     assert eventually(lambda: len(children(server)) == 2)
+
+
+def test_a_tool_that_states_integers_of_more_than_64_bits_reaches_a_renderer(server):
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "minimum": -(10**60)}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    answer = post(server, showing(picture(9, 7), tools=[tool], tool_choice="none"))
+    assert answer.status_code == 200, answer.text
 
 
 def test_one_that_is_killed_while_it_waits_costs_nothing(server):

@@ -31,6 +31,7 @@ from vlmkit.seams.chat_format import (
 from vlmkit.seams.place_format import JsonPlaces, MarkedPlaces
 
 SMALL_BYTES = 256
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1  # that MessagePack has; a schema may state more
 PLAIN = (type(None), bool, int, float, str)
 CLASSES: dict[str, type[Any]] = {
     each.__name__: each
@@ -58,6 +59,8 @@ def to_plain(value: Any, blobs: list[bytes]) -> Any:
     Raises:
         CannotTravel: it holds something else.
     """
+    if type(value) is int and not MIN_INTEGER <= value <= MAX_INTEGER:
+        return ["integer", hex(value)]
     if type(value) in PLAIN:
         return value
     if isinstance(value, bytes):
@@ -116,6 +119,8 @@ class Unpacking:
             kind, *rest = data
             if kind == "values":
                 return tuple(self.value(each) for each in rest[0])
+            if kind == "integer":
+                return int(rest[0], 16)
             if kind == "blob":
                 return self._blobs[rest[0]]
             if kind == "image":
