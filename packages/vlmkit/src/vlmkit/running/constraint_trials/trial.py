@@ -70,9 +70,10 @@ def _walk(matcher: Matcher, vocab_size: int) -> None:
 
 def _resident_bytes() -> int:
     """Return the memory that this process has; 0 where the system does not say."""
-    if sys.platform != "linux":
-        return 0
-    import resource
+    num_bytes = 0
+    if sys.platform == "linux":
+        import resource
 
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
-        return int(file.read().split()[1]) * resource.getpagesize()
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+            num_bytes = int(file.read().split()[1]) * resource.getpagesize()
+    return num_bytes

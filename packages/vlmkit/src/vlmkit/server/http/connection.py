@@ -254,8 +254,9 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 def _has_hung_up(connection: Any) -> bool:
     """Tell whether the peer has closed a connection of which nothing is read, where that shows."""
-    if sys.platform != "linux":
-        return False
-    poller = select.poll()
-    poller.register(connection.fileno(), select.POLLRDHUP)
-    return bool(poller.poll(0))
+    has_hung_up = False
+    if sys.platform == "linux":
+        poller = select.poll()
+        poller.register(connection.fileno(), select.POLLRDHUP)
+        has_hung_up = bool(poller.poll(0))
+    return has_hung_up

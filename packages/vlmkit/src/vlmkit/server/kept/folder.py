@@ -295,6 +295,7 @@ def _refuse_link(path: Path) -> None:
 
 def _opened_directory(path: Path) -> int | None:
     """Hold a folder open, so that no link takes its place; None where a system cannot."""
-    if sys.platform == "win32":
-        return None
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    directory = None
+    if sys.platform != "win32":
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return directory
