@@ -90,7 +90,7 @@ def num_chars_of(constraint: Constraint) -> int:
 
 def _refuse_over(value: float, limit: int, what: str) -> None:
     if value > limit:
-        raise ConstraintError(f"{what}: over the limit of {limit}")
+        raise ConstraintError(f"{what}: {value} is over the limit of {limit}")
 
 
 class _Multiples(NamedTuple):
