@@ -89,10 +89,10 @@ def _profiled(function: Callable[..., None]) -> Callable[..., None]:
     import cProfile
     import pstats
 
-    def run(*args: object) -> None:
+    def run(*args: object, **options: object) -> None:
         profile = cProfile.Profile()
         try:
-            profile.runcall(function, *args)
+            profile.runcall(function, *args, **options)
         finally:
             pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(30)
 
