@@ -30,6 +30,7 @@ ENTRY_BYTES = (
 )  # of a compiled constraint; what answers add to it while they follow it included
 CHAR_BYTES = 64  # and of each of its characters
 MAX_ENTRIES = 4096
+MAX_CHECKED_CHARS = 2048  # a longer constraint takes milliseconds to check: its trial does it
 
 
 class _Entry(NamedTuple):
@@ -190,9 +191,11 @@ class Constraints:
     ) -> MakeMatcher:
         if (make := self.cache.get(scope, constraint)) is not None:
             return make
-        check_limits(constraint)
+        num_chars = num_chars_of(constraint)
+        if self._worker is None or num_chars <= MAX_CHECKED_CHARS:
+            check_limits(constraint)
         compiler = self._ready_compiler()
-        num_bytes = ENTRY_BYTES + CHAR_BYTES * num_chars_of(constraint)
+        num_bytes = ENTRY_BYTES + CHAR_BYTES * num_chars
         if self._worker is not None:
             taken = self._worker.tried(constraint, self._token_bytes, cancellation)
             num_bytes = max(num_bytes, taken)

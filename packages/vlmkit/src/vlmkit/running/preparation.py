@@ -18,12 +18,13 @@ from vlmkit.running.fair_executor import FairExecutor
 from vlmkit.running.image_loader import is_image
 from vlmkit.running.inbox import closing
 from vlmkit.running.media_room import MediaRoom, Place, check_num_pixels, needed
-from vlmkit.running.prompts import is_short
+from vlmkit.running.prompts import is_constrained, is_short
 from vlmkit.settings.pipeline import PipelineSettings
 
 T = TypeVar("T")
 
 NUM_TEXT_WORKERS = 2  # threads for short texts, which take milliseconds
+NUM_CONSTRAINT_WORKERS = 2  # for short texts with a constraint, which may take seconds to try
 
 
 class Preparation:
@@ -34,7 +35,7 @@ class Preparation:
         num_renderers: for each of them a thread waits.
 
     Attributes:
-        workers: threads for requests with media, long texts or constraints.
+        workers: threads for requests with media or long texts.
         is_closed: whether no request is prepared any more.
     """
 
@@ -44,6 +45,8 @@ class Preparation:
         self.workers = FairExecutor(num_workers, "vlmkit-prompt", most_each)
         self.is_closed = False
         self._text_workers = FairExecutor(NUM_TEXT_WORKERS, "vlmkit-text")
+        # A tenant has one: trials of constraints take whole processors from all answers.
+        self._constraint_workers = FairExecutor(NUM_CONSTRAINT_WORKERS, "vlmkit-constraint", 1)
         self._room = MediaRoom(bounds.max_decoding_bytes, bounds.max_prepared_bytes)
         self._bounds = bounds
         self._timeout_s = bounds.prepare_timeout_s
@@ -75,8 +78,8 @@ class Preparation:
     ) -> T:
         """Run a function in a worker thread when there is room for a request's images.
 
-        Tenants share the threads, and short texts have threads of their own. Cancelling this call
-        cancels the request.
+        Tenants share the threads. Short texts have threads of their own, and so have short texts
+        with a constraint. Cancelling this call cancels the request.
 
         Args:
             work: gets the request and its place, whose cancellation it obeys.
@@ -89,7 +92,7 @@ class Preparation:
             EngineError: this is closed.
         """
         place = self._ask(request)
-        workers = self._text_workers if is_short(request) else self.workers
+        workers = self._workers_for(request)
         self._present.add(place)
         try:
             await place.awaited(self._timeout_s)
@@ -115,10 +118,15 @@ class Preparation:
     def close(self) -> None:
         """Cancel all requests; those that wait for a thread are refused when their turn comes."""
         self.is_closed = True
-        for workers in (self.workers, self._text_workers):
+        for workers in (self.workers, self._text_workers, self._constraint_workers):
             workers.shutdown()
         for place in self._present.copy():
             place.cancellation.cancel()
+
+    def _workers_for(self, request: Request) -> FairExecutor:
+        if not is_short(request):
+            return self.workers
+        return self._constraint_workers if is_constrained(request) else self._text_workers
 
     def _ask(self, request: Request) -> Place:
         """Ask for the memory of a request's images.

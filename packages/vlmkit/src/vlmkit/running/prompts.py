@@ -64,14 +64,15 @@ class Made(NamedTuple):
             yield place, ImageTimings(fetch, decode, slot.preprocess)
 
 
-def is_short(request: Request) -> bool:
-    """Tell whether a request is prepared in milliseconds: a short text without a constraint.
+def is_constrained(request: Request) -> bool:
+    """Tell whether a constraint must be compiled: tools that may be called make one."""
+    may_call = bool(request.tools) and request.tool_choice != "none"
+    return request.constraint is not None or may_call
 
-    Tools that may be called are a constraint.
-    """
-    if request.constraint is not None or request.images:
-        return False
-    if request.tools and request.tool_choice != "none":
+
+def is_short(request: Request) -> bool:
+    """Tell whether a request is a short text, which is tokenized in milliseconds."""
+    if request.images:
         return False
     texts = [request.text or "", *(c for c in request.continuations if isinstance(c, str))]
     for part in parts_of(request.messages):

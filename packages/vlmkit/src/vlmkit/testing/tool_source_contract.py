@@ -142,7 +142,7 @@ class ToolSourceContract:
         """It waits in the event loop, and computes in a thread: the server goes on answering."""
 
         async def longest(source: ToolSource) -> float:
-            """Return the loop's longest pause, less that of a thread: a busy machine delays both."""
+            """Return the loop's longest pause, less a thread's: a busy machine delays both."""
             gaps, thread_gaps = [0.0], [0.0]
             is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""One trial: compiles a constraint, follows an answer of random tokens, and measures both.
+"""One trial: checks a constraint, compiles it and follows an answer of random tokens.
 
 Runs in a process of its own, which is killed where it takes more than it may. What passes here is
 compiled again by the server; nothing is handed over.
@@ -12,6 +12,7 @@ import numpy as np
 
 from vlmkit.ask.constraint import Constraint
 from vlmkit.errors import ConstraintError
+from vlmkit.kit.constraint_limits import check_limits
 from vlmkit.running.bits import num_words
 from vlmkit.running.constraint_trials.messages import Passed
 from vlmkit.seams.constraint import ConstraintCompiler, Matcher
@@ -27,8 +28,10 @@ def tried(compiler: ConstraintCompiler, constraint: Constraint, vocab_size: int)
     """Compile a constraint and follow an answer of random tokens.
 
     Raises:
-        ConstraintError: it cannot be compiled, or one step takes too long.
+        ConstraintError: it states too large numbers, cannot be compiled, or one step takes too
+            long.
     """
+    check_limits(constraint)
     began_bytes = _resident_bytes()
     matcher = compiler.compile(constraint)()
     num_bytes = _resident_bytes() - began_bytes
