@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.config import COMPONENTS, RESERVED_VARIABLES, Component, Config, ModelEntry, read_config
-from vlmkit.config.providers import check_components
+from vlmkit.config.paths import named_paths
+from vlmkit.config.providers import check_components, paths_of, with_provider_paths
 from vlmkit.config.schema import json_schema
 from vlmkit.config.structs import descriptions, known_paths
 from vlmkit.errors import ConfigError, PluginUnavailable, UnknownPlugin
@@ -23,6 +24,7 @@ PLUGIN = '''
 from typing import Annotated
 import msgspec
 from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.settings.paths import InputFile
 
 VLMKIT_API = 1
 
@@ -41,9 +43,11 @@ class Settings(Base, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         num_lanes: how many lanes.
+        notes: a file.
     """
 
     num_lanes: Annotated[int, msgspec.Meta(ge=1)] = 2
+    notes: InputFile | None = None
     hub_token: str = "t0ps3cret"
 
 @hookimpl
@@ -165,6 +169,102 @@ def test_paths_in_a_file_count_from_its_folder(tmp_path: Path) -> None:
     text = "[plugins]\nonly=['one']\nfiles=['./a.py']"
     plugins = PluginSettings(only=("one",), files=(str(tmp_path / "a.py"),))
     assert read(write(tmp_path, text)).config.plugins == plugins
+
+
+PATHS = """
+[server]
+keys_file = "keys.jsonl"
+tls_certificate = "tls/certificate.pem"
+tls_private_key = "tls/key.pem"
+access_log = "../access.jsonl"
+audit_log = "/var/log/audit.jsonl"
+limits.usage_file = "usage.sqlite"
+data.folder = "data"
+"""
+
+
+def server_paths(config: Config) -> dict[str, str]:
+    return {named.setting: named.path for named in named_paths(config.server, ServerSettings)}
+
+
+def test_paths_of_the_server_in_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
+    assert server_paths(read(write(tmp_path, PATHS)).config) == {
+        "keys_file": str(tmp_path / "keys.jsonl"),
+        "tls_certificate": str(tmp_path / "tls/certificate.pem"),
+        "tls_private_key": str(tmp_path / "tls/key.pem"),
+        "access_log": str(tmp_path / "../access.jsonl"),
+        "audit_log": "/var/log/audit.jsonl",
+        "limits.usage_file": str(tmp_path / "usage.sqlite"),
+        "data.folder": str(tmp_path / "data"),
+    }
+
+
+def test_paths_of_other_sources_are_relative_to_the_working_directory(tmp_path: Path) -> None:
+    file = write(tmp_path, "[server]\nkeys_file='a'\naccess_log='b'\naudit_log=''")
+    layered = read(
+        file,
+        "server.access_log=logs/access.jsonl",
+        arguments={"server": {"tls_certificate": "certificate.pem"}},
+        VLMKIT_SERVER__KEYS_FILE="keys.jsonl",
+    )
+    assert server_paths(layered.config) == {
+        "keys_file": "keys.jsonl",
+        "access_log": "logs/access.jsonl",
+        "tls_certificate": "certificate.pem",
+    }
+
+
+def test_the_home_of_a_user_is_known_in_every_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/users/somebody")
+    layered = read(write(tmp_path, "[server]\nkeys_file='~/a'"), "server.access_log=~/b")
+    paths = {"keys_file": "/users/somebody/a", "access_log": "/users/somebody/b"}
+    assert server_paths(layered.config) == paths
+
+
+def with_paths(layered: Any, plugins: loader.Plugins) -> Config:
+    return with_provider_paths(layered, plugins).config
+
+
+@pytest.mark.parametrize("use", ["toy", "auto"])
+def test_paths_of_providers_in_a_file_are_relative_to_its_folder(
+    use: str, tmp_path: Path, plugins: loader.Plugins
+) -> None:
+    file = write(
+        tmp_path,
+        f"[engine]\nuse='{use}'\nnotes='n.txt'\ndevice='d'\n[observers]\nuse=['log']\n"
+        "[observers.log]\nfile='log.jsonl'\n[[models]]\nmodel='m'\nengine.notes='own.txt'",
+    )
+    config = with_paths(read(file), plugins)
+    notes, own = str(tmp_path / "n.txt"), str(tmp_path / "own.txt")
+    assert config.engine.settings == {"notes": notes, "device": "d"}
+    assert config.observers.settings == {"log": {"file": str(tmp_path / "log.jsonl")}}
+    assert config.component("engine", config.models[0]).settings["notes"] == own
+    config = with_paths(read(file, "engine.notes=n.txt"), plugins)
+    assert config.engine.settings["notes"] == "n.txt"
+
+
+def test_a_path_beside_a_relative_config_file_stays_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugins: loader.Plugins
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    file = write(Path(), "[engine]\nnotes='n'\n[server]\nkeys_file='k'", "configs/vlmkit.toml")
+    config = with_paths(read(file), plugins)
+    assert (config.engine.settings["notes"], config.server.keys_file) == ("configs/n", "configs/k")
+
+
+def test_every_path_that_a_config_names_is_known_by_its_setting(
+    tmp_path: Path, plugins: loader.Plugins
+) -> None:
+    text = "[engine]\nuse='toy'\nnotes='n'\n[observers]\nuse=['log']\nlog.file='l'\n"
+    config = with_paths(read(write(tmp_path, f"{text}[server]\ndata.folder='d'")), plugins)
+    assert paths_of(config, plugins) == [
+        ("server.data.folder", str(tmp_path / "d"), "folder"),
+        ("engine.notes", str(tmp_path / "n"), "read"),
+        ("observers.log.file", str(tmp_path / "l"), "append"),
+    ]
 
 
 @pytest.mark.parametrize("file", ["vlmkit.toml", "configs/vlmkit.toml"])
@@ -452,6 +552,7 @@ def test_meanings_are_read_whole_and_from_base_classes(plugins: loader.Plugins) 
     assert descriptions(struct) == {
         "device": "where to compute; a second line of it.",
         "num_lanes": "how many lanes.",
+        "notes": "a file.",
     }
 
 

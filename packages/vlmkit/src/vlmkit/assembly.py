@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_config
-from vlmkit.config.layers import expanded
+from vlmkit.config.paths import expanded
 from vlmkit.config.providers import (
     check_groups,
     is_left_out,
@@ -24,6 +24,7 @@ from vlmkit.config.providers import (
     refuse_broken_files,
     registry_of,
     with_broken_plugins,
+    with_provider_paths,
 )
 from vlmkit.config.structs import SECTIONS, Group
 from vlmkit.config.text_side import renderers
@@ -83,7 +84,7 @@ def load(
         CheckpointError: the model cannot be found, or its files are broken.
     """
     if isinstance(config, Config):
-        config = read_config(environ={}, base=config, arguments=sections).config
+        layered = read_config(environ={}, base=config, arguments=sections)
     elif isinstance(config, Mapping):
         raise ConfigError(
             "config is the path of a TOML file or a Config, and was a mapping",
@@ -91,9 +92,10 @@ def load(
         )
     else:
         file = None if config is None else Path(config)
-        config = read_config(file, arguments=sections).config
+        layered = read_config(file, arguments=sections)
     entry = ModelEntry(model=os.fspath(model), revision=revision)
-    runner = assemble(entry, config, load_plugins(config), on_stage)
+    plugins = load_plugins(layered.config)
+    runner = assemble(entry, with_provider_paths(layered, plugins).config, plugins, on_stage)
     from vlmkit.model import Model  # commands that run none import no arrays
 
     return Model(runner)

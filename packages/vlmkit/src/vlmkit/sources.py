@@ -7,7 +7,7 @@ import difflib
 import logging
 from pathlib import Path
 
-from vlmkit.config.layers import expanded
+from vlmkit.config.paths import expanded
 from vlmkit.config.structs import ModelEntry
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
@@ -165,13 +165,17 @@ def _is_path(reference: str) -> bool:
 
 def _what_there_is(reference: str, plugins: Plugins) -> str:
     """Return the nearest model's name, or else all packaged ones and what could fetch more."""
+    unlisted = [plugin for plugin in plugins.found if plugin.unlisted]
+    if owner := next((plugin for plugin in unlisted if plugin.name == reference), None):
+        return f"plugins.only excludes {owner.who}: add {owner.source!r} to it"
     packaged = packaged_models(plugins)
     near = difflib.get_close_matches(reference, packaged, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
     listed = f"packaged: {', '.join(packaged) or 'none'}"
-    if unlisted := sorted({plugin.source for plugin in plugins.found if plugin.unlisted}):
-        listed = f"{listed}; plugins.only does not list {', '.join(unlisted)}"
+    if unlisted:
+        excluded = sorted({plugin.source for plugin in unlisted})
+        return f"{listed}; plugins.only excludes {', '.join(excluded)}: add the one that has it"
     if not any(provider.list_models for provider in plugins.models):
         return f"{listed}; pip install vlmkit-hf fetches models from the Hugging Face hub"
     begun = "".join(f"; {each}" for each in schemes(plugins))

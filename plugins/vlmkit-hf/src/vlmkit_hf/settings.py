@@ -2,6 +2,8 @@
 
 import msgspec
 
+from vlmkit.settings.paths import InputFile
+
 
 class HfTokenizerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[tokenizer]`` with ``use = "hf"``.
@@ -10,4 +12,4 @@ class HfTokenizerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         chat_template: path of a Jinja file to use in place of the checkpoint's chat template.
     """
 
-    chat_template: str | None = None
+    chat_template: InputFile | None = None

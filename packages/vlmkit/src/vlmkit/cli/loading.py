@@ -130,12 +130,13 @@ def read_with_plugins(
     kept from standard output.
     """
     from vlmkit.assembly import load_plugins
+    from vlmkit.config.providers import with_provider_paths
 
     layered = read_config(config_file, assignments=assignments, options=options)
     with apart():
         plugins = load_plugins(layered.config, diagnoses=diagnoses)
     told(plugins)
-    return layered, plugins
+    return with_provider_paths(layered, plugins), plugins
 
 
 def _status(text: str) -> Any:

@@ -4,14 +4,15 @@ import importlib.metadata
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vlmkit.cli import options
+from vlmkit.cli import options, output
+from vlmkit.errors import VlmkitError
 from vlmkit.plugins.hookspecs import PROJECT
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ LIMITLESS = {
 @click.option("--host", metavar="ADDRESS", help="Address to listen on: the setting server.host.")
 @click.option("--port", metavar="NUMBER", help="Port to listen on: server.port; 0 for a free one.")
 @click.option("--log-format", metavar="FORMAT", help="text or json: server.log_format.")
+@click.option(
+    "--check", "checks", is_flag=True, help="Report everything that keeps it from starting."
+)
 @options.configured
 @click.pass_context
 def serve(
@@ -59,6 +63,7 @@ def serve(
     host: str | None,
     port: str | None,
     log_format: str | None,
+    checks: bool,
     config_file: Path | None,
     assignments: Sequence[str],
 ) -> None:
@@ -71,6 +76,9 @@ def serve(
 
     stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
     address = options.stated(**stated)
+    if checks:
+        _check(context, models, config_file, assignments, address)
+        return
     layered, plugins = read_with_plugins(config_file, assignments, address)
     config = layered.config
     check_components(config, plugins)
@@ -95,6 +103,31 @@ def serve(
     if busy:
         logging.shutdown()
         os._exit(0)
+
+
+def _check(
+    context: click.Context,
+    models: Sequence[str],
+    config_file: Path | None,
+    assignments: Sequence[str],
+    address: Mapping[str, str],
+) -> None:
+    """Write what is wrong, or that nothing is; end with code 1 where something is."""
+    from vlmkit.cli.check_serve import check
+    from vlmkit.cli.loading import read_with_plugins
+
+    try:
+        layered, plugins = read_with_plugins(config_file, assignments, address, diagnoses=True)
+    except VlmkitError as error:
+        output.error(error)
+        context.exit(1)
+    config = layered.config
+    is_good = check(config, plugins, models)
+    for remark in _exposed(config) if config.server.is_public else ():
+        click.echo(f"warning: {remark}", err=True)
+    if not is_good:
+        context.exit(1)
+    click.echo(f"valid: it would listen on {_url(config.server).removesuffix('/v1')}")
 
 
 def _run(

@@ -3,7 +3,6 @@
 Each source gives leaves: a path, a value and an origin. What they mean is not known here.
 """
 
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,16 +35,18 @@ class Leaf:
         value: what it was set to.
         origin: who set it, for people.
         text: what was written, where it was text that may or may not mean a number.
+        folder: that paths in the value are relative to; the working directory when None.
     """
 
     path: Keys
     value: Any
     origin: str
     text: str | None = None
+    folder: Path | None = None
 
 
 def from_file(file: Path) -> Iterator[Leaf]:
-    """Yield the values of a TOML file; its own relative paths become paths from its folder.
+    """Yield the values of a TOML file, whose paths are relative to its folder.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML or is too large.
@@ -63,7 +64,7 @@ def from_file(file: Path) -> Iterator[Leaf]:
     except ValueError as error:  # TOMLDecodeError, or the bytes are not UTF-8
         raise ConfigError(f"config file {str(file)!r} is not valid TOML: {error}") from error
     for leaf in leaves(tree, str(file)):
-        yield _anchored(leaf, file.parent)
+        yield replace(leaf, folder=file.parent)
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Leaf]:
@@ -151,38 +152,3 @@ def _toml_value(text: str) -> Any:
     is_one = tree.keys() == {"value"} and "\n" not in text
     is_ours = is_one and isinstance(tree["value"], bool | int | float | str | list | dict)
     return tree["value"] if is_ours else text
-
-
-def _anchored(leaf: Leaf, folder: Path) -> Leaf:
-    """Make the paths in a config file independent of where the program was started."""
-    if leaf.path in (("plugins",), ("plugins", "files")) and isinstance(leaf.value, list):
-        files = [str(folder / expanded(p)) if _is_text(p) else p for p in leaf.value]
-        return replace(leaf, value=files)
-    if leaf.path == ("model",):
-        return replace(leaf, value=_anchored_model(leaf.value, folder))
-    if leaf.path == ("models",) and isinstance(leaf.value, list):
-        return replace(leaf, value=[_anchored_entry(entry, folder) for entry in leaf.value])
-    return leaf
-
-
-def _anchored_entry(entry: Any, folder: Path) -> Any:
-    if isinstance(entry, dict) and "model" in entry:
-        return {**entry, "model": _anchored_model(entry["model"], folder)}
-    return entry
-
-
-def _anchored_model(model: Any, folder: Path) -> Any:
-    if not _is_text(model) or not model.startswith("."):
-        return model
-    anchored = folder / model
-    # Without the dot it would be taken for the name of a packaged model, or for a hub id.
-    return str(anchored) if anchored.is_absolute() else f".{os.sep}{anchored}"
-
-
-def expanded(path: str) -> Path:
-    """Return a path with ``~`` replaced, where that is somebody's home."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path raises for a user who is not there
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)

@@ -1,18 +1,24 @@
 """Where sections meet plugins: whether what is set for a provider is what that provider takes."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from vlmkit.config.layers import expanded
+from vlmkit.config.layers import Keys, Leaf, nested
+from vlmkit.config.paths import NamedPath, anchored, expanded, named_paths
+from vlmkit.config.reading import LayeredConfig
 from vlmkit.config.structs import COMPONENTS, GROUPS, SECTIONS, Component, Config, Group
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, VlmkitError
 from vlmkit.kit.one_line import named, text_of
 from vlmkit.plugins.loader import Plugins
-from vlmkit.plugins.registry import Registry
+from vlmkit.plugins.registry import Provider, Registry
 from vlmkit.running.blame import Makers
+from vlmkit.settings.server import ServerSettings
 
 
 def registry_of(plugins: Plugins, section: str) -> Registry[Any]:
@@ -38,6 +44,66 @@ def is_left_out(section: str, component: Component) -> bool:
     return True
 
 
+def with_provider_paths(layered: LayeredConfig, plugins: Plugins) -> LayeredConfig:
+    """Return a config whose paths in settings of providers are resolved, too.
+
+    Which of these are paths, only the plugins know, so this follows once they are loaded.
+    """
+    config = layered.config
+
+    def resolve(leaf: Leaf) -> Leaf:
+        section, *keys = leaf.path
+        if section == "models" and isinstance(leaf.value, list | tuple):
+            entries = [_resolved_entry(entry, config, plugins, leaf.folder) for entry in leaf.value]
+            return replace(leaf, value=entries)
+        if section in GROUPS and keys and keys[0] != "use":
+            name, *keys = keys
+        elif section in COMPONENTS:
+            name = config.component(section).use
+        else:
+            return leaf
+        kinds = list(_settings_of(section, name, plugins))
+        return replace(leaf, value=_resolved(leaf.value, tuple(keys), kinds, leaf.folder))
+
+    return layered.changed(resolve)
+
+
+def _resolved_entry(entry: Any, config: Config, plugins: Plugins, folder: Path | None) -> Any:
+    """Resolve the paths in a model's own sections."""
+    changed = dict(entry)
+    for section in COMPONENTS:
+        own = entry.get(section)
+        if isinstance(own, Mapping):
+            name = own.get("use", config.component(section).use)
+            changed[section] = _resolved(own, (), _settings_of(section, name, plugins), folder)
+    return changed
+
+
+def _settings_of(section: str, name: Any, plugins: Plugins) -> Iterator[type[msgspec.Struct]]:
+    """Yield the settings of the provider that a section names, or of each that may be taken."""
+    registry = registry_of(plugins, section)
+    meant: Iterable[Provider[Any]] = registry if name == "auto" else ()
+    if isinstance(name, str) and name != "auto" and registry.offers(name):
+        with suppress(ConfigError):  # several offer it, which is an error later on
+            meant = [registry.get(name)]
+    for provider in meant:
+        if provider.settings is not None:
+            yield provider.settings
+
+
+def _resolved(
+    value: Any, keys: Keys, kinds: Iterable[type[msgspec.Struct]], folder: Path | None
+) -> Any:
+    """Return a setting with its paths resolved as the first type says that has any there."""
+    for kind in kinds:
+        changed = anchored(nested({keys: value}) if keys else value, kind, folder)
+        for key in keys:
+            changed = changed[key]
+        if changed != value:
+            return changed
+    return value
+
+
 def check_components(config: Config, plugins: Plugins) -> None:
     """Check the provider and the settings of every component, as far as no model is needed.
 
@@ -45,27 +111,64 @@ def check_components(config: Config, plugins: Plugins) -> None:
         ConfigError: a setting is unknown or out of range.
         PluginError: a provider that is chosen by name does not exist or cannot run here.
     """
-    for entry in (None, *config.entries()):
-        for section in COMPONENTS:
-            component = config.component(section, entry)
-            registry = registry_of(plugins, section)
-            if is_left_out(section, component):
-                continue
-            if component.use == "auto":
-                _check_for_any(registry, component)
-                continue
-            _check_named(registry, component.use, component.settings, plugins)
-    check_groups(config, plugins)
+    for error in component_errors(config, plugins):
+        raise error
 
 
 def check_groups(config: Config, plugins: Plugins) -> None:
     """Check every provider of the kinds whose providers are all used; errors as above."""
+    for error in _group_errors(config, plugins):
+        raise error
+
+
+def component_errors(config: Config, plugins: Plugins) -> Iterator[VlmkitError]:
+    """Yield what is wrong with providers and their settings, as far as no model is needed."""
+    for entry in (None, *config.entries()):
+        for section in COMPONENTS:
+            try:
+                _check_component(section, config.component(section, entry), plugins)
+            except VlmkitError as error:
+                yield error
+    yield from _group_errors(config, plugins)
+
+
+def _group_errors(config: Config, plugins: Plugins) -> Iterator[VlmkitError]:
     for section in GROUPS:
         group = config.group(section)
         for name in dict.fromkeys((*group.use, *group.settings)):
-            if name == "auto":
-                continue
-            _check_named(registry_of(plugins, section), name, group.settings.get(name, {}), plugins)
+            settings = group.settings.get(name, {})
+            try:
+                if name != "auto":
+                    _check_named(registry_of(plugins, section), name, settings, plugins)
+            except VlmkitError as error:
+                yield error
+
+
+def _check_component(section: str, component: Component, plugins: Plugins) -> None:
+    registry = registry_of(plugins, section)
+    if is_left_out(section, component):
+        return
+    if component.use == "auto":
+        _check_for_any(registry, component)
+    else:
+        _check_named(registry, component.use, component.settings, plugins)
+
+
+def paths_of(config: Config, plugins: Plugins) -> list[NamedPath]:
+    """Return every path that the server and the providers name that the config chooses."""
+    found = named_paths(config.server, ServerSettings, "server")
+    for entry in (None, *config.entries()):
+        for section in COMPONENTS:
+            component = config.component(section, entry)
+            for kind in _settings_of(section, component.use, plugins):
+                found += named_paths(component.settings, kind, section)
+    for section in GROUPS:
+        group = config.group(section)
+        for name in group.use:
+            own = group.settings.get(name, {})
+            for kind in _settings_of(section, name, plugins) if name != "auto" else ():
+                found += named_paths(own, kind, f"{section}.{name}")
+    return found
 
 
 def names_of(group: Group, registry: Registry[Any], subject: object) -> list[str]:
@@ -103,21 +206,32 @@ def refuse_broken_files(config: Config, plugins: Plugins) -> None:
     Raises:
         PluginError: one was not; says why.
     """
+    for error in broken_files(config, plugins):
+        raise error
+
+
+def broken_files(config: Config, plugins: Plugins) -> Iterator[PluginError]:
+    """Yield why each plugin file was not loaded that the config names and that was not."""
     for file in (str(expanded(file)) for file in config.plugins.files):
         if error := plugins.broken.get(file):
             hint = error.hint if isinstance(error, VlmkitError) else ""
-            raise PluginError(
+            problem = PluginError(
                 f"plugin file {file!r} could not be loaded: {described(error)}",
                 hint=hint or "mend it, or take it out of plugins",
-            ) from error
+            )
+            problem.__cause__ = error
+            yield problem
 
 
 def with_broken_plugins(error: PluginError, plugins: Plugins) -> PluginError:
-    """Return an error about a missing provider that also says which plugins are broken."""
-    if not plugins.broken:
-        return error
+    """Return an error about a missing provider that also says which plugins are not loaded."""
     broken = "; ".join(f"{name}: {described(e)}" for name, e in plugins.broken.items())
-    return type(error)(f"{error}; could not be loaded: {broken}", hint=error.hint)
+    unlisted = ", ".join(sorted({each.source for each in plugins.found if each.unlisted}))
+    if not broken and not unlisted:
+        return error
+    text = f"{error}; could not be loaded: {broken}" if broken else str(error)
+    hint = f"plugins.only excludes {unlisted}: add the one that is needed" if unlisted else ""
+    return type(error)(text, hint=hint or error.hint)
 
 
 def described(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from vlmkit.config.layers import (
     PREFIX,
     Keys,
     Leaf,
-    expanded,
     from_assignments,
     from_environment,
     from_file,
@@ -22,6 +21,7 @@ from vlmkit.config.layers import (
     leaves,
     nested,
 )
+from vlmkit.config.paths import anchored, expanded
 from vlmkit.config.structs import (
     SECTIONS,
     Component,
@@ -77,11 +77,24 @@ class LayeredConfig:
 
     Attributes:
         config: the values.
-        origins: who set a value, by its dotted path; what is not here is a default.
+        given: who set a value to what, by its path; what is not here is a default.
     """
 
     config: Config
-    origins: Mapping[str, str]
+    given: Mapping[Keys, Leaf]
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Who set a value, by its dotted path."""
+        return {".".join(path): leaf.origin for path, leaf in self.given.items()}
+
+    def changed(self, change: Callable[[Leaf], Leaf]) -> "LayeredConfig":
+        """Return the config with each value that was set changed.
+
+        Raises:
+            ConfigError: a value is not what was expected.
+        """
+        return _layered({path: change(leaf) for path, leaf in self.given.items()})
 
     def settings(self) -> Iterator[Setting]:
         """Yield every setting of the core, and those of providers that somebody set."""
@@ -139,9 +152,12 @@ def read_config(
     given += from_assignments(assignments)
     given += from_options(options or {})
     given += leaves(arguments or {}, ARGUMENT)
-    merged = _merged(given)
-    config = _converted(nested({path: leaf.value for path, leaf in merged.items()}), merged)
-    return LayeredConfig(config, {".".join(path): leaf.origin for path, leaf in merged.items()})
+    return _layered(_merged(given))
+
+
+def _layered(merged: Mapping[Keys, Leaf]) -> LayeredConfig:
+    tree = nested({path: leaf.value for path, leaf in merged.items()})
+    return LayeredConfig(_converted(tree, merged), merged)
 
 
 def _merged(given: Iterable[Leaf]) -> dict[Keys, Leaf]:
@@ -157,7 +173,7 @@ def _merged(given: Iterable[Leaf]) -> dict[Keys, Leaf]:
         above = [path for path in merged if leaf.path[: len(path)] == path]
         for path in {*inside, *above}:
             del merged[path]
-        merged[leaf.path] = _as_text_if_needed(leaf)
+        merged[leaf.path] = _anchored(_as_text_if_needed(leaf))
     return merged
 
 
@@ -251,7 +267,15 @@ def _as_text_if_needed(leaf: Leaf) -> Leaf:
     kind = None if leaf.text is None else field_type(leaf.path, Config)
     if kind is None or _fits(leaf.value, kind) or not _fits(leaf.text, kind):
         return leaf
-    return Leaf(leaf.path, leaf.text, leaf.origin)
+    return replace(leaf, value=leaf.text)
+
+
+def _anchored(leaf: Leaf) -> Leaf:
+    """Resolve the paths in a setting of the core; those of providers have to wait for plugins."""
+    kind = field_type(leaf.path, Config)
+    if kind is None or (struct_of(kind) is not None and not isinstance(leaf.value, Mapping)):
+        return leaf
+    return replace(leaf, value=anchored(leaf.value, kind, leaf.folder))
 
 
 def _fits(value: Any, kind: Any) -> bool:

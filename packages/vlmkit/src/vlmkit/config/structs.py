@@ -15,6 +15,7 @@ from vlmkit.kit.model_uri import shown
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.settings.bounds import Positive
 from vlmkit.settings.fleet import IdleSeconds, OnFailure, When
+from vlmkit.settings.paths import ModelReference
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.server import ServerSettings
@@ -132,7 +133,7 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
             ``server.fleet.on_engine_failure`` says when None.
     """
 
-    model: str
+    model: ModelReference
     name: str | None = None
     aliases: tuple[ModelAlias, ...] = ()
     revision: str | None = None
@@ -160,7 +161,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
         server: the HTTP server.
     """
 
-    model: str | None = None
+    model: ModelReference | None = None
     revision: str | None = None
     models: tuple[ModelEntry, ...] = ()
     plugins: PluginSettings = PluginSettings()

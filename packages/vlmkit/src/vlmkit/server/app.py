@@ -1,7 +1,6 @@
 """The application: routes, errors and bounds, tied to the models that are served."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from litestar import Litestar
 from litestar.di import Provide
@@ -21,7 +20,7 @@ from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.origins import Origins
 from vlmkit.server.identity.guard import Guard
-from vlmkit.server.kept.folder import Folder
+from vlmkit.server.kept.folder import Folder, files_of
 from vlmkit.server.limits.entrance import Entrance
 from vlmkit.server.limits.headers import EXPOSED
 from vlmkit.server.logs.request_lines import RequestLines
@@ -67,7 +66,7 @@ def create_app(
         service = Service(models, settings or ServerSettings())
     fetch = service.settings.fetch
     data = service.settings.data
-    on_disk = FilesOnDisk(Folder(data, _own_files(service.settings))) if data.folder else None
+    on_disk = FilesOnDisk(Folder(data, files_of(service.settings))) if data.folder else None
     files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
     fetcher = ImageFetcher(fetch) if fetch.enabled else None
     converter = Converter(service.settings, fetcher, files, service.offload)
@@ -137,16 +136,3 @@ def create_app(
         app.on_startup.append(batches.start)
         app.on_shutdown.insert(0, batches.stop)
     return app
-
-
-def _own_files(settings: ServerSettings) -> list[Path]:
-    """Return the files that the settings name, which may lie in a new data folder."""
-    named = (
-        settings.keys_file,
-        settings.limits.usage_file,
-        settings.access_log,
-        settings.audit_log,
-        settings.tls_certificate,
-        settings.tls_private_key,
-    )
-    return [Path(each) for each in named if each]

@@ -38,7 +38,7 @@ from vlmkit.server.http.acceptor import Acceptor
 from vlmkit.server.http.certificate import load_certificate
 from vlmkit.server.http.connection import Connection
 from vlmkit.server.http.errors import Unavailable
-from vlmkit.server.http.listening import opened, shown
+from vlmkit.server.http.listening import health_listener, listener, shown
 from vlmkit.server.http.open_files import SpareFile, room_for_connections
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.operate.health_listener import HealthListener
@@ -97,12 +97,12 @@ def serve(
     service.fleet.on_loaded = partial(_settle, on_loaded)
     with contextlib.ExitStack() as last:
         try:
-            with contextlib.closing(_listener(settings)) as listener:
+            with contextlib.closing(listener(settings)) as listening:
                 server = Server(service)
                 last.callback(server.close)
                 service.fleet.tell_errors(server.stop)
                 last.callback(server.forget_exit)
-                server.run(sockets=[listener])
+                server.run(sockets=[listening])
                 service.audit.note("ended")
         finally:
             service.fleet.close()
@@ -156,16 +156,9 @@ class Server(uvicorn.Server):
 
     def _opened_health(self, settings: ServerSettings) -> HealthListener | None:
         """Open the port of health, if there is to be one."""
-        if settings.health_port is None:
-            if settings.health_metrics:
-                raise ConfigError(
-                    "server.health_metrics wants numbers at a port that is not there",
-                    hint="set server.health_port",
-                )
+        place = health_listener(settings)
+        if place is None:
             return None
-        place = opened(
-            settings.health_host or settings.host, settings.health_port, "server.health_port"
-        )
         numbers = self._numbers if settings.health_metrics else None
         return HealthListener(place, self._supervisor.live, self._supervisor.ready, numbers)
 
@@ -199,9 +192,9 @@ class Server(uvicorn.Server):
         )
         self._acceptor.start(sockets or ())
         scheme = "https" if self.config.is_ssl else "http"
-        for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
-            log.info("listening on %s://%s", scheme, shown(listener))
+        for each in sockets or ():
+            host, port = each.getsockname()[:2]
+            log.info("listening on %s://%s", scheme, shown(each))
             versions = {"version": __version__, "python": platform.python_version()}
             self._service.audit.note("started", **versions, pid=os.getpid(), host=host, port=port)
 
@@ -313,17 +306,3 @@ def _on_hangup(reload: Callable[[], None]) -> None:
     """Let SIGHUP reload, where there is such a signal and it is ours to take."""
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-
-
-def _listener(settings: ServerSettings) -> socket.socket:
-    """Open the port."""
-    host, port = settings.host, settings.port
-    is_guarded = bool(settings.keys_file) or settings.allow_public_without_key
-    if settings.is_public and not is_guarded:
-        raise ConfigError(
-            f"host {host!r} can be reached by other machines, and no API key is asked for",
-            hint="make one by vlmkit keys add and name its file in server.keys_file, or, behind a "
-            "proxy that asks for one, set "
-            "server.allow_public_without_key",
-        )
-    return opened(host, port, "server.port")

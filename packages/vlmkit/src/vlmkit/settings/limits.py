@@ -6,6 +6,8 @@ from typing import Annotated, Literal, NamedTuple, cast
 import msgspec
 from msgspec import Meta
 
+from vlmkit.settings.paths import OutputFile
+
 Unit = Literal["requests", "tokens", "image_tokens", "images"]
 Period = Literal["minute", "hour", "day", "month"]
 
@@ -35,7 +37,7 @@ class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     key: LimitTexts = ()
     address: RateTexts = ()
-    usage_file: str = ""
+    usage_file: OutputFile = ""
 
     def __post_init__(self) -> None:
         limits_of(self.key)

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from vlmkit.settings.paths import OutputFile
+
 
 class RequestLogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is written, and where to.
@@ -11,5 +13,5 @@ class RequestLogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         steps: also write a line for each step of the engine.
     """
 
-    file: str | None = None
+    file: OutputFile | None = None
     steps: bool = False

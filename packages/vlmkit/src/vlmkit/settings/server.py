@@ -9,6 +9,7 @@ from msgspec import Meta
 from vlmkit.settings.bounds import Positive, Seconds
 from vlmkit.settings.fleet import FleetSettings
 from vlmkit.settings.limits import LimitsSettings
+from vlmkit.settings.paths import DataPath, InputFile, OutputFile
 
 PUBLIC_RENDERERS = 2
 PUBLIC_TIMEOUT_S = 600.0
@@ -82,7 +83,7 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_batch_requests: requests of all batches that are answered at once; others go before.
     """
 
-    folder: str = ""
+    folder: DataPath = ""
     max_bytes: Positive = 20 * 2**30
     max_tenant_bytes: Positive = 4 * 2**30
     max_file_bytes: Positive = 200 * 2**20
@@ -174,12 +175,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     health_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
     health_host: str = ""
     health_metrics: bool = False
-    keys_file: str = ""
+    keys_file: InputFile = ""
     allowed_hosts: tuple[HostName, ...] = ()
     allowed_origins: tuple[Origin, ...] = ()
     allow_public_without_key: bool = False
-    tls_certificate: str = ""
-    tls_private_key: str = ""
+    tls_certificate: InputFile = ""
+    tls_private_key: InputFile = ""
     unknown_fields: Literal["report", "refuse", "ignore"] = "report"
     chat_template_kwargs: tuple[TemplateVariable, ...] = ("enable_thinking:bool", "thinking:bool")
     allow_generate: bool = False
@@ -208,8 +209,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     fleet: FleetSettings = FleetSettings()
     limits: LimitsSettings = LimitsSettings()
     log_format: Literal["text", "json"] = "text"
-    access_log: str = ""
-    audit_log: str = ""
+    access_log: OutputFile = ""
+    audit_log: OutputFile = ""
 
     @property
     def is_public(self) -> bool:

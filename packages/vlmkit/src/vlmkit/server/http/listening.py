@@ -3,10 +3,44 @@
 import socket
 
 from vlmkit.errors import ConfigError
+from vlmkit.settings.server import ServerSettings
 
 # Of callers at once; the system has a bound of its own, and who finds no place there tries again
 # a second later.
 BACKLOG = 65_535
+
+
+def listener(settings: ServerSettings) -> socket.socket:
+    """Listen for clients.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or needs API keys.
+    """
+    is_guarded = bool(settings.keys_file) or settings.allow_public_without_key
+    if settings.is_public and not is_guarded:
+        raise ConfigError(
+            f"host {settings.host!r} can be reached by other machines, and no API key is asked for",
+            hint="make one by vlmkit keys add and name its file in server.keys_file, or, behind a "
+            "proxy that asks for one, set server.allow_public_without_key",
+        )
+    return opened(settings.host, settings.port, "server.port")
+
+
+def health_listener(settings: ServerSettings) -> socket.socket | None:
+    """Listen for probes, if there is to be a port for them.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or metrics are to be at a port that is none.
+    """
+    if settings.health_port is not None:
+        host = settings.health_host or settings.host
+        return opened(host, settings.health_port, "server.health_port")
+    if settings.health_metrics:
+        raise ConfigError(
+            "server.health_metrics wants numbers at a port that is not there",
+            hint="set server.health_port",
+        )
+    return None
 
 
 def opened(host: str, port: int, setting: str) -> socket.socket:

@@ -50,7 +50,9 @@ def read_lines(path: Path) -> list[Line]:
     except OSError as error:
         raise ConfigError(
             f"keys file {str(path)!r} cannot be read: {error.strerror}",
-            hint=f"make a key by: vlmkit keys add NAME --file {path}",
+            hint=f"make a key by: vlmkit keys add NAME --file {path}"
+            if isinstance(error, FileNotFoundError)
+            else "let the server's user read it",
         ) from error
     if len(content) > MAX_BYTES:
         raise ConfigError(f"keys file {str(path)!r} has over {MAX_BYTES} bytes")

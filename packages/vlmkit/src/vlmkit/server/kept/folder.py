@@ -15,12 +15,14 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
+from vlmkit.config.paths import named_paths
 from vlmkit.errors import ConfigError, RequestError
 from vlmkit.server.http.errors import Unavailable
 from vlmkit.server.kept.database import Database
-from vlmkit.settings.server import DataSettings
+from vlmkit.settings.server import DataSettings, ServerSettings
 
 LEAST_BYTES = 4096  # that a file takes, be it empty
 DATABASE = "vlmkit.sqlite3"
@@ -115,15 +117,12 @@ class Folder:
         self.settings = settings
         self._root = Path(settings.folder)
         self._files = self._root / FILES
-        self._own = [path.name for path in own if path.parent.resolve() == self._root.resolve()]
         self._directory: int | None = None
+        check_new = partial(_refuse_foreign, settings, own)
         try:
-            for path in (self._files, self._root / DATABASE):
-                _refuse_link(path)
-            if not (self._root / DATABASE).exists():
-                self._refuse_foreign()
+            check_folder(settings, own)
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.database = Database(self._root / DATABASE, SCHEMA, self._refuse_foreign)
+            self.database = Database(self._root / DATABASE, SCHEMA, check_new)
             self._files.mkdir(mode=0o700, exist_ok=True)
             self._directory = _opened_directory(self._files)
         except OSError as error:
@@ -133,32 +132,6 @@ class Folder:
             ) from error
         self._num_bytes: Counter[bytes] = Counter()
         self.num_bytes = 0
-
-    def _refuse_foreign(self) -> None:
-        """Raise ConfigError unless a folder without a database of ours holds nothing of others."""
-        if not self._root.exists():
-            return
-        stored = [path.name for path in self._files.iterdir()] if self._files.is_dir() else []
-        if num_ours := sum(_NAME.fullmatch(name) is not None for name in stored):
-            raise ConfigError(
-                f"server.data.folder {self.settings.folder!r} has stored files ({num_ours}) but no "
-                f"database {DATABASE!r}",
-                hint=f"restore {DATABASE!r} from a backup, or name an empty folder; "
-                "nothing was deleted",
-            )
-        others = sorted(path.name for path in self._root.iterdir() if not self._is_ours(path))
-        if stored or others:
-            raise ConfigError(
-                f"server.data.folder {self.settings.folder!r} is not empty and is no data folder "
-                f"of vlmkit: it contains {(others or [f'{FILES}/{min(stored)}'])[0]!r}",
-                hint="name a folder that is empty or not there yet, such as 'vlmkit-data'; "
-                "nothing was changed",
-            )
-
-    def _is_ours(self, path: Path) -> bool:
-        ours = (DATABASE, *self._own)
-        is_ours = path.name in (FILES, *ours, *_OF_THE_SYSTEM)
-        return is_ours or path.name.startswith(tuple(f"{own}{end}" for own in ours for end in "-."))
 
     def path(self, name: str) -> Path:
         """Return where a stored file is."""
@@ -278,6 +251,60 @@ class Folder:
         if self._directory is not None:
             os.close(self._directory)
             self._directory = None
+
+
+def files_of(settings: ServerSettings) -> list[Path]:
+    """Return the files that a server's settings name, which may lie in a new data folder."""
+    named = named_paths(settings, ServerSettings)
+    return [Path(each.path) for each in named if each.use != "folder"]
+
+
+def check_folder(settings: DataSettings, own: Collection[Path] = ()) -> None:
+    """Refuse a folder that is not ours; changes nothing.
+
+    Args:
+        settings: where it is.
+        own: other files of this server, which may lie in a new data folder, too.
+
+    Raises:
+        ConfigError: it holds files of others, or a link in place of ours.
+        OSError: it cannot be read.
+    """
+    root = Path(settings.folder)
+    for path in (root / FILES, root / DATABASE):
+        _refuse_link(path)
+    if not (root / DATABASE).exists():
+        _refuse_foreign(settings, own)
+
+
+def _refuse_foreign(settings: DataSettings, own: Collection[Path]) -> None:
+    """Raise ConfigError unless a folder without a database of ours holds nothing of others."""
+    root = Path(settings.folder)
+    if not root.exists():
+        return
+    stored = [path.name for path in (root / FILES).iterdir()] if (root / FILES).is_dir() else []
+    if num_ours := sum(_NAME.fullmatch(name) is not None for name in stored):
+        raise ConfigError(
+            f"server.data.folder {settings.folder!r} has stored files ({num_ours}) but no "
+            f"database {DATABASE!r}",
+            hint=f"restore {DATABASE!r} from a backup, or name an empty folder; "
+            "nothing was deleted",
+        )
+    beside = [path.name for path in own if path.parent.resolve() == root.resolve()]
+    others = sorted(path.name for path in root.iterdir() if not _is_ours(path.name, beside))
+    if stored or others:
+        raise ConfigError(
+            f"server.data.folder {settings.folder!r} is not empty and is no data folder "
+            f"of vlmkit: it contains {(others or [f'{FILES}/{min(stored)}'])[0]!r}",
+            hint="name a folder that is empty or not there yet, such as 'vlmkit-data'; "
+            "nothing was changed",
+        )
+
+
+def _is_ours(name: str, beside: Collection[str]) -> bool:
+    ours = (DATABASE, *beside)
+    begins = tuple(f"{own}{end}" for own in ours for end in "-.")
+    return name in (FILES, *ours, *_OF_THE_SYSTEM) or name.startswith(begins)
 
 
 def room_of(num_bytes: int) -> int:

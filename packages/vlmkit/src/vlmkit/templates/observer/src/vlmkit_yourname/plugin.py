@@ -13,6 +13,7 @@ import vlmkit
 from vlmkit.errors import ConfigError, VlmkitError
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit.settings.paths import OutputFile
 
 VLMKIT_API = (1, 0)
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -29,7 +30,7 @@ class CsvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         file: what lines are added to; its folder must be there.
     """
 
-    file: Annotated[str, msgspec.Meta(min_length=1)] = "requests.csv"
+    file: Annotated[OutputFile, msgspec.Meta(min_length=1)] = "requests.csv"
 
 
 class CsvObserver(Observer):
