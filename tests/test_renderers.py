@@ -20,7 +20,6 @@ from vlmkit.ask.message import ImagePart, Message, TextPart
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.ask.request import Request
 from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.config import read_config
 from vlmkit.config.text_side import TextSide
 from vlmkit.errors import ImageError, RequestError, VlmkitError
 from vlmkit.renderer import built
@@ -33,6 +32,7 @@ from vlmkit.running.renderers.wire import Frame
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.plugins import PluginSettings
 
 pytest.importorskip("transformers")
 
@@ -48,7 +48,7 @@ TOOLS = [
 
 def plan(name: str, folder: Path, tokenizer: str) -> TextSide:
     return TextSide(
-        config=read_config(environ={}).config,
+        plugins=PluginSettings(),
         reference=str(folder),
         name=name,
         path=str(folder),

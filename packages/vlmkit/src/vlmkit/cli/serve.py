@@ -1,8 +1,10 @@
 """``vlmkit serve``: OpenAI's API in front of one or more models."""
 
 import importlib.metadata
+import json
 import logging
 import os
+import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,14 +31,16 @@ log = logging.getLogger(__name__)
 
 WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-text")
 
+CLIENT_KEY = "VLM_API_KEY"
+"""A variable of clients' shells; one that begins with VLMKIT_ would be taken for a setting."""
 EXAMPLE = """\
-ready. Ask it, for example, by
+ready.{with_key}, for example, by
 
-  curl {url}/chat/completions -H 'content-type: application/json'{header} \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+curl {chat} -H 'content-type: application/json'{header} \\
+  -d {body}
 
-  {imports}from openai import OpenAI
-  client = OpenAI(base_url="{url}", api_key={key})
+{imports}from openai import OpenAI
+client = OpenAI(base_url="{url}", api_key={key})
 """
 
 
@@ -127,7 +131,7 @@ def _check(
         click.echo(f"warning: {remark}", err=True)
     if not is_good:
         context.exit(1)
-    click.echo(f"valid: it would listen on {_url(config.server).removesuffix('/v1')}")
+    click.echo(f"valid: it would listen on {_url(config.server)}")
 
 
 def _run(
@@ -182,9 +186,9 @@ def _exposed(config: "Config") -> Iterator[str]:
     server = config.server
     if config.plugins.only is None:
         yield "plugins.only is not set: every installed plugin is loaded"
-    if server.keys_file and not server.tls_certificate:
+    if server.asks_for_keys and not server.tls_certificate:
         yield "server.tls_certificate is not set: without TLS, API keys are sent in plain text"
-    if server.allow_public_without_key and not server.keys_file:
+    if server.allow_public_without_key and not server.asks_for_keys:
         yield "server.keys_file is not set: any client may use this server without an API key"
     yield from _unset(config)
 
@@ -192,7 +196,7 @@ def _exposed(config: "Config") -> Iterator[str]:
 def _unset(config: "Config") -> Iterator[str]:
     """Yield which bounds and logs are not set, and what follows."""
     server = config.server
-    limits = "key" if server.keys_file else "address"
+    limits = "key" if server.asks_for_keys else "address"
     unset = {
         f"server.limits.{limits}": (getattr(server.limits, limits), LIMITLESS[limits]),
         "server.allowed_hosts": (server.allowed_hosts, "any Host header is accepted"),
@@ -211,18 +215,26 @@ def _unset(config: "Config") -> Iterator[str]:
 
 
 def _example(settings: "ServerSettings", model: str) -> str:
-    asks = bool(settings.keys_file)
-    header = ' -H "authorization: Bearer $VLMKIT_API_KEY"' if asks else ""
-    key = 'os.environ["VLMKIT_API_KEY"]' if asks else '"none"'
-    imports = "import os\n  " if asks else ""
-    return EXAMPLE.format(url=_url(settings), model=model, header=header, key=key, imports=imports)
+    """Return how to ask the server, as a shell and Python take it."""
+    asks = settings.asks_for_keys
+    url = f"{_url(settings)}/v1"
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    return EXAMPLE.format(
+        with_key=f" With one of its keys in {CLIENT_KEY}, ask it" if asks else " Ask it",
+        url=url,
+        chat=shlex.quote(f"{url}/chat/completions"),
+        body=shlex.quote(json.dumps(body)),
+        header=f' -H "authorization: Bearer ${CLIENT_KEY}"' if asks else "",
+        key=f'os.environ["{CLIENT_KEY}"]' if asks else '"none"',
+        imports="import os\n" if asks else "",
+    )
 
 
 def _url(settings: "ServerSettings") -> str:
     host = _client_host(settings)
     host = f"[{host}]" if ":" in host else host
     scheme = "https" if settings.tls_certificate else "http"
-    return f"{scheme}://{host}:{settings.port}/v1"
+    return f"{scheme}://{host}:{settings.port}"
 
 
 def _client_host(settings: "ServerSettings") -> str:

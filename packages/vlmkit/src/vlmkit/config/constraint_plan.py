@@ -9,6 +9,7 @@ import msgspec
 from vlmkit.config.structs import Config
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
+from vlmkit.settings.plugins import PluginSettings
 
 if TYPE_CHECKING:
     from vlmkit.running.constraint_trials.worker import ConstraintWorker
@@ -22,7 +23,7 @@ class ConstraintPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a constraint worker builds.
 
     Attributes:
-        config: names the plugins.
+        plugins: whose code is run; of other settings it has none, which may be secrets.
         reference: what the user called the model.
         name: of the checkpoint.
         path: its folder.
@@ -31,7 +32,7 @@ class ConstraintPlan(msgspec.Struct, frozen=True, kw_only=True):
         token_bytes: what each token adds to a text.
     """
 
-    config: Config
+    plugins: PluginSettings
     reference: str
     name: str
     path: str
@@ -59,7 +60,7 @@ def constraint_worker(compiler: Part, config: Config, context: BuildContext) -> 
     def plan(token_bytes: Seq[bytes]) -> "Frame":
         files = context.files
         made = ConstraintPlan(
-            config=config,
+            plugins=config.plugins,
             reference=context.reference,
             name=files.name,
             path=str(files.path),

@@ -13,6 +13,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import EngineLimits
 from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.plugins import PluginSettings
 
 if TYPE_CHECKING:
     from vlmkit.running.renderers.pool import RendererPool
@@ -27,7 +28,7 @@ class TextSide(msgspec.Struct, frozen=True, kw_only=True):
     """What a renderer builds.
 
     Attributes:
-        config: names the plugins.
+        plugins: whose code is run; of other settings it has none, which may be secrets.
         reference: what the user called the model.
         name: of the checkpoint.
         path: its folder.
@@ -42,7 +43,7 @@ class TextSide(msgspec.Struct, frozen=True, kw_only=True):
         num_threads: that decode the images of a request.
     """
 
-    config: Config
+    plugins: PluginSettings
     reference: str
     name: str
     path: str
@@ -95,7 +96,7 @@ def renderers(
 
     files, settings = context.files, config.group("media_loaders").settings
     plan = TextSide(
-        config=config,
+        plugins=config.plugins,
         reference=context.reference,
         name=files.name,
         path=str(files.path),

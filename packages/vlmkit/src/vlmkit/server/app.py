@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from litestar import Litestar
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
 
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.server.batches.batches import Batches
@@ -27,7 +27,9 @@ from vlmkit.server.logs.request_lines import RequestLines
 from vlmkit.server.messages.route import MessagesController
 from vlmkit.server.offer import Loader, Offer, Served
 from vlmkit.server.operate.capabilities import CapabilitiesController
+from vlmkit.server.operate.docs import DocsController, docs_page
 from vlmkit.server.operate.health import HealthController
+from vlmkit.server.operate.home import HomeController
 from vlmkit.server.operate.management import ManagementController
 from vlmkit.server.operate.metrics import MetricsController, Scraper
 from vlmkit.server.operate.models import ModelsController
@@ -76,6 +78,9 @@ def create_app(
     def describe() -> bytes:
         return openapi_document(app, service.request_fields)
 
+    def show(document: NamedDependency[bytes]) -> bytes:
+        return docs_page(document)
+
     app = Litestar(
         [
             *([ManagementController] if service.settings.fleet.manage else []),
@@ -83,6 +88,7 @@ def create_app(
             BatchesController,
             ChatController,
             CompletionsController,
+            DocsController,
             EmbeddingsController,
             FilesController,
             MessageBatchesController,
@@ -93,6 +99,7 @@ def create_app(
             ModelsController,
             CapabilitiesController,
             HealthController,
+            HomeController,
             OpenApiController,
             *([GenerateController] if service.settings.takes_generate else []),
         ],
@@ -105,6 +112,7 @@ def create_app(
             "scraper": Provide(lambda: scraper, sync_to_thread=False, use_cache=True),
             "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
             "document": Provide(describe, sync_to_thread=True, use_cache=True),
+            "docs": Provide(show, sync_to_thread=True, use_cache=True),
         },
         guards=[*([Guard(service.keys)] if service.keys else []), Entrance(service.accounts)],
         on_startup=[service.fleet.start, service.accounts.start, service.monitors.start],

@@ -19,12 +19,20 @@ from vlmkit.errors import ConfigError
 from vlmkit.server.http.certificate import load_certificate, validity
 from vlmkit.server.http.listening import health_listener, listener
 from vlmkit.server.identity.key_file import read_lines, valid_keys
+from vlmkit.server.identity.key_ring import key_ring
 from vlmkit.server.kept.folder import DATABASE, Folder, check_folder, files_of
 from vlmkit.server.limits.usage_file import UsageFile
 from vlmkit.settings.server import ServerSettings
 
 _SOON_S = 14 * 86_400
-_SAY_MORE = frozenset({"server.keys_file", "server.tls_certificate", "server.tls_private_key"})
+_SAY_MORE = frozenset(
+    {
+        "server.keys_file",
+        "server.api_key_file",
+        "server.tls_certificate",
+        "server.tls_private_key",
+    }
+)
 """Settings of files whose own check says more than that a file cannot be read."""
 
 
@@ -62,6 +70,8 @@ def warnings(settings: ServerSettings) -> Iterator[str]:
             yield f"server.keys_file {settings.keys_file!r} has no valid key"
         if _mode(path) & stat.S_IWOTH:
             yield f"server.keys_file {settings.keys_file!r} can be written by every user"
+    if settings.api_key_file and _mode(Path(settings.api_key_file)) & stat.S_IROTH:
+        yield f"server.api_key_file {settings.api_key_file!r} can be read by every user"
     if settings.tls_certificate:
         key = settings.tls_private_key or settings.tls_certificate
         if _mode(Path(key)) & stat.S_IROTH:
@@ -105,8 +115,7 @@ def _check_health_port(settings: ServerSettings) -> None:
 
 
 def _check_keys(settings: ServerSettings) -> None:
-    if settings.keys_file:
-        read_lines(Path(settings.keys_file))
+    key_ring(settings)
 
 
 def _check_tls(settings: ServerSettings) -> None:

@@ -17,6 +17,8 @@ LOOPBACK_TIMEOUT_S = 3600.0
 
 Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\sA-Z]+$", max_length=512)]
 
+ApiKey = Annotated[str, Meta(min_length=16, max_length=512, pattern=r"^[!-~]+\Z")]
+
 HostName = Annotated[str, Meta(pattern=r"^[a-z0-9._-]+$|^[0-9a-f:]+$", max_length=253)]
 
 TemplateVariable = Annotated[
@@ -96,7 +98,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         host: address to listen on. One that other machines can reach needs
-            ``keys_file``, or ``allow_public_without_key``.
+            ``keys_file``, ``api_key``, ``api_key_file`` or ``allow_public_without_key``.
         port: port to listen on; 0 takes a free one.
         health_port: port that tells liveness and readiness alone, without keys and without
             encryption, whatever the server is doing: ``/healthz`` and ``/readyz``; 0 takes a free
@@ -105,6 +107,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         health_metrics: whether ``/metrics`` is answered at that port, too, to whoever reaches it.
         keys_file: API keys that are taken, as ``vlmkit keys`` writes them; every request but
             ``/healthz`` then needs one. None is asked for when empty.
+        api_key: one API key for all clients, in place of ``keys_file``: at least 16 characters
+            without spaces. Set it by ``VLMKIT_SERVER__API_KEY``: others can read a command line.
+        api_key_file: a file that holds such a key and nothing else.
         allowed_hosts: names under which clients reach the server, besides its own, such as that of
             a proxy that hands on ``Host``. A server that other machines can reach answers to every
             name unless some are listed.
@@ -176,6 +181,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     health_host: str = ""
     health_metrics: bool = False
     keys_file: InputFile = ""
+    api_key: ApiKey | None = None
+    api_key_file: InputFile = ""
     allowed_hosts: tuple[HostName, ...] = ()
     allowed_origins: tuple[Origin, ...] = ()
     allow_public_without_key: bool = False
@@ -216,6 +223,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_public(self) -> bool:
         """Whether other machines can reach the server."""
         return not is_loopback(self.host)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether clients need an API key."""
+        return bool(self.keys_file or self.api_key or self.api_key_file)
 
     @property
     def timeout_s(self) -> float:

@@ -16,12 +16,13 @@ def listener(settings: ServerSettings) -> socket.socket:
     Raises:
         ConfigError: the address cannot be listened on, or needs API keys.
     """
-    is_guarded = bool(settings.keys_file) or settings.allow_public_without_key
+    is_guarded = settings.asks_for_keys or settings.allow_public_without_key
     if settings.is_public and not is_guarded:
         raise ConfigError(
             f"host {settings.host!r} can be reached by other machines, and no API key is asked for",
-            hint="make one by vlmkit keys add and name its file in server.keys_file, or, behind a "
-            "proxy that asks for one, set server.allow_public_without_key",
+            hint="make one by vlmkit keys add and name its file in server.keys_file, set one by "
+            "VLMKIT_SERVER__API_KEY, or, behind a proxy that asks for one, set "
+            "server.allow_public_without_key",
         )
     return opened(settings.host, settings.port, "server.port")
 

@@ -27,6 +27,8 @@ class Operation(NamedTuple):
         posted: of the answer to POST, where the route is read, too.
         links: methods and paths of what can be done with the ``id`` of an answer.
         access: who may ask, where the server asks for keys.
+        media_type: of an answer that is bytes.
+        may_be_missing: whether a client may be told that nothing is here.
     """
 
     answer: Any
@@ -41,6 +43,8 @@ class Operation(NamedTuple):
     posted: type[msgspec.Struct] | None = None
     links: tuple[tuple[str, str], ...] = ()
     access: Access = "chat"
+    media_type: str = "application/octet-stream"
+    may_be_missing: bool = False
 
     @property
     def types(self) -> list[Any]:

@@ -3,12 +3,16 @@
 import hmac
 import logging
 import time
+from collections.abc import Callable, Sequence as Seq
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from vlmkit.errors import ConfigError
 from vlmkit.server.identity.key import Key, digest_of
 from vlmkit.server.identity.key_file import read_lines, valid_keys
+from vlmkit.server.identity.single_key import read_single_key, single_key
+from vlmkit.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -25,19 +29,48 @@ class Reloaded(NamedTuple):
     revoked: list[str]
 
 
-class KeyRing:
-    """The keys of a file.
-
-    Args:
-        path: of the file.
+def key_ring(settings: ServerSettings) -> "KeyRing | None":
+    """Return the keys that an operator configured; None where clients need none.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: they cannot be read, or come from more than one setting.
+    """
+    given = {
+        "server.keys_file": (settings.keys_file, _of_file),
+        "server.api_key": (settings.api_key, _single),
+        "server.api_key_file": (settings.api_key_file, _of_secret_file),
+    }
+    named = [name for name, (value, _) in given.items() if value]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} are set", hint="keep one of them")
+    return next((KeyRing(partial(read, value)) for value, read in given.values() if value), None)
+
+
+def _of_file(path: str) -> Seq[Key]:
+    return valid_keys(read_lines(Path(path)))
+
+
+def _single(secret: str) -> Seq[Key]:
+    return [single_key(secret)]
+
+
+def _of_secret_file(path: str) -> Seq[Key]:
+    return [read_single_key(Path(path))]
+
+
+class KeyRing:
+    """The keys that are valid.
+
+    Args:
+        read: returns them as they are now; may raise ConfigError.
+
+    Raises:
+        ConfigError: they cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._keys = valid_keys(read_lines(path))
+    def __init__(self, read: Callable[[], Seq[Key]]) -> None:
+        self._read = read
+        self._keys = read()
 
     def find(self, secret: str) -> Key | None:
         """Return the key of a secret, if there is one whose time has not ended.
@@ -63,7 +96,7 @@ class KeyRing:
         """
         before = {key.id for key in self._keys}
         try:
-            self._keys = valid_keys(read_lines(self._path))
+            self._keys = self._read()
         except ConfigError as error:
             log.error("reload failed, keeping the previous API keys: %s", error)  # noqa: TRY400 - it says it all
             return None

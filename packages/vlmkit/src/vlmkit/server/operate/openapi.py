@@ -25,7 +25,6 @@ from vlmkit.server.work.service import KnownFields
 _Json = dict[str, Any]
 _TEXT = {"type": "string"}
 _DEFINED = "#/$defs/"
-_BINARY = "application/octet-stream"
 _AS_NAME = str.maketrans({" ": "_", "/": "_", "{": None, "}": None, ".": "_"})
 _REFUSALS = {
     400: "Something in the body is wrong; `param` names it.",
@@ -211,7 +210,7 @@ def _responses(
     told: Operation, names: Mapping[Any, _Json], method: str, path: str
 ) -> dict[str, _Json]:
     """Return every answer of an operation, by status."""
-    content: dict[str, _Json] = {_BINARY: {"schema": {}}}
+    content: dict[str, _Json] = {told.media_type: {"schema": {}}}
     if told.answer is not bytes:
         content = {"application/json": {"schema": names[told.answer]}}
     if told.events:
@@ -243,6 +242,8 @@ def _errors(told: Operation, method: str, path: str) -> dict[int, str]:
     errors = _ALWAYS | (_REFUSALS | _UNREADY if told.body or told.form else {})
     if "{" in path:
         errors = errors | _NOT_FOUND
+    if told.may_be_missing:
+        errors = errors | {404: _REFUSALS[404]}
     if told.query:
         errors = errors | {400: _NOT_FOUND[400]}
     if told.unready:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -32,7 +31,7 @@ from vlmkit.server.fleet.roster import Roster
 from vlmkit.server.fleet.served_model import State
 from vlmkit.server.http.errors import ClientGone, Unavailable, waiting_s
 from vlmkit.server.http.fair_room import Claim
-from vlmkit.server.identity.key_ring import KeyRing
+from vlmkit.server.identity.key_ring import key_ring
 from vlmkit.server.limits.accounts import Accounts
 from vlmkit.server.logs.audit import AuditLog
 from vlmkit.server.logs.line_file import LateLineFile
@@ -96,7 +95,7 @@ class Service:
                     if facts not in known:
                         self.request_fields[field] = (*known, facts)
         self.settings = settings
-        self.keys = KeyRing(Path(settings.keys_file)) if settings.keys_file else None
+        self.keys = key_ring(settings)
         self.accounts = Accounts(settings.limits)
         self.access_log = (
             LateLineFile(settings.access_log, "server.access_log") if settings.access_log else None

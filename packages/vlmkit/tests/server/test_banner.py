@@ -1,0 +1,91 @@
+"""What ``vlmkit serve`` says once it is ready: commands that work where they are pasted."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from running_server import eventually, process
+
+from vlmkit import cli
+
+pytestmark = pytest.mark.posix
+
+SECRET = "a-key-of-at-least-sixteen-characters"
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def banner(server):
+    """Return the command for a shell and the program that the server shows."""
+    assert eventually(lambda: "client = OpenAI(" in server.log.read_text())
+    shown = server.log.read_text().partition("ready.")[2]
+    found = re.search(r"\n\n(curl .*?)\n\n(.*?api_key=[^\n]*\n)", shown, re.DOTALL)
+    return found.groups()
+
+
+def pasted(command, **environ):
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def ran(program, **environ):
+    ask = (
+        'print(client.chat.completions.create(model="mock", '
+        'messages=[{"role": "user", "content": "pong"}]).choices[0].message.content)\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program + ask],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_what_is_shown_works_where_it_is_pasted(port, tmp_path):
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", str(port)]
+    with process(command, tmp_path) as server:
+        in_shell, in_python = banner(server)
+        assert '"content":"Hello"' in pasted(in_shell)
+        assert ran(in_python) == "pong\n"
+
+
+def test_what_is_shown_works_with_a_key_and_harms_no_later_command(port, tmp_path, monkeypatch):
+    (tmp_path / "key").write_text(f"{SECRET}\n")
+    option = f"server.api_key_file={tmp_path / 'key'}"
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--set", option]
+    with process([*command, "--port", str(port)], tmp_path) as server:
+        in_shell, in_python = banner(server)
+        variable = re.search(r"Bearer \$(\w+)", in_shell)[1]
+        assert f"With one of its keys in {variable}, ask it" in server.log.read_text()
+        assert '"missing_api_key"' in pasted(in_shell, **{variable: ""})
+        assert '"content":"Hello"' in pasted(in_shell, **{variable: SECRET})
+        assert ran(in_python, **{variable: SECRET}) == "pong\n"
+        assert SECRET not in server.log.read_text()
+    monkeypatch.setenv(variable, SECRET)
+    assert cli.run(["config", "check"]) == 0
+
+
+@pytest.mark.parametrize("name", ["it's", 'a "model"', "$(touch gone)", "a;b\\"])
+def test_the_name_of_a_model_is_quoted(name, port, tmp_path):
+    text = f'[[models]]\nmodel = "mock"\nname = {json.dumps(name)}\n'
+    (tmp_path / "vlmkit.toml").write_text(text)
+    command = [sys.executable, "-m", "vlmkit", "serve", "--config", "vlmkit.toml"]
+    with process([*command, "--port", str(port)], tmp_path) as server:
+        assert '"content":"Hello"' in pasted(banner(server)[0])
+    assert not (tmp_path / "gone").exists()
