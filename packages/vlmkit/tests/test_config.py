@@ -573,7 +573,7 @@ def test_the_reference_lists_every_setting_with_its_default_and_meaning() -> Non
 
 def test_the_files_of_the_guide_are_valid(tmp_path: Path) -> None:
     files = re.findall(r"```toml\n(.*?)```", (DOCS / "how-to/configure.md").read_text(), re.DOTALL)
-    assert len(files) == 5
+    assert len(files) == 6
     for file in files:
         read(write(tmp_path, file))
 

@@ -76,7 +76,7 @@ def bearer(secret):
     return {"authorization": f"Bearer {secret}"}
 
 
-def test_every_route_but_liveness_and_the_start_page_asks_for_a_key_that_may(
+def test_all_routes_but_liveness_and_the_start_page_ask_for_a_key_that_may(
     guarded, key_file, secrets
 ):
     for (path, method), scope in product(routes(key_file), (None, *SCOPES)):

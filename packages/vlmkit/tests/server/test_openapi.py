@@ -92,7 +92,7 @@ def test_links_of_a_response_lead_to_all_that_can_be_done_with_one(document):
 
 def test_bounds_and_tags_are_told_as_they_are_held(document):
     schemas = document["components"]["schemas"]
-    assert schemas["ChatRequest"]["required"] == ["model", "messages"]
+    assert schemas["ChatRequest"]["required"] == ["messages"]
     assert schemas["ChatRequest"]["properties"]["messages"]["items"]["required"] == ["role"]
     assert schemas["ChatRequest"]["properties"]["temperature"]["anyOf"][0] == {
         "type": "number",

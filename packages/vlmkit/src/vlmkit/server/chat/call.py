@@ -56,6 +56,7 @@ class Call(ABC, Generic[B]):
     Attributes:
         added: what the body says by fields that plugins added: those that the model takes, once
             that is known.
+        model: the name by which the runner was asked for.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Call(ABC, Generic[B]):
         self.caller = caller_of(request)
         self.headers: dict[str, str] = {}
         self.added: dict[str, Any] = {}
+        self.model = ""
         self._ignored: frozenset[str] = frozenset()
         self._request = request
         self._reader = reader
@@ -130,7 +132,8 @@ class Call(ABC, Generic[B]):
             Overloaded: too many requests wait for their models.
         """
         fleet = self.service.fleet
-        leased = fleet.leased(self.service.name(name))
+        self.model = self.service.name(name)
+        leased = fleet.leased(self.model)
         runner = await self._leases.enter_async_context(leased)
         if self.added:
             self._settle_added(runner.facts)
@@ -185,7 +188,11 @@ class Call(ABC, Generic[B]):
     async def _content(self, sent: Body) -> bytes:
         """Read the body; a page in a browser cannot announce JSON without asking first."""
         if self._request.content_type[0] != "application/json":
-            raise WrongMediaType("the body must be announced as application/json")
+            raise WrongMediaType(
+                "the body must be announced as application/json",
+                hint="add the header content-type: application/json, with curl by "
+                "-H 'content-type: application/json'",
+            )
         return await sent.read(self._request)
 
 

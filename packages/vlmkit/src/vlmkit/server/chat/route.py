@@ -49,7 +49,7 @@ class _ChatCall(MessagesCall[ChatRequest]):
         """Submit the request; its answer is streamed or waited for."""
         check_not_streamed(body.prompt_logprobs, body.stream)
         runner = await self.runner(body.model)
-        head = answer_head("chatcmpl", body.model, runner)
+        head = answer_head("chatcmpl", self.model, runner)
         try:
             request, images_s = await self.asked(body, runner.facts, head.id)
             self.note_tools(body, runner.facts)

@@ -67,7 +67,7 @@ class _CompletionCall(Call[CompletionRequest]):
         params = completion_params(body, runner.facts)
         texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
         prompts = _Prompts(body, runner, params, texts, self.caller, self.added)
-        head = answer_head("cmpl", body.model, runner)
+        head = answer_head("cmpl", self.model, runner)
         echoes = await prompts.echoes() if body.echo else []
         scores = await prompts.scores()
         stream: AnswerStream | JoinedStream | Silence

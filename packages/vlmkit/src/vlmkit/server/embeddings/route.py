@@ -79,7 +79,7 @@ class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
         pairs = zip(names, requests, strict=True)
         done = await in_order(embedded, pairs, runner.facts.limits.max_sequences)
         as_text = body.encoding_format == "base64"
-        make = partial(_encoded, done, body.model, as_text=as_text)
+        make = partial(_encoded, done, self.model, as_text=as_text)
         return PiecedAnswer(make, self.service, self.headers)
 
     async def _requests(self, body: EmbeddingRequest, facts: RunnerFacts) -> list[Asked]:

@@ -15,7 +15,7 @@ from vlmkit.server.fields.wire_sampling import Label, ModelName
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /v1/embeddings``: texts, or, as vLLM takes it, one conversation."""
 
-    model: ModelName
+    model: ModelName | None = None
     input: PlainInput | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)] | None = None
     encoding_format: Literal["float", "base64"] | None = None

@@ -39,7 +39,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class AnswerFields(Formed, kw_only=True):
     """What a body says of its answer, whichever API it is of."""
 
-    model: ModelName
+    model: ModelName | None = None
     stream: bool | None = None
 
     max_tokens: NumTokens | None = None

@@ -56,7 +56,10 @@ def boundary_of(headers: Headers) -> str:
     kind, options = parse_options_header(headers.get("content-type", ""))
     boundary: str = options.get("boundary", "")
     if kind != "multipart/form-data" or not boundary:
-        raise WrongMediaType("the body must be announced as multipart/form-data with a boundary")
+        raise WrongMediaType(
+            "the body must be announced as multipart/form-data with a boundary",
+            hint="curl does so with -F: -F purpose=user_data -F file=@FILE",
+        )
     return boundary
 
 

@@ -82,7 +82,7 @@ class _MessageCall(MessagesCall[MessagesRequest]):
     async def start(self, body: MessagesRequest) -> ASGIApp:
         """Submit the request; its answer is streamed or waited for."""
         runner = await self.runner(body.model)
-        head = answer_head("msg", body.model, runner)
+        head = answer_head("msg", self.model, runner)
         said = as_chat(body)
         try:
             request, images_s = await self.asked(

@@ -242,8 +242,8 @@ class MessagesRequest(AnswerFields, kw_only=True):
 class CountRequest(_Wire):
     """The body of ``POST /v1/messages/count_tokens``."""
 
-    model: ModelName
     messages: Turns
+    model: ModelName | None = None
     system: Text | Texts | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -23,7 +23,7 @@ from vlmkit.server.work.service import Service
 class NamedModel(msgspec.Struct, kw_only=True):
     """The body of both: which model, and whether the answer waits until it is done."""
 
-    model: ModelName
+    model: ModelName | None = None
     wait: bool = True
 
 
@@ -70,12 +70,13 @@ class _LoadCall(_ManagementCall):
 
     async def start(self, body: NamedModel) -> ASGIApp:
         """Load it, or only begin to."""
-        model = self.service.roster.find(body.model)
+        name = self.service.name(body.model)
+        model = self.service.roster.find(name)
         if body.wait:
             await self.service.fleet.load(model)
         else:
             self.service.fleet.wish(model)
-        return self.answer(body.model)
+        return self.answer(name)
 
 
 class _UnloadCall(_ManagementCall):
@@ -83,9 +84,10 @@ class _UnloadCall(_ManagementCall):
 
     async def start(self, body: NamedModel) -> ASGIApp:
         """Unload it, or only begin to."""
-        model = self.service.roster.find(body.model)
+        name = self.service.name(body.model)
+        model = self.service.roster.find(name)
         if body.wait:
             await self.service.fleet.unload(model)
         else:
             self.service.fleet.dismiss(model)
-        return self.answer(body.model)
+        return self.answer(name)

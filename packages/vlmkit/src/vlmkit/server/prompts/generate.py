@@ -76,7 +76,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         options = body.stream_options
         if options is not None and not body.stream:
             raise RequestError("stream_options needs stream to be true", param="stream_options")
-        head = answer_head("generate", self.service.name(body.model), runner)
+        head = answer_head("generate", self.model, runner)
         if body.request_id is not None:
             head = AnswerHead(body.request_id, head.created, head.model, head.system_fingerprint)
         asked = await self._asked(body, runner.facts, head.id)

@@ -120,12 +120,12 @@ class _ConversationCall(MessagesCall[B]):
         """Let the runner read the prompt; nothing is computed."""
         check_no_rounds(chat)
         runner = await self.runner(chat.model)
-        request_id = answer_head(kind, chat.model, runner).id
+        request_id = answer_head(kind, self.model, runner).id
         request, _ = await self.asked(
             chat, runner.facts, request_id, effort=effort, light=bool(light)
         )
         found = await runner.atokenize(request)
-        made = rendered(chat, request, found, runner.facts)
+        made = rendered(chat, self.model, request, found, runner.facts)
         return PiecedAnswer(partial(_one, made), self.service, self.headers)
 
 
@@ -166,9 +166,9 @@ class _RenderResponseCall(ConversationCall[RenderResponsesRequest]):
             found = await runner.atokenize(asked)
             if body.truncation == "auto":
                 check_fits(asked, found, runner)
-            return rendered(chat, asked, found, runner.facts)
+            return rendered(chat, self.model, asked, found, runner.facts)
 
-        request_id = answer_head("resp", body.model, runner).id
+        request_id = answer_head("resp", self.model, runner).id
         light = bool(body.light)
         done = await self.ask(body, runner, request_id, made, answers=False, light=light)
         return PiecedAnswer(partial(_one, done.result), self.service, self.headers)
@@ -195,14 +195,14 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
                 account=self.caller.account,
                 cache_salt=body.cache_salt or "",
                 priority=body.priority or 0,
-                id=answer_head("cmpl", body.model, runner).id,
+                id=answer_head("cmpl", self.model, runner).id,
             )
             try:
                 found = await runner.atokenize(request)
             except RequestError as error:
                 blame(error, name)
                 raise
-            return rendered(body, request, found, runner.facts)
+            return rendered(body, self.model, request, found, runner.facts)
 
         named = zip(plain_names(texts, "prompt"), texts, strict=True)
         made = await in_order(one, named, runner.facts.bounds.num_workers)

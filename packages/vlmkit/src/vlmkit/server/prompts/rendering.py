@@ -24,19 +24,24 @@ from vlmkit.server.prompts.wire_render import (
 
 
 def rendered(
-    body: ChatRequest | CompletionRequest, request: Request, found: PromptTokens, facts: RunnerFacts
+    body: ChatRequest | CompletionRequest,
+    model: str,
+    request: Request,
+    found: PromptTokens,
+    facts: RunnerFacts,
 ) -> Rendered:
     """Return one prompt, and how its answer would be made.
 
     Args:
         body: what was sent.
+        model: what the model was asked for by.
         request: what it comes to.
         found: the tokens of its prompt.
         facts: of the model.
     """
     return Rendered(
         request_id=request.id,
-        model=body.model,
+        model=model,
         token_ids=found.token_ids,
         features=_features(found.media) if found.media else None,
         sampling_params=_params(request.params or facts.defaults, request.constraint)

@@ -132,6 +132,7 @@ class ResponseBody(ResponseHead, kw_only=True):
 
 def response_head(
     body: own.ResponsesRequest,
+    model: str,
     params: SamplingParams,
     response_id: str,
     *,
@@ -142,6 +143,7 @@ def response_head(
 
     Args:
         body: what was sent.
+        model: what the model was asked for by.
         params: how the answer is chosen.
         response_id: what the response is called.
         is_kept: whether it is stored.
@@ -151,7 +153,7 @@ def response_head(
     return ResponseHead(
         id=response_id,
         created_at=int(time.time()),
-        model=body.model,
+        model=model,
         store=is_kept,
         background=bool(body.background),
         temperature=params.temperature,

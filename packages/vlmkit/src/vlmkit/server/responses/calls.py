@@ -114,7 +114,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
         logprobs = logprobs_of(runner, params) if params.logprobs else None
         num_truncated = done.num_truncated
         head = response_head(
-            body, params, response_id, is_kept=is_kept, num_truncated=num_truncated
+            body, self.model, params, response_id, is_kept=is_kept, num_truncated=num_truncated
         )
         bodies = partial(
             ResponseBodies,
