@@ -270,7 +270,7 @@ def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path)
         (["ask", "mock", "x", "--set", "engine.use=x"], 2, "provides engine 'x'", ""),
         (["ask", "mock", "x", "--set", "engine.texxt=x"], 2, "no setting 'texxt'", "'text'"),
         (["ask", "mock", "x", "--config", "/no.toml"], 2, "config file '/no.toml' cannot", ""),
-        (["ask", "mock", "x", "--nope"], 2, "No such option", ""),
+        (["ask", "mock", "x", "--nope"], 2, "no such option", "vlmkit ask --help"),
         (["serve", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["serve", "mock", "mock"], 2, "two models have one name", ""),
         (["serve", "mock", "--port", "65536"], 2, "server.port = 65536 (--port): Expected", ""),
@@ -279,7 +279,9 @@ def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path)
         (["serve", "mock", "--host", "0.0.0.0"], 2, "can be reached by other machines", "proxy"),
         (["doctor", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["models", "info", "./none"], 1, "model folder './none' does not exist", "check"),
-        (["frobnicate"], 2, "No such command", ""),
+        (["frobnicate"], 2, "no such command", "vlmkit --help"),
+        (["serve", "--prot", "1"], 2, "no such option '--prot'", "--port"),
+        (["keys", "add"], 2, "missing argument 'NAME'", "vlmkit keys add --help"),
     ],
 )
 def test_every_mistake_is_a_sentence_with_an_exit_code(
@@ -294,7 +296,28 @@ def test_every_mistake_is_a_sentence_with_an_exit_code(
     assert shown.out == ""
     assert error in shown.err
     assert hint in shown.err
-    assert "Traceback" not in shown.err
+    lines = shown.err.splitlines()
+    assert [line.partition(": ")[0] for line in lines] in (["error"], ["error", "hint"])
+
+
+@pytest.mark.parametrize("command", [["serve"], ["ask"], ["keys", "add"]])
+def test_help_shows_the_defaults(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    settings = ServerSettings()
+    defaults: dict[str, dict[str, str]] = {
+        "serve": {
+            "--host": settings.host,
+            "--port": str(settings.port),
+            "--log-format": settings.log_format,
+        },
+        "ask": {"--temperature": "the model's", "--seed": "another one each time"},
+        "add": {"--scope": "chat and embed", "--file": "server.keys_file"},
+    }
+    for option, default in defaults[command[-1]].items():
+        own = shown.partition(f"{option} ")[2].partition(" --")[0]
+        assert f"default: ({default})" in own
+    assert "TOML file of settings. [default: (VLMKIT_CONFIG)]" in shown
 
 
 def test_a_picture_that_is_none_is_named_before_the_model_is_built(
@@ -717,7 +740,7 @@ def test_plugins_that_are_not_listed_are_left_out_of_every_command(
     assert not found["vlmkit-hf"]["unlisted"]
     assert isinstance(found["vlmkit-hf"]["sha256"], str)
     assert run(["ask", "mock", "x", *sets]) != 0
-    assert "plugins.only does not list " in capsys.readouterr().err
+    assert "plugins.only excludes plugin 'mock' of vlmkit-mock" in capsys.readouterr().err
     assert run(["plugins", "--set", "plugins.only=['vlmkit-mok']"]) == 2
     assert "did you mean 'vlmkit-mock'?" in capsys.readouterr().err
     monkeypatch.setenv("VLMKIT_PLUGINS__ONLY", "['vlmkit-nothing']")

@@ -1,5 +1,6 @@
 """From a model's name to a running pipeline, and what becomes of one that cannot be built."""
 
+import asyncio
 import importlib.metadata
 import json
 import subprocess
@@ -649,3 +650,18 @@ def test_a_mapping_as_a_config_is_refused_with_what_to_write_instead():
     with pytest.raises(ConfigError, match="was a mapping") as error:
         vlmkit.load("mock", config={"engine": {"text": "hello"}})
     assert "by their names" in error.value.hint
+
+
+def test_a_closed_model_says_that_it_is_closed() -> None:
+    with vlmkit.load("mock") as model:
+        assert model.generate("hello").text == "hello"
+    for ask in (
+        lambda: model.generate("hello"),
+        lambda: list(model.stream("hello")),
+        lambda: asyncio.run(model.agenerate("hello")),
+        lambda: model.embed(["hello"]),
+        lambda: model.score("hello", ["x"]),
+    ):
+        with pytest.raises(EngineError, match="model 'mock' is closed") as caught:
+            ask()
+        assert caught.value.hint == "load it again, or ask it inside of its with statement"

@@ -38,6 +38,7 @@ class Model:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
+        self._is_closed = False
 
     @property
     def facts(self) -> RunnerFacts:
@@ -273,7 +274,9 @@ class Model:
 
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
+            EngineError: the model is closed.
         """
+        self._refuse_closed()
         return self.runner.submit(request)
 
     async def asubmit(self, request: Request) -> AnswerStream:
@@ -281,8 +284,17 @@ class Model:
 
         Raises:
             RequestError: the request is wrong, too long, or the queue is full.
+            EngineError: the model is closed.
         """
+        self._refuse_closed()
         return await self.runner.asubmit(request)
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise EngineError(
+                f"model {self.facts.name!r} is closed",
+                hint="load it again, or ask it inside of its with statement",
+            )
 
     def stats(self) -> RunnerStats:
         """Return counters for monitoring."""
@@ -294,6 +306,7 @@ class Model:
 
     def close(self) -> None:
         """Abort what runs and free all memory; harmless when done twice."""
+        self._is_closed = True
         self.runner.close()
 
     def __enter__(self) -> Self:

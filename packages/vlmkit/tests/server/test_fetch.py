@@ -143,7 +143,7 @@ def test_a_redirect_to_an_address_that_is_not_public_is_not_followed(site, monke
 
     def only_the_first(address):
         asked.append(address)
-        return len(asked) == 1
+        return len(asked) <= 2  # as its URL states it, and as it is connected to
 
     refused(f"{site.url}/to/{site.url}/image", may_connect=only_the_first)
     assert [path for path, _ in site.requests] == [f"/to/{site.url}/image"]
@@ -191,17 +191,43 @@ def test_http_and_hosts_off_the_list_are_refused(site):
     assert fetch(f"{site.url}/image", allowed_hosts=("127.0.0.1",)) == CONTENT
 
 
-def test_refused_unreachable_and_missing_look_the_same(site):
+def test_private_unreachable_and_missing_look_the_same(site, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed = listener.getsockname()[1]
     texts = {
         refused(f"http://127.0.0.1:{closed}/"),
         refused(f"{site.url}/missing"),
-        refused(f"{site.url}/image", may_connect=is_public),
         refused(f"{site.url}/slow", timeout_s=0.2),
+        refused(f"{site.url}/to/ftp://127.0.0.1/"),
+        refused(f"{site.url}/to/{site.url}/image", max_redirects=0),
         refused("http://name.invalid/"),
     }
+    with names(monkeypatch, **{"inner.example": ["10.0.0.1"], "none.example": []}):
+        texts.add(refused("http://inner.example/", may_connect=is_public))
+        texts.add(refused("http://none.example/", may_connect=is_public))
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("ftp://example.com/a.png", "must be a URL of https with a host and without a user"),
+        ("http://example.com/a.png", "must be a URL of https with a host and without a user"),
+        ("https://user@example.com/a.png", "must be a URL of https with a host and without a user"),
+        ("https://example.com/a b.png", "characters of ASCII without spaces and backslashes"),
+        ("https://example.com/" + "a" * 8192, "at most 8192 characters"),
+        ("https://10.0.0.1/a.png", "is not a public one"),
+        ("https://[::1]/a.png", "is not a public one"),
+        ("https://elsewhere.example/a.png", "fetches no images from the host"),
+    ],
+)
+def test_what_a_url_itself_shows_to_be_wrong_is_named(url, cause, monkeypatch):
+    """Before any name is looked up, so that nothing of the network is told."""
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    allowed = ("example.com", "10.0.0.1", "::1")
+    said = refused(url, may_connect=is_public, allow_http=False, allowed_hosts=allowed)
+    assert cause in said
+    assert url not in said
 
 
 def test_a_file_over_the_limit_is_given_up_while_it_comes(site):

@@ -362,3 +362,19 @@ def test_limits_are_written_into_the_file_and_listed(tmp_path, capsys):
     assert "tokens=20000/minute,images=500/day" in capsys.readouterr().out
     twice = ["--limit", "images=1/day", "--limit", "images=2/day"]
     assert run(["keys", "add", "two", *twice, "--file", path]) == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("requests=1/hour", "this takes 1 request, and this API key has not as much left of"),
+        ("image_tokens=1/day", "image tokens, and this API key may have 1 image token a day"),
+    ],
+)
+def test_one_of_something_is_told_in_the_singular(limit, told, keys):
+    secret = keys(limit)
+    parts = [image_part(picture()), {"type": "text", "text": "what?"}]
+    body = chat(max_tokens=5) | {"messages": [{"role": "user", "content": parts}]}
+    with running(keys_file=str(keys.path)) as server:
+        answers = [server.post(body, headers=bearer(secret)) for _ in range(2)]
+    assert told in answers[1].json()["error"]["message"]

@@ -165,7 +165,12 @@ def test_the_log_says_whose_code_runs_and_what_may_surprise_a_public_server(tmp_
     pytest.importorskip("vlmkit_hf")
     (tmp_path / "vlmkit.toml").write_text(f'[plugins]\nfiles = ["{PLUGIN}"]\n')
     public = ["--host", "0.0.0.0", "--set", "server.allow_public_without_key=true"]
-    for only, arguments in (("", public), ("plugins.only=['vlmkit-mock']", [])):
+    health = ["--set", "server.health_port=0", "--set", "server.health_metrics=true"]
+    guarded = [*health, "--set", "server.health_host=127.0.0.1"]
+    for only, arguments in (
+        ("", [*public, *health]),
+        ("plugins.only=['vlmkit-mock']", guarded),
+    ):
         folder = tmp_path / (only and "only")
         folder.mkdir(exist_ok=True)
         command = ["serve", "mock", "--config", str(tmp_path / "vlmkit.toml"), "--port", "0"]
@@ -179,5 +184,7 @@ def test_the_log_says_whose_code_runs_and_what_may_surprise_a_public_server(tmp_
             only
         )
         assert ("server.keys_file is not set: any client" in told) is not bool(only)
+        open_metrics = "server.health_metrics is set: any client that reaches server.health_port"
+        assert (open_metrics in told) is not bool(only)
         unlisted = "plugin 'hf' of vlmkit-hf is not loaded: plugins.only does not list it"
         assert (unlisted in told) is bool(only)

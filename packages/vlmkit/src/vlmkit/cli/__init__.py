@@ -48,7 +48,7 @@ class State:
     cls=CommandGroup,
     invoke_without_command=True,
     epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, prog_name="vlmkit")
 @click.option(
@@ -101,7 +101,7 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     try:
         code = vlmkit.main(list(arguments), "vlmkit", standalone_mode=False, obj=state)
     except click.ClickException as error:
-        error.show()
+        output.misuse(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED

@@ -107,7 +107,7 @@ def _unknown(
 ) -> click.UsageError:
     """Return click's words for a command that nobody has, with what may be the reason."""
     near = difflib.get_close_matches(name, known, n=1)
-    text = f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else "")
+    text = f"no such command {name!r}" + (f". Did you mean {near[0]!r}?" if near else "")
     if problems:
-        text += f"\nCould not be loaded: {'; '.join(problems)}"
+        text += f"; could not be loaded: {'; '.join(problems)}"
     return click.UsageError(text, context)

@@ -27,7 +27,12 @@ def keys() -> None:
 
 def _in_file(command: Callable[..., Any]) -> Callable[..., Any]:
     file = click.option(
-        "--file", "key_file", metavar="FILE", type=click.Path(path_type=Path), help="File of keys."
+        "--file",
+        "key_file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        show_default="server.keys_file",
+        help="File of keys.",
     )
     return options.configured(file(command))
 
@@ -44,16 +49,24 @@ def _in_file(command: Callable[..., Any]) -> Callable[..., Any]:
     help="What it may do: ask for answers, for embeddings, send prompts that are tokens, read "
     "metrics, load and unload models; may be repeated.",
 )
-@click.option("--tenant", metavar="NAME", help="Whose it is: keys of one tenant share caches.")
+@click.option(
+    "--tenant",
+    metavar="NAME",
+    show_default="one of its own",
+    help="Whose it is: keys of one tenant share caches.",
+)
 @click.option(
     "--limit",
     "limits",
     metavar="LIMIT",
     multiple=True,
+    show_default="server.limits.key",
     help="How much it may ask for in a time, such as tokens=20000/minute or images=500/day; may be "
     "repeated.",
 )
-@click.option("--days", type=click.IntRange(min=1), help="Days until it ends; for ever unless set.")
+@click.option(
+    "--days", type=click.IntRange(min=1), show_default="for ever", help="Days until it ends."
+)
 @_in_file
 def add(
     *,

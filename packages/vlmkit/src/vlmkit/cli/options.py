@@ -26,7 +26,8 @@ def configured(command: Command) -> Command:
             "config_file",
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="TOML file of settings; VLMKIT_CONFIG by default.",
+            show_default="VLMKIT_CONFIG",
+            help="TOML file of settings.",
         ),
     ):
         command = option(command)
@@ -36,9 +37,17 @@ def configured(command: Command) -> Command:
 def sampled(command: Command) -> Command:
     """Add the few sampling options that people change all the time."""
     for option in (
-        click.option("--seed", type=int, help="Make random choices repeatable."),
         click.option(
-            "--temperature", type=click.FloatRange(0, 2), help="0 takes the likeliest token."
+            "--seed",
+            type=int,
+            show_default="another one each time",
+            help="Make random choices repeatable.",
+        ),
+        click.option(
+            "--temperature",
+            type=click.FloatRange(0, 2),
+            show_default="the model's",
+            help="0 takes the likeliest token.",
         ),
         click.option(
             "-m", "--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate."

@@ -43,6 +43,15 @@ def error(problem: VlmkitError, debug: bool = False) -> None:
         click.echo(f"hint: {hint}", err=True)
 
 
+def misuse(problem: click.ClickException) -> None:
+    """Write how the command line was misused, to standard error."""
+    text = problem.format_message()
+    click.secho(f"error: {text[:1].lower()}{text[1:].rstrip('.')}", err=True, fg="red")
+    context = problem.ctx if isinstance(problem, click.UsageError) else None
+    if context is not None:
+        click.echo(f"hint: `{context.command_path} --help` shows how it is used", err=True)
+
+
 def bug(problem: Exception) -> None:
     """Write that something failed which should not have, to standard error."""
     click.secho(f"error: unexpected {type(problem).__name__}: {problem}", err=True, fg="red")

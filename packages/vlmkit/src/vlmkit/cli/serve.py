@@ -52,9 +52,24 @@ LIMITLESS = {
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option("--host", metavar="ADDRESS", help="Address to listen on: the setting server.host.")
-@click.option("--port", metavar="NUMBER", help="Port to listen on: server.port; 0 for a free one.")
-@click.option("--log-format", metavar="FORMAT", help="text or json: server.log_format.")
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    show_default="127.0.0.1",
+    help="Address to listen on: the setting server.host.",
+)
+@click.option(
+    "--port",
+    metavar="NUMBER",
+    show_default="8000",
+    help="Port to listen on: server.port; 0 for a free one.",
+)
+@click.option(
+    "--log-format",
+    metavar="FORMAT",
+    show_default="text",
+    help="text or json: server.log_format.",
+)
 @click.option(
     "--check", "checks", is_flag=True, help="Report everything that keeps it from starting."
 )
@@ -127,7 +142,7 @@ def _check(
         context.exit(1)
     config = layered.config
     is_good = check(config, plugins, models)
-    for remark in _exposed(config) if config.server.is_public else ():
+    for remark in _exposed(config):
         click.echo(f"warning: {remark}", err=True)
     if not is_good:
         context.exit(1)
@@ -176,14 +191,20 @@ def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
         else:
             why = "VLMKIT_BLOCK names it" if plugin.blocked else "plugins.only does not list it"
             log.info("plugin %r of %s is not loaded: %s", plugin.name, plugin.source, why)
-    if config.server.is_public:
-        for remark in _exposed(config):
-            log.warning("%s", remark)
+    for remark in _exposed(config):
+        log.warning("%s", remark)
 
 
 def _exposed(config: "Config") -> Iterator[str]:
     """Yield what an operator may want to set where other machines can reach the server."""
     server = config.server
+    if server.health_metrics and server.is_health_public:
+        yield (
+            "server.health_metrics is set: any client that reaches server.health_port reads "
+            "metrics without an API key"
+        )
+    if not server.is_public:
+        return
     if config.plugins.only is None:
         yield "plugins.only is not set: every installed plugin is loaded"
     if server.asks_for_keys and not server.tls_certificate:

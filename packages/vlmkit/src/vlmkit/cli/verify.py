@@ -39,7 +39,6 @@ WAYS = {"cached": "from the cache", "batch": "in a batch"}
     "--tolerance",
     type=click.FloatRange(0),
     default=TOLERANCE,
-    show_default=True,
     help="Most that a row may differ, as a part of its size. Quantised encoders need more.",
 )
 @click.option(
@@ -47,7 +46,6 @@ WAYS = {"cached": "from the cache", "batch": "in a batch"}
     "--max-tokens",
     type=click.IntRange(min=1),
     default=32,
-    show_default=True,
     help="Most tokens to generate.",
 )
 @options.as_json

@@ -1,8 +1,9 @@
 """Fetching a picture or a file by URL without becoming somebody's way into a private network.
 
 A name is resolved once, every address it has must be public, and the connection goes to a checked
-address; a redirect is a new address. Proxy variables, cookies and credentials play no part. A
-refused address and an unreachable one look the same from outside.
+address; a redirect is a new address. Proxy variables, cookies and credentials play no part. What a
+client's URL itself shows to be wrong is named; all that depends on the network is one error, so
+that a name with a private address looks like one that cannot be reached.
 """
 
 import asyncio
@@ -70,6 +71,7 @@ class ImageFetcher:
 
     async def _fetch(self, url: str, is_enough: Callable[[bytes], bool] | None) -> bytes:
         checked = self._checked(httpx2.URL(_plain(url)))
+        self._refuse_special(checked)
         pool = httpcore2.AsyncConnectionPool(
             ssl_context=self._tls if checked.scheme == "https" else None,
             network_backend=self._network,
@@ -84,7 +86,7 @@ class ImageFetcher:
                     if answer.status not in REDIRECTS:
                         raise not_allowed()
                     place = dict(answer.headers).get(b"location", b"").decode("ascii")
-                checked = self._checked(checked.join(_plain(place)))
+                checked = self._redirected(checked, place)
         raise not_allowed()
 
     def _checked(self, url: httpx2.URL) -> httpx2.URL:
@@ -92,10 +94,26 @@ class ImageFetcher:
         allowed = self._settings.allowed_hosts
         schemes = ("https", "http") if self._settings.allow_http else ("https",)
         if url.scheme not in schemes or url.userinfo or not url.host:
-            raise not_allowed()
+            raise _refused(
+                f"the image's address must be a URL of {' or '.join(schemes)} with a host and "
+                "without a user"
+            )
         if allowed and url.host.lower() not in {host.lower() for host in allowed}:
-            raise not_allowed()
+            raise _refused("this server fetches no images from the host of the image's address")
         return url
+
+    def _refuse_special(self, url: httpx2.URL) -> None:
+        """Refuse a URL whose host is written as an address that is not public."""
+        with contextlib.suppress(ValueError):  # it is a name
+            if not self._network.may_connect(ipaddress.ip_address(url.host)):
+                raise _refused("the image's address is not a public one")
+
+    def _redirected(self, url: httpx2.URL, place: str) -> httpx2.URL:
+        """Return where a redirect leads; what is wrong with that is not for the client to know."""
+        try:
+            return self._checked(url.join(_plain(place)))
+        except ImageError:
+            raise not_allowed() from None
 
     async def _read(
         self, answer: httpcore2.Response, is_enough: Callable[[bytes], bool] | None
@@ -122,7 +140,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
     """Connects to checked addresses only; the TLS certificate is still the name's."""
 
     def __init__(self, may_connect: Callable[[Address], bool]) -> None:
-        self._may_connect = may_connect
+        self.may_connect = may_connect
         self._inner = httpcore2.AnyIOBackend()
         self._num_lookups = 0
 
@@ -135,7 +153,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,  # noqa: ARG002
     ) -> httpcore2.AsyncNetworkStream:
         addresses = await self._resolve(host, port)
-        if not addresses or not all(map(self._may_connect, addresses)):
+        if not addresses or not all(map(self.may_connect, addresses)):
             raise not_allowed()
         for address in addresses[:-1]:
             try:
@@ -179,12 +197,17 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
 
 
 def not_allowed() -> ImageError:
-    """Return the one error for every address that is refused, unreachable or broken."""
-    return ImageError(
-        "the image's address is not allowed or cannot be reached",
-        code="image_url_not_allowed",
-        hint="send the image as a data: URL",
-    )
+    """Return the one error for every address that is private, unreachable or broken."""
+    return _refused("the image's address is not allowed or cannot be reached")
+
+
+def not_fetched() -> ImageError:
+    """Return the error where nothing is fetched at all."""
+    return _refused("this server fetches no images by URL")
+
+
+def _refused(message: str) -> ImageError:
+    return ImageError(message, code="image_url_not_allowed", hint="send the image as a data: URL")
 
 
 def _tell(found: "asyncio.Future[list[Address]]", result: list[Address] | Exception) -> None:
@@ -198,7 +221,10 @@ def _plain(url: str) -> str:
     """Return a URL in which no two parsers can see different hosts."""
     is_plain = url.isascii() and url.isprintable() and not set(url) & set(" \\")
     if not is_plain or not 0 < len(url) <= MAX_URL_CHARS:
-        raise not_allowed()
+        raise _refused(
+            f"the image's address must be a URL of at most {MAX_URL_CHARS} characters of ASCII "
+            "without spaces and backslashes"
+        )
     return url
 
 

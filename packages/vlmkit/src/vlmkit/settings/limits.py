@@ -59,7 +59,13 @@ class Limit(NamedTuple):
     period: Period
 
     def __str__(self) -> str:
-        return f"{self.most} {self.unit} a {self.period}"
+        return f"{counted(self.most, self.unit)} a {self.period}"
+
+
+def counted(num: int, unit: Unit) -> str:
+    """Return so much of a unit in words, such as ``1 image token``."""
+    words = unit.replace("_", " ")
+    return f"{num} {words.removesuffix('s') if num == 1 else words}"
 
 
 def limits_of(texts: Iterable[str]) -> tuple[Limit, ...]:

@@ -225,6 +225,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return not is_loopback(self.host)
 
     @property
+    def is_health_public(self) -> bool:
+        """Whether other machines can reach the port of health, if there is one."""
+        return not is_loopback(self.health_host or self.host)
+
+    @property
     def asks_for_keys(self) -> bool:
         """Whether clients need an API key."""
         return bool(self.keys_file or self.api_key or self.api_key_file)

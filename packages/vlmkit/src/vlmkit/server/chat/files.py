@@ -12,7 +12,7 @@ from vlmkit.ask.image_options import ImageOptions
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.pages import Pages
 from vlmkit.errors import ImageError, MediaError, RequestError
-from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
+from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.chat import wire
 from vlmkit.server.chat.image_options import options_of
@@ -118,12 +118,12 @@ class Files:
     async def _fetched(self, url: str) -> bytes:
         try:
             if self._fetcher is None:
-                raise not_allowed()
+                raise not_fetched()
             return await self._fetcher.fetch(url)
         except ImageError as error:
             if error.code == "image_url_not_allowed":
                 raise MediaError(
-                    "the file's address is not allowed or cannot be reached",
+                    str(error).replace("image", "file"),
                     code="file_url_not_allowed",
                     hint="send the file itself",
                 ) from None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vlmkit.ask.image import Image
 from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, RequestError
-from vlmkit.kit.image_fetcher import ImageFetcher, not_allowed
+from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.together import in_order
 from vlmkit.server.work.offload import OffloadExecutor
@@ -115,7 +115,7 @@ class Images:
 
     async def _fetched(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
         if self._fetcher is None:
-            raise not_allowed()
+            raise not_fetched()
         return await self._fetcher.fetch(url, is_enough)
 
 

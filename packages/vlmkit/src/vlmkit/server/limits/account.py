@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vlmkit.server.http.errors import RETRY_AFTER_S, RateLimited
 from vlmkit.server.limits.cost import NOTHING, Cost
 from vlmkit.server.limits.meter import QuotaMeter, RateMeter, meter_of
-from vlmkit.settings.limits import Limit, Unit
+from vlmkit.settings.limits import Limit, Unit, counted
 
 POLL_NS = 10**8  # at most so often, answers under way are asked what they used
 
@@ -209,14 +209,15 @@ class Account:
         limit, amount, wait_s = max(refused, key=patience)
         if wait_s is None:
             return RateLimited(
-                f"this takes {amount} {limit.unit}, and {self._whose} may have {limit}",
+                f"this takes {counted(amount, limit.unit)}, and {self._whose} may have {limit}",
                 hint="ask for less; no waiting helps",
                 retry_after_s=None,
             )
         # What is held may be free at any time: nobody knows when.
         seconds = max(1, ceil(wait_s)) if wait_s else RETRY_AFTER_S
         return RateLimited(
-            f"this takes {amount} {limit.unit}, and {self._whose} has not as much left of {limit}",
+            f"this takes {counted(amount, limit.unit)}, and {self._whose} has not as much left of "
+            f"{limit}",
             hint="try again later",
             retry_after_s=seconds,
         )
