@@ -3,8 +3,8 @@
 All of it is read off what runs: routes, the fields of their bodies, and the runners' facts.
 """
 
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Hashable, Mapping
+from typing import Any, cast, get_args
 
 import msgspec
 from litestar import Controller, route
@@ -24,6 +24,7 @@ from vlmkit.server.fleet.served_model import ServedModel, State
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.messages.wire import COUNT, MESSAGES
+from vlmkit.server.operate.rejected import places_of, rejected_fields
 from vlmkit.server.prompts.wire_generate import GENERATE
 from vlmkit.server.prompts.wire_render import (
     RENDER_CHAT,
@@ -54,6 +55,9 @@ BODIES: dict[str, BodyReader[Any]] = {
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }
+_UNANSWERED = frozenset(
+    path for path in BODIES if path.endswith(("/render", "/tokenize", "_tokens", "/detokenize"))
+)
 GENERATE_BODIES = {"/inference/v1/generate": GENERATE}
 
 
@@ -174,16 +178,24 @@ def _endpoints(facts: RunnerFacts, bodies: _Bodies, known: KnownFields) -> dict[
     taken = facts.request_fields.keys() & known.keys()  # others are not looked for in a body
     changing = {name for name, each in known.items() if any(f.changes != "nothing" for f in each)}
     idle = {EFFORT} - facts.options
-    absent = set(get_args(Option)) - facts.options - idle
-    if CONSTRAINT not in facts.options:
-        absent |= set(Formed.__struct_fields__)
-    absent |= facts.sampler.ignores
     endpoints = {}
     for path, reader in bodies.items():
         if path != "/v1/embeddings" or facts.limits.hidden_size:
-            refused = reader.refused | (absent & reader.fields)
+            absent = _absent(facts, is_answered=path not in _UNANSWERED) - idle
+            shape = cast("Hashable", reader.shape)  # mypy does not know it of type[Any]
+            refused = reader.refused | rejected_fields(shape) | places_of(shape, absent)
             own = reader.fields - refused - idle
             if reader.takes_added:
                 own, refused = own | taken, refused | (changing - taken)
             endpoints[path] = Endpoint(sorted(own), sorted(refused))
     return endpoints
+
+
+def _absent(facts: RunnerFacts, *, is_answered: bool) -> frozenset[str]:
+    """Return what only other models can be asked; a prompt alone needs no more than a tokenizer."""
+    absent = frozenset(get_args(Option)) - facts.options
+    if not is_answered:
+        return absent - {"skip_special_tokens"}
+    if CONSTRAINT not in facts.options:
+        absent |= set(Formed.__struct_fields__)
+    return absent | facts.sampler.ignores
