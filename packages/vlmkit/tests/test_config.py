@@ -421,6 +421,23 @@ def test_a_wrong_value_is_shown_with_who_set_it(assignment: str, message: str) -
     assert failure(None, assignment)[0] == message
 
 
+def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
+    text = "[server]\nprot=1\nhost=5\nkeepalive_s=-1\n[pipeline]\nmax_images=0\nimages.colour=1"
+    with pytest.raises(ConfigError) as caught:
+        read(write(tmp_path, text), "engin.use=x", "server.port=web")
+    told = [str(each).partition(" (")[0] for each in (caught.value, *caught.value.others)]
+    assert told == [
+        "unknown setting 'server.prot'",
+        "unknown setting 'pipeline.images.colour'",
+        "unknown setting 'engin'",
+        "server.host = 5",
+        "server.keepalive_s = -1",
+        "pipeline.max_images = 0",
+        "server.port = 'web'",
+    ]
+    assert caught.value.hint == "did you mean 'server.port'?"
+
+
 def test_a_section_set_like_a_value_is_answered_with_use() -> None:
     assert failure(None, "engine=toy")[1] == "did you mean 'engine.use'?"
 

@@ -35,7 +35,19 @@ class VlmkitError(Exception):
 
 
 class ConfigError(VlmkitError):
-    """A setting is unknown, missing or out of range."""
+    """A setting is unknown, missing or out of range.
+
+    Attributes:
+        others: further mistakes that were found with it.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", others: "tuple[ConfigError, ...]" = ()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.others = others
+        for other in others:
+            self.add_note(f"also: {other}")
 
 
 class PluginError(VlmkitError):

@@ -123,6 +123,13 @@ def test_a_problem_is_named(options, words, config, capsys):
     assert words in said.err
 
 
+def test_every_wrong_setting_is_reported_at_once(config, capsys):
+    wrong = ("server.prot=1", "server.port=web", "server.keepalive_s=-1")
+    code, said = checked(capsys, config, *[each for o in wrong for each in ("--set", o)])
+    assert code == 1
+    assert said.err.count("error: ") == 3
+
+
 def test_the_ports_must_not_be_the_same(config, capsys):
     port = config.read_text().partition("port = ")[2].partition("\n")[0]
     code, said = checked(capsys, config, "--set", f"server.health_port={port}")

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from vlmkit.cli import streams
-from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.errors import ConfigError, EngineError, VlmkitError
 from vlmkit.kit.one_line import one_line
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ def speak_utf8() -> None:
 
 def error(problem: VlmkitError, debug: bool = False) -> None:
     """Write what went wrong, and what to do, to standard error."""
+    _error(problem, debug=debug)
+    for other in problem.others if isinstance(problem, ConfigError) else ():
+        _error(other, debug=debug)
+
+
+def _error(problem: VlmkitError, *, debug: bool) -> None:
     click.secho(f"error: {problem}", err=True, fg="red")
     hint = problem.hint
     if isinstance(problem, EngineError) and problem.__cause__ is not None and not debug:

@@ -163,9 +163,14 @@ def _layered(merged: Mapping[Keys, Leaf]) -> LayeredConfig:
 def _merged(given: Iterable[Leaf]) -> dict[Keys, Leaf]:
     """Return the last leaf of each path, after checking that the path exists."""
     merged: dict[Keys, Leaf] = {}
+    errors: list[ConfigError] = []
     for leaf in map(_files_of_plugins, given):
-        _check_known(leaf)
-        _check_entries(leaf)
+        try:
+            _check_known(leaf)
+            _check_entries(leaf)
+        except ConfigError as error:
+            errors.append(error)
+            continue
         inside = [path for path in merged if path[: len(leaf.path)] == leaf.path]
         if leaf.value == {} and inside:
             continue
@@ -174,7 +179,16 @@ def _merged(given: Iterable[Leaf]) -> dict[Keys, Leaf]:
         for path in {*inside, *above}:
             del merged[path]
         merged[leaf.path] = _anchored(_as_text_if_needed(leaf))
+    errors += _values_refused(merged) if errors else ()
+    if errors:
+        raise _together(errors)
     return merged
+
+
+def _together(errors: Sequence[ConfigError]) -> ConfigError:
+    """Return the first error, which has all others with it."""
+    first, *others = errors
+    return ConfigError(str(first), hint=first.hint, others=tuple(others))
 
 
 def _files_of_plugins(leaf: Leaf) -> Leaf:
@@ -297,9 +311,22 @@ def _converted(tree: dict[str, Any], merged: Mapping[Keys, Leaf]) -> Config:
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise _refused(str(error), merged) from error
+        raise _together(_values_refused(merged) or [_refused(str(error), merged)]) from error
     config.entries()  # raises where they contradict each other
     return config
+
+
+def _values_refused(merged: Mapping[Keys, Leaf]) -> list[ConfigError]:
+    """Return what is wrong with each value of the core's by itself."""
+    errors = []
+    for path, leaf in merged.items():
+        if path[0] in SECTIONS and path[1:] != ("use",):  # its provider knows
+            continue
+        try:
+            msgspec.convert(nested({path: leaf.value}), Config)
+        except msgspec.ValidationError as error:
+            errors.append(_refused(str(error), merged))
+    return errors
 
 
 def _refused(message: str, merged: Mapping[Keys, Leaf]) -> ConfigError:
