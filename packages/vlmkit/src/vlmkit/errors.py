@@ -41,6 +41,8 @@ class ConfigError(VlmkitError):
         others: further mistakes that were found with it.
     """
 
+    others: "tuple[ConfigError, ...]" = ()
+
     def __init__(
         self, message: str, *, hint: str = "", others: "tuple[ConfigError, ...]" = ()
     ) -> None:
