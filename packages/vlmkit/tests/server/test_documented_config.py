@@ -27,7 +27,7 @@ PART = GUIDE.read_text().partition("## Run it under systemd\n")[2].partition("\n
 )
 FOLDERS = ("/etc/vlmkit", "/var/lib/vlmkit", "/var/log/vlmkit", "/var/cache/vlmkit")
 MODEL = 'model = "demo"'
-STARTS = ("unit", "root", "own folder", "unit")
+STARTS = ("unit", "root", "own folder")
 
 
 def unit_of(text):
@@ -97,7 +97,8 @@ class Machine:
         ):
             try:
                 assert eventually(lambda: listening(log) is not None)
-                yield Service(listening(log)[1], self.secret)
+                with httpx2.Client(trust_env=False, timeout=300) as http:
+                    yield Service(listening(log)[1], self.secret, http)
                 server.terminate()
                 assert server.wait(300) == 0, log.read_text()
             finally:
@@ -107,11 +108,10 @@ class Machine:
 class Service:
     """A server that is asked with a key."""
 
-    def __init__(self, url, secret):
-        self.http = httpx2.Client(trust_env=False, timeout=300)
-        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=secret, http_client=self.http)
+    def __init__(self, url, secret, http):
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=secret, http_client=http)
         headers = {"authorization": f"Bearer {secret}"}
-        ready = lambda: self.http.get(f"{url}/readyz", headers=headers).status_code  # noqa: E731
+        ready = lambda: http.get(f"{url}/readyz", headers=headers).status_code  # noqa: E731
         assert eventually(lambda: ready() == 200)
 
     def num_requests_left(self):
@@ -150,7 +150,8 @@ def test_quota_batches_and_files_are_the_same_wherever_it_is_started(tmp_path, i
     names = {"vlmkit.toml", "keys.jsonl", "access.jsonl", "audit.jsonl", "usage.sqlite"}
     assert {path.name for path in files} == names | {"vlmkit.sqlite3"}
     assert all(after < before for before, after in pairwise(left))
-    events = [json.loads(line)["event"] for line in next(machine.root.rglob("audit.jsonl")).open()]
+    audit = next(machine.root.rglob("audit.jsonl")).read_text().splitlines()
+    events = [json.loads(line)["event"] for line in audit]
     assert events.count("started") == len(STARTS)
 
 

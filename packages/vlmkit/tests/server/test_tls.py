@@ -82,9 +82,10 @@ def test_a_certificate_that_is_none_is_told_before_anything_is_loaded(tmp_path):
         broken.write_text("none")
         with pytest.raises(ConfigError, match="tls_certificate"):
             serve({}, settings)
-    for missing in ({"tls_certificate": str(tmp_path / "none")}, {"tls_private_key": str(key)}):
-        with pytest.raises(ConfigError, match=r"tls_certificate .* is no file"):
-            serve({}, ServerSettings(**missing))
+    with pytest.raises(ConfigError, match=r"tls_certificate .* is no file"):
+        serve({}, ServerSettings(tls_certificate=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match=r"tls_private_key .* and server.tls_certificate is not"):
+        serve({}, ServerSettings(tls_private_key=str(key)))
 
 
 def test_a_key_that_is_encrypted_is_told_and_nobody_is_asked_for_its_password(tmp_path):
