@@ -296,6 +296,14 @@ def reference(session: nox.Session) -> None:
     session.run("python", "tests/seams_page.py")
 
 
+@nox.session(default=False)
+def figures(session: nox.Session) -> None:
+    """Record the terminals that the documentation shows, ``docs/figures``; names choose some."""
+    install(session, CORE, HF, ONNX_CPU, DEMO)
+    session.install("-q", "pyte>=0.8", "rich>=14")
+    session.run("python", "docs/figures/record.py", *session.posargs)
+
+
 @nox.session
 def build(session: nox.Session) -> None:
     """Build an sdist and a wheel of each distribution, install the wheels alone and try them."""

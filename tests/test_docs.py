@@ -1,12 +1,16 @@
 """What the documents say is true: their programs run and their headings match the code."""
 
+import ast
 import inspect
+import json
 import pkgutil
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -145,6 +149,24 @@ def test_the_readmes_python_example_runs_as_it_stands(tmp_path):
     assert "circle" in shown or "square" in shown or "triangle" in shown
 
 
+@contextmanager
+def served(words, folder):
+    """Run ``vlmkit serve`` at a free port; yield its URL."""
+    command = [sys.executable, "-m", "vlmkit", *words, "--port", "0"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stderr=log)
+    try:
+        ends_s = time.monotonic() + 300
+        while " is ready" not in (text := (folder / "log").read_text()):
+            assert process.poll() is None, text
+            assert time.monotonic() < ends_s, text
+            time.sleep(0.1)
+        yield re.search(r"listening on (http://\S+)", text)[1]
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
 def run_program(program, folder):
     """Run a document's program; return what it shows."""
     done = subprocess.run(
@@ -157,6 +179,53 @@ def run_program(program, folder):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.torch
+def test_the_first_hour_works_as_it_is_written(tmp_path):
+    page, pictures = "docs/tutorial/first-hour.md", ROOT / "plugins/vlmkit-demo/src/vlmkit_demo"
+    shutil.copy(pictures / "pictures/shapes.png", tmp_path)
+    in_python, with_openai = blocks(page, "python")
+    _, ask, serve, doctor = blocks(page, "console")
+    (tmp_path / "example.py").write_text(in_python)
+    assert "tokens read" in run_program("example.py", tmp_path)
+    with served(serve.split()[1:], tmp_path) as url:
+        (tmp_path / "client.py").write_text(with_openai.replace("http://127.0.0.1:8000", url))
+        assert run_program("client.py", tmp_path).strip()
+    assert with_openai == blocks("README.md", "python")[1]
+    answer, as_json = run_commands(ask.strip().splitlines(), tmp_path)
+    assert answer.strip()
+    assert json.loads(as_json)["text"]
+    assert "chosen" in run_commands([doctor.strip()], tmp_path)[0]
+
+
+@pytest.mark.torch
+def test_the_program_for_a_folder_of_pictures_goes_on_where_it_ended(tmp_path):
+    source = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
+    shutil.copytree(source, tmp_path / "pictures")
+    (tmp_path / "pictures/broken.png").write_bytes(b"no picture")
+    (program,) = blocks("docs/how-to/folder-of-pictures.md", "python")
+    (tmp_path / "describe.py").write_text(program)
+    for _ in range(2):
+        run_program("describe.py", tmp_path)
+        lines = (tmp_path / "descriptions.jsonl").read_text().splitlines()
+        described = [json.loads(line) for line in lines]
+        files = {p.name for p in source.iterdir() if p.suffix in (".png", ".jpg")}
+        assert sorted(entry["file"] for entry in described) == sorted(files)
+        assert all(entry["text"] for entry in described)
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    said = set()
+    for file in ROOT.glob("p*/*/src/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.add(node.value)
+    page = (ROOT / "docs/how-to/troubleshoot.md").read_text()
+    cells = re.findall(r"^\| ([^|]*) \|", page, re.MULTILINE)
+    quoted = [message for cell in cells for message in re.findall(r"`([^`]*)`", cell)]
+    assert len(quoted) > 10
+    assert [m for m in quoted if not any(m in text for text in said)] == []
 
 
 def test_the_page_on_vectors_and_scores_runs_as_it_stands(tmp_path):

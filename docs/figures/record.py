@@ -1,0 +1,86 @@
+"""Records the terminals that the documentation shows: ``nox -s figures`` runs it.
+
+Runs each command in a terminal of 100 columns and draws what is on the screen at its end. Does not
+check what the commands print; tests of the documentation do.
+"""
+
+import os
+import platform
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyte
+from rich.console import Console
+from rich.text import Text
+
+FOLDER = Path(__file__).parent
+PICTURES = FOLDER.parents[1] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
+COLUMNS, LINES = 100, 40
+COMMANDS = {
+    "ask": ['vlmkit ask demo "What is in this picture?" --image shapes.png'],
+    "doctor": ["vlmkit doctor demo"],
+    "serve": ["vlmkit serve demo"],
+}
+ENDS = b" is ready"  # what a server prints last
+# Without the fonts that Rich's own format loads from another host.
+SVG = """<svg viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
+<style>.{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, monospace }} \
+{styles}</style>
+<defs>{lines}</defs>
+<rect fill="#0c0c0c" width="100%" height="100%" rx="8"/>
+<g transform="translate({terminal_x}, 9)" class="{unique_id}-matrix">{backgrounds}{matrix}</g></svg>
+"""
+
+
+def main() -> None:
+    """Record all figures, or those that are named."""
+    for name in sys.argv[1:] or COMMANDS:
+        console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"))
+        for command in COMMANDS[name]:
+            console.print(Text(f"$ {command}", style="bold"))
+            for line in _screen(command):
+                console.print(Text(_neutral(line)), soft_wrap=True)
+        console.print()
+        svg = console.export_svg(title="", code_format=SVG, unique_id=name)
+        (FOLDER / f"{name}.svg").write_text(svg)
+
+
+def _neutral(line: str) -> str:
+    """Return a line without what belongs to the machine that recorded it."""
+    return line.replace(sys.executable, ".venv/bin/python").replace(platform.release(), "6.1")
+
+
+def _screen(command: str) -> list[str]:
+    """Run a command in a terminal and return the lines of the screen at its end."""
+    screen = pyte.Screen(COLUMNS, LINES)
+    stream = pyte.ByteStream(screen)
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"COLUMNS": str(COLUMNS), "TERM": "xterm", "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        shlex.split(command), cwd=PICTURES, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    written = b""
+    while data := _read(ours):
+        written += data
+        stream.feed(data)
+        if ENDS in written:
+            process.send_signal(signal.SIGINT)
+            break
+    process.wait()
+    return [line.rstrip() for line in "\n".join(screen.display).rstrip().split("\n")]
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the program has closed it
+        return b""
+
+
+if __name__ == "__main__":
+    main()
