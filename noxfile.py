@@ -301,7 +301,7 @@ def figures(session: nox.Session) -> None:
     """Record the terminals that the documentation shows, ``docs/figures``; names choose some."""
     install(session, CORE, HF, ONNX_CPU, DEMO)
     session.install("-q", "pyte>=0.8", "rich>=14")
-    session.run("python", "docs/figures/record.py", *session.posargs)
+    session.run("python", "benchmarks/terminals.py", *session.posargs)
 
 
 @nox.session

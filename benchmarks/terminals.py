@@ -4,6 +4,7 @@ Runs each command in a terminal of 100 columns and draws what is on the screen a
 check what the commands print; tests of the documentation do.
 """
 
+import io
 import os
 import platform
 import pty
@@ -17,8 +18,9 @@ import pyte
 from rich.console import Console
 from rich.text import Text
 
-FOLDER = Path(__file__).parent
-PICTURES = FOLDER.parents[1] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/figures"
+PICTURES = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
 COLUMNS, LINES = 100, 40
 COMMANDS = {
     "ask": ['vlmkit ask demo "What is in this picture?" --image shapes.png'],
@@ -39,7 +41,7 @@ SVG = """<svg viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www
 def main() -> None:
     """Record all figures, or those that are named."""
     for name in sys.argv[1:] or COMMANDS:
-        console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"))
+        console = Console(record=True, width=COLUMNS, file=io.StringIO())
         for command in COMMANDS[name]:
             console.print(Text(f"$ {command}", style="bold"))
             for line in _screen(command):
