@@ -1,5 +1,7 @@
 """Every distribution is complete, and they belong together."""
 
+import graphlib
+import re
 import tomllib
 from pathlib import Path
 
@@ -30,6 +32,29 @@ def test_all_share_one_version_and_one_range(folder):
     assert source.resolve() == ROOT / "packages/vlmkit/src/vlmkit/_version.py"
     if folder.name != "vlmkit":
         assert "vlmkit>=0.1,<0.2" in described["project"]["dependencies"]
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("vlmkit-torch", "vlmkit-hf"),
+        ("vlmkit-onnx", "vlmkit-hf"),
+        ("vlmkit-demo", "vlmkit-onnx[cpu]"),
+    ],
+)
+def test_what_answers_brings_what_it_needs_to_answer(name, needed):
+    described = project(ROOT / "plugins" / name)["project"]
+    assert f"{needed}>=0.1,<0.2" in described["dependencies"]
+
+
+def test_no_two_distributions_require_each_other():
+    own = {f.name: project(f)["project"] for f in FOLDERS}
+    required = {name: _own_dependencies(described) for name, described in own.items()}
+    graphlib.TopologicalSorter(required).prepare()  # raises CycleError
+
+
+def _own_dependencies(described):
+    return {match[0] for d in described["dependencies"] if (match := re.match(r"vlmkit[a-z-]*", d))}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=IDS)

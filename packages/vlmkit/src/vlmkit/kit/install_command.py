@@ -1,0 +1,152 @@
+"""The command that installs a package beside this copy of vlmkit, for hints.
+
+It depends on what this copy was installed with (pip, uv, pipx) and from (an index, a folder of
+wheels, a source tree). For the machine's owner: it names folders, so no client may see it.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+OWN = "vlmkit"
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_PLAIN = re.compile(r"[\w.:/=+,~-]+", re.ASCII)
+
+
+def install_command(*requirements: str) -> str:
+    """Return what to type in a shell to install distributions, such as ``vlmkit-onnx[cpu]``."""
+    origin = _origin()
+    root = _source_tree(origin)
+    if root is not None:
+        is_editable = bool(origin.get("dir_info", {}).get("editable"))
+        return _command(_from_source(requirements, root), is_editable=is_editable)
+    wheel = _path_of(origin)
+    links = str(wheel.parent) if wheel is not None and wheel.suffix == ".whl" else None
+    return _command(requirements, find_links=links)
+
+
+def _origin() -> Mapping[str, Any]:
+    """Return where this copy was installed from, by PEP 610; empty where that was an index."""
+    try:
+        text = importlib.metadata.distribution(OWN).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    try:
+        stated = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return stated if isinstance(stated, dict) else {}
+
+
+def _path_of(origin: Mapping[str, Any]) -> Path | None:
+    url = urlsplit(str(origin.get("url", "")))
+    return Path(url2pathname(unquote(url.path))) if url.scheme == "file" else None
+
+
+def _source_tree(origin: Mapping[str, Any]) -> Path | None:
+    """Return the source tree that this copy was installed from, where its plugins lie, too."""
+    path = _path_of(origin)
+    if path is None or not (path / "pyproject.toml").is_file():
+        return None
+    root = path.parents[1]
+    return root if (root / "plugins").is_dir() else None
+
+
+def _from_source(requirements: Iterable[str], root: Path) -> list[str]:
+    """Return requirements with folders of a source tree in place of its own distributions.
+
+    What they require of the same tree and is not installed comes along: no index has it.
+    """
+    found: dict[str, str] = {}
+    pending = list(requirements)
+    while pending:
+        requirement = pending.pop(0)
+        match = _NAME.match(requirement)
+        name = match[0] if match else requirement
+        folder = root / "plugins" / name if name != OWN else root / "packages" / name
+        if name in found or not folder.is_dir():
+            found.setdefault(name, requirement)
+            continue
+        extras = requirement[len(name) :]
+        found[name] = f"{folder}{extras}"
+        pending += _lacking(folder, re.findall(r"[\w-]+", extras))
+    return list(found.values())
+
+
+def _lacking(folder: Path, extras: Iterable[str]) -> Iterator[str]:
+    """Yield what a distribution requires of vlmkit's own ones that are not installed."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    optional = project.get("optional-dependencies", {})
+    stated = [*project["dependencies"], *(d for e in extras for d in optional.get(e, ()))]
+    for requirement in stated:
+        match = re.match(rf"({OWN}[\w-]*)(\[[\w,-]+\])?", requirement)
+        if match and (match[2] or not _is_installed(match[1])):
+            yield match[0]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _command(
+    requirements: Iterable[str], *, is_editable: bool = False, find_links: str | None = None
+) -> str:
+    """Return the command of the installer that keeps this environment."""
+    prefix = Path(sys.prefix)
+    what = [_quoted(requirement) for requirement in requirements]
+    links = [] if find_links is None else ["--find-links", _quoted(find_links)]
+    if (prefix / "uv-receipt.toml").is_file():
+        main, *others = _of_uv_tool(prefix)
+        beside = [word for each in (*others, *what) for word in ("--with", each)]
+        return " ".join(["uv tool install", *links, main, *beside])
+    if (prefix / "pipx_metadata.json").is_file():
+        options = [] if find_links is None else [_quoted(f"--pip-args=--find-links {find_links}")]
+        return " ".join(["pipx inject", *options, prefix.name, *what])
+    if is_editable:
+        what = [f"-e {each}" if "/" in each or "\\" in each else each for each in what]
+    return " ".join([_installer(), *links, *what])
+
+
+def _installer() -> str:
+    """Return pip as it is called for this environment, or uv where it has no pip."""
+    own = Path(sys.executable)
+    has_pip = importlib.util.find_spec("pip") is not None
+    if not has_pip:
+        is_active = _is_beside("python", own)
+        return "uv pip install" if is_active else f"uv pip install --python {_quoted(str(own))}"
+    return "pip install" if _is_beside("pip", own) else f"{_quoted(str(own))} -m pip install"
+
+
+def _is_beside(command: str, executable: Path) -> bool:
+    """Tell whether a shell that knows this process's PATH finds a command of this environment."""
+    found = shutil.which(command)
+    return found is not None and Path(found).parent == executable.parent
+
+
+def _of_uv_tool(prefix: Path) -> list[str]:
+    """Return what ``uv tool install`` put into this environment: it installs all of it anew."""
+    stated = tomllib.loads((prefix / "uv-receipt.toml").read_text("utf-8"))["tool"]["requirements"]
+    found = []
+    for each in stated:
+        place = each.get("directory") or each.get("editable") or each.get("path") or each["name"]
+        extras = f"[{','.join(each['extras'])}]" if each.get("extras") else ""
+        found.append(_quoted(f"{place}{extras}"))
+    return found
+
+
+def _quoted(word: str) -> str:
+    """Return a word as shells take it, those of Windows, too."""
+    return word if _PLAIN.fullmatch(word) else f'"{word}"'
