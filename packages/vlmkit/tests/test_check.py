@@ -12,6 +12,7 @@ import pytest
 from vlmkit.assembly import load_plugins
 from vlmkit.config import read_config
 from vlmkit.errors import PluginError
+from vlmkit.kit.install_command import install_command
 from vlmkit.verify import contracts
 
 BROKEN = """
@@ -263,7 +264,7 @@ def test_without_pytest_the_error_says_what_to_install(monkeypatch: pytest.Monke
     with pytest.raises(PluginError) as error:
         contracts.check("array", load_plugins(config, environ={}), config, None)
     assert str(error.value) == "contracts are run by pytest: hypothesis is not installed"
-    assert error.value.hint == 'pip install "vlmkit[testing]"'
+    assert error.value.hint == install_command("vlmkit[testing]")
 
 
 def test_options_before_the_command_are_not_dropped_in_silence(tmp_path: Path) -> None:

@@ -795,12 +795,12 @@ def test_doctor_names_values_of_generation_config_that_are_ignored(
         "num_beam_groups": 1,
     }
     (tmp_path / "generation_config.json").write_text(json.dumps(stated))
-    assert run(["doctor", str(tmp_path), "--json"]) == 0
+    assert run(["doctor", str(tmp_path), "--json"]) == 1
     found = {e["field"]: e for e in json.loads(capsys.readouterr().out)["generation_config"]}
     assert found.keys() == {"num_beams", "temperature"}
     assert found["num_beams"]["value"] == "4"
     assert "no beam search" in found["num_beams"]["reason"]
-    assert run(["doctor", str(tmp_path)]) == 0
+    assert run(["doctor", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert re.search(r"num_beams +4 +there is no beam search", out)
     assert re.search(r"temperature +7\.5 +temperature: Expected `float` <= 2\.0", out)
@@ -824,11 +824,13 @@ def test_doctor_asks_who_would_be_taken_what_a_build_would_find_out(
     sets = ["--set", f'plugins=["{file}"]']
     assert run(["doctor", "mock", *sets, "--set", "engine.use=able"]) == 0
     assert re.search(r"engine +able +chosen: fast for mock\n", capsys.readouterr().out)
-    assert run(["doctor", "mock", *sets, "--set", "engine.use=picky"]) == 0
+    assert run(["doctor", "mock", *sets, "--set", "engine.use=picky"]) == 1
     refusal = "refuses: there is no such device; name another"
     assert re.search(rf"engine +picky +{refusal}\n", capsys.readouterr().out)
-    assert run(["doctor", "mock", "--json", *sets, "--set", "engine.use=picky"]) == 0
-    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert run(["doctor", "mock", "--json", *sets, "--set", "engine.use=picky"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    verdicts = report["verdicts"]
+    assert report["unserved"] == ["engine"]
     (picky,) = (v for v in verdicts if v["provider"] == "picky")
     assert (picky["is_chosen"], picky["how"], picky["reason"]) == (False, "", refusal)
 
@@ -837,10 +839,11 @@ def test_doctor_says_when_nobody_can_serve_a_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
-    assert run(["doctor", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"engine +none +no installed provider can serve this model", shown)
-    assert re.search(r"media_encoder +none +chosen", shown)  # it is no model that sees
+    assert run(["doctor", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert re.search(r"engine +none +no installed provider can serve this model", shown.out)
+    assert re.search(r"media_encoder +none +chosen", shown.out)  # it is no model that sees
+    assert "no tokenizer and no engine here can serve model" in shown.err
 
 
 @pytest.mark.parametrize(

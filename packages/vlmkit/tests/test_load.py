@@ -32,6 +32,7 @@ from vlmkit.errors import (
 )
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.generation_config import FIELDS, default_params
+from vlmkit.kit.install_command import install_command
 from vlmkit.plugins import loader
 from vlmkit.settings.plugins import PluginSettings
 from vlmkit.sources import name_of, packaged_models, resolve, resolve_local
@@ -311,7 +312,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_or_with_all(
     with pytest.raises(CheckpointError) as caught:
         resolve("somebody/something", plugins)
     assert caught.value.hint == (
-        "packaged: mock; pip install vlmkit-hf fetches models from the Hugging Face hub"
+        "packaged: mock; for models of the Hugging Face hub: " + install_command("vlmkit-hf")
     )
 
 

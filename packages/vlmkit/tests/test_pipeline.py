@@ -330,7 +330,7 @@ def test_a_full_queue_refuses_and_serves_those_it_took():
         ({"prompt": "x", "images": [picture()] * 3}, RequestError, "3 images are over the limit"),
         ({"prompt": "x", "images": [b"no"]}, ImageError, "not a readable"),
         ({"prompt": "x", "temperature": 9}, RequestError, "temperature: Expected `float` <= 2"),
-        ({"prompt": "x", "tempo": 1}, RequestError, "unknown field `tempo`"),
+        ({"prompt": "x", "tempo": 1}, RequestError, "no sampling parameter 'tempo'"),
         ({"prompt": "x", "top_logprobs": 3}, RequestError, "top_logprobs needs logprobs"),
         ({"prompt": "x", "logit_bias": {-1: 1.0}}, RequestError, "logit_bias: Expected `int` >= 0"),
         ({"prompt": "x", "logit_bias": {999: 1.0}}, RequestError, "token id 999 is not in the"),
@@ -345,6 +345,12 @@ def test_a_wrong_request_is_refused_by_name(arguments, error, message):
             model.generate(**arguments)
         assert message in str(caught.value)
         assert_empty(model)
+
+
+def test_a_misspelt_sampling_parameter_is_answered_with_the_nearest():
+    with pytest.raises(RequestError) as caught:
+        SamplingParams().replaced({"max_token": 3})
+    assert (caught.value.param, caught.value.hint) == ("max_token", "did you mean 'max_tokens'?")
 
 
 def test_a_text_model_refuses_pictures():

@@ -21,7 +21,15 @@ from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import Registry
-from vlmkit.sources import find, name_of, packaged_models, resolve, resolve_local
+from vlmkit.sources import (
+    described,
+    find,
+    name_of,
+    packaged_models,
+    remove,
+    resolve,
+    resolve_local,
+)
 
 STORE = """
 from pathlib import Path
@@ -357,3 +365,124 @@ def test_a_quiet_engine_brings_its_encoder_where_it_is_named(tmp_path: Path) -> 
     assert told["media_encoder"]["is_chosen"]
     with pytest.raises(PluginUnavailable):
         assemble(ModelEntry(model=str(tmp_path)), Config(), plugins)
+
+
+# Before weights are fetched.
+
+SHOWN = """
+import tempfile
+from pathlib import Path
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.hookspecs import hookimpl
+
+VLMKIT_API = (1, 0)
+HERE = Path(__file__).parent
+
+def previews(context):
+    if "broken" in context.reference:
+        raise OSError("no answer")
+    if "odd" in context.reference:
+        yield "a folder"
+    if (HERE / "fetched").exists() and not context.is_update:
+        return
+    with tempfile.TemporaryDirectory(dir=HERE, prefix="preview-") as place:
+        for config in CONFIGS:
+            (Path(place) / "config.json").write_text(config)
+            yield Checkpoint(context.reference, Path(place), is_preview=True)
+
+CONFIGS = ('{"model_type": "first"}', '{"model_type": "last"}')
+
+def build(context):
+    (HERE / "fetched").mkdir(exist_ok=True)
+    (HERE / "fetched" / "config.json").write_text('{"model_type": "whole"}')
+    return Checkpoint(context.reference, HERE / "fetched")
+
+@hookimpl
+def vlmkit_register_models(registry):
+    registry.add("shown", build, schemes=("shown",), list_models=list, previews=previews)
+"""
+
+
+def with_previews(folder: Path, **replaced: str) -> loader.Plugins:
+    text = SHOWN
+    for old, new in replaced.items():
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / "shown.py"
+    file.write_text(text)
+    return loader.load(entry_points=[], files=[file])
+
+
+def refusing(family: str, seen: list[str]) -> Any:
+    def check(checkpoint: Checkpoint) -> None:
+        assert checkpoint.is_preview
+        seen.append(checkpoint.model_type)
+        if checkpoint.model_type == family:
+            raise PluginUnavailable(f"no engine for {family}")
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"), [("first", ["first"]), ("last", ["first", "last"])]
+)
+def test_a_model_that_is_refused_is_not_fetched(
+    family: str, expected: list[str], tmp_path: Path
+) -> None:
+    seen: list[str] = []
+    with pytest.raises(PluginUnavailable, match=f"no engine for {family}"):
+        resolve("shown://m", with_previews(tmp_path), check=refusing(family, seen))
+
+    assert seen == expected
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_model_is_checked_before_it_is_fetched_and_not_again(tmp_path: Path) -> None:
+    plugins, seen = with_previews(tmp_path), list[str]()
+    assert resolve("shown://m", plugins, check=refusing("", seen)).model_type == "whole"
+    assert seen == ["first", "last"]
+    assert resolve("shown://m", plugins, check=refusing("", seen)).model_type == "whole"
+    assert seen == ["first", "last"]
+    resolve("shown://m", plugins, check=refusing("", seen), is_update=True)
+    assert seen == ["first", "last"] * 2
+
+
+@pytest.mark.parametrize(("family", "shown"), [("first", "first"), ("", "last")])
+def test_a_model_is_described_by_what_shows_of_it(family: str, shown: str, tmp_path: Path) -> None:
+    plugins = with_previews(tmp_path)
+    with described("shown://m", plugins, check=refusing(family, [])) as checkpoint:
+        assert (checkpoint.model_type, checkpoint.is_preview) == (shown, True)
+    assert not checkpoint.path.exists()
+    assert not (tmp_path / "fetched").exists()
+
+    resolve("shown://m", plugins)
+    with (
+        pytest.raises(CheckpointError, match="is not on this disk"),  # it lists nothing
+        described("shown://m", plugins, check=refusing("", [])),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("shown://broken", "could not be built: OSError: no answer"),
+        ("shown://odd", "was built as 'str'"),
+    ],
+)
+def test_previews_that_fail_are_their_plugins(reference: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(PluginError) as caught:
+        resolve(reference, with_previews(tmp_path), check=refusing("", []))
+    assert problem in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_preview_that_says_what_no_model_can_be_is_refused(tmp_path: Path) -> None:
+    wrong = {'"model_type": "first"': '"vocab_size": -4'}
+    with pytest.raises(CheckpointError, match="'vocab_size' is -4"):
+        resolve("shown://m", with_previews(tmp_path, **wrong), check=refusing("", []))
+
+
+def test_a_source_that_cannot_remove_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"model 'shown' from .* cannot remove models"):
+        remove("shown://m", with_previews(tmp_path))

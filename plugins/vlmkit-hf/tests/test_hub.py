@@ -35,17 +35,17 @@ UNWANTED = {
 PROGRAM = """
 import json, sys
 from vlmkit.errors import CheckpointError
-from vlmkit_hf import hub
+from vlmkit_hf.hub import cache, fetching
 reference, revision = json.loads(sys.argv[1])
 try:
-    checkpoint = hub.fetch(reference, revision)
+    checkpoint = fetching.fetch(reference, revision)
     paths = (path for path in checkpoint.path.rglob("*") if path.is_file())
     files = sorted(str(path.relative_to(checkpoint.path)) for path in paths)
     weights = {p.name: p.read_text() for p in checkpoint.path.glob("*.safetensors")}
     answer = {"files": files, "weights": weights, "revision": checkpoint.revision}
 except CheckpointError as error:
     answer = {"error": str(error), "hint": error.hint}
-print(json.dumps({**answer, "cached": hub.cached_models()}))
+print(json.dumps({**answer, "cached": cache.cached_models()}))
 """
 
 

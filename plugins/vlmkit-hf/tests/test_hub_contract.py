@@ -11,9 +11,9 @@ from vlmkit.testing import ModelContract
 from vlmkit_hf import plugin
 
 FETCH = """
-from vlmkit_hf import hub
+from vlmkit_hf.hub import fetching
 for revision in (None, "main", "old"):
-    hub.fetch("team/tiny", revision)
+    fetching.fetch("team/tiny", revision)
 """
 
 

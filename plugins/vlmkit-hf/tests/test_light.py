@@ -14,6 +14,7 @@ from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import ImageOptions
 from vlmkit.ask.message import ImagePart, Message
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import hint_of
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_hf import plugin, tokenizer_files
@@ -186,7 +187,7 @@ def test_without_transformers_a_folder_says_what_its_text_side_needs(
     other = Checkpoint("lfm2_vl", folder_of("lfm2_vl"))
     keep(other, other.path)
     assert UNKNOWN in str(objection(other))
-    assert hint_of(objection(other)) == "pip install transformers"
+    assert hint_of(objection(other)) == install_command("vlmkit-hf")
 
 
 def test_a_tokenizer_that_transformers_changed_is_written_as_it_was_changed(

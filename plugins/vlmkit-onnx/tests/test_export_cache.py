@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from vlmkit.errors import PluginUnavailable
 from vlmkit.kit import content
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit_onnx.export_once import cached_export, cached_tower
 from vlmkit_onnx.folder import export_cache, manifest, refusal
 from vlmkit_onnx.folder.export_cache import cached_folder, finished
@@ -104,7 +105,7 @@ def test_a_folder_without_a_manifest_is_no_export(
     monkeypatch.setattr(export_cache, "missing_packages", lambda: ["torch"])
     with pytest.raises(PluginUnavailable, match="torch must be installed") as refused:
         cached_export(checkpoint, "w8a8", _silent)
-    assert refused.value.hint == "pip install vlmkit-onnx[export]"
+    assert refused.value.hint == install_command("vlmkit-onnx[export]")
 
 
 def test_of_many_who_ask_at_once_one_exports(
@@ -166,7 +167,7 @@ def test_without_the_exporter_each_half_is_served_by_its_own_export_only(
     part: Literal["int4", "tower"], checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkpoint.path / "config.json").write_text('{"model_type": "llava", "vision_config": {}}')
-    (checkpoint.path / "model.safetensors").write_bytes(b"weights")
+    (checkpoint.path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     checkpoint = Checkpoint("tiny", checkpoint.path)
     monkeypatch.setattr(export_cache, "missing_packages", lambda: ["torch"])
     folder = cached_folder(checkpoint, part)
@@ -175,7 +176,7 @@ def test_without_the_exporter_each_half_is_served_by_its_own_export_only(
         (folder / "vision.onnx").write_bytes(b"")
     else:
         manifest.write(folder, _manifest())
-    refused = "there are no ONNX graphs; to make them: pip install vlmkit-onnx[export]"
+    refused = "there are no ONNX graphs, and the exporter, which makes them, is not installed"
     is_tower = part == "tower"
     assert refusal.engine_cannot_serve(checkpoint) == (refused if is_tower else None)
     assert refusal.encoder_cannot_serve(checkpoint) == (None if is_tower else refused)

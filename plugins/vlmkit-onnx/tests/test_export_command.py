@@ -13,6 +13,7 @@ from vlmkit.assembly import load_plugins
 from vlmkit.config import Config
 from vlmkit.errors import CheckpointError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit.plugins.registry import BuildContext, Provider
 from vlmkit.testing import CommandContract
 from vlmkit_onnx import text_side
@@ -40,7 +41,7 @@ def test_without_the_exporters_packages_it_says_what_to_install(
     )
     assert isinstance(result.exception, PluginUnavailable)
     assert str(result.exception) == "to export a model to ONNX, torch, onnxscript must be installed"
-    assert result.exception.hint == "pip install vlmkit-onnx[export]"
+    assert result.exception.hint == install_command("vlmkit-onnx[export]")
 
 
 def test_a_precision_that_is_none_is_a_usage_error(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobod
 from vlmkit.seams.constraint import Vocabulary
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.request_field import RequestField
-from vlmkit.sources import name_of, resolve
+from vlmkit.sources import Check, name_of, resolve
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
@@ -101,17 +101,60 @@ def load(
     return Model(runner)
 
 
-def fetch(model: str | os.PathLike[str], *, revision: str | None = None) -> Checkpoint:
+def fetch(
+    model: str | os.PathLike[str], *, revision: str | None = None, check: Check | None = None
+) -> Checkpoint:
     """Return the files of a model as :func:`load` finds them, and build nothing.
 
     What is on a hub is fetched. ``VLMKIT_`` variables count.
+
+    Args:
+        model: as for :func:`load`.
+        revision: the revision to take from the hub.
+        check: called with previews of the model before its weights are fetched: what it raises
+            ends that. A model that is on this disk has none.
 
     Raises:
         ConfigError: a setting is unknown or its value is not what was expected.
         CheckpointError: the model cannot be found, or its files are broken.
     """
     config = read_config().config
-    return resolve(os.fspath(model), load_plugins(config), revision or config.revision)
+    plugins = load_plugins(config)
+    return resolve(os.fspath(model), plugins, revision or config.revision, check=check)
+
+
+def find_files(
+    entry: ModelEntry, config: Config, plugins: Plugins, *, is_update: bool = False
+) -> Checkpoint:
+    """Return the files of a model; weights are fetched only if it can be loaded here.
+
+    Raises:
+        CheckpointError: the model cannot be found, or its files are broken.
+        ConfigError: a setting is unknown or out of range.
+        PluginError: a component has no provider that can serve the model here.
+    """
+    check = partial(refuse_unservable, entry, config, plugins)
+    return resolve(entry.model, plugins, entry.revision, check=check, is_update=is_update)
+
+
+def refuse_unservable(
+    entry: ModelEntry, config: Config, plugins: Plugins, checkpoint: Checkpoint
+) -> None:
+    """Refuse a model that cannot be loaded here, as far as that shows without its weights.
+
+    Raises:
+        VlmkitError: as :func:`find_files`.
+    """
+    choice = choose(entry, config, plugins, checkpoint)
+    context = BuildContext(
+        entry.model,
+        checkpoint,
+        revision=entry.revision,
+        registries=plugins.by_kind,
+        components=choice,
+    )
+    for section, (name, settings) in choice.items():
+        registry_of(plugins, section).examine(name, settings, context)
 
 
 def load_plugins(
@@ -155,7 +198,7 @@ def assemble(
     """
     tell = on_stage or tell_nobody
     tell("model files")
-    checkpoint = resolve(entry.model, plugins, entry.revision)
+    checkpoint = find_files(entry, config, plugins)
     choice = choose(entry, config, plugins, checkpoint)
     fields = request_fields(choice, plugins)
     check_groups(config, plugins)
@@ -333,11 +376,13 @@ def choose(
 def _reason(error: PluginError, checkpoint: Checkpoint, plugins: Plugins) -> VlmkitError:
     """Return why a component has no provider: where weights are broken, nothing else matters.
 
-    They are not where an engine can do without them, as one of graphs can.
+    They are not where an engine can do without them, as one of graphs can. An adapter is one
+    whatever is installed.
     """
     flaw = weight_files.objection(checkpoint)
     said = registry_of(plugins, "engine").objections(checkpoint).values()
-    is_flawed = flaw in said and None not in said
+    is_told = flaw in said or checkpoint.has("adapter_config.json")
+    is_flawed = is_told and None not in said
     if flaw is None or not is_flawed or not isinstance(error, PluginUnavailable):
         return with_broken_plugins(error, plugins)
     return CheckpointError(f"model {checkpoint.name!r} cannot be loaded: {flaw}", hint=flaw.hint)

@@ -5,6 +5,8 @@ Asks in that order, and has the files fetched. What runs them is chosen elsewher
 
 import difflib
 import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from vlmkit.config.paths import expanded
@@ -12,6 +14,7 @@ from vlmkit.config.structs import ModelEntry
 from vlmkit.errors import CheckpointError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.model_folder import model_file, model_folder
 from vlmkit.kit.model_uri import model_uri, shown, without_secrets
 from vlmkit.kit.objection import hint_of
@@ -19,8 +22,12 @@ from vlmkit.plugins.build_context import BuildContext
 from vlmkit.plugins.kinds import MODEL
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.provider import Provider
+from vlmkit.plugins.registry import Registry
 
 log = logging.getLogger(__name__)
+
+Check = Callable[[Checkpoint], None]
+"""Called with a preview of a model; raises a VlmkitError if its weights are not to be fetched."""
 
 
 def name_of(entry: ModelEntry) -> str:
@@ -37,31 +44,125 @@ def name_of(entry: ModelEntry) -> str:
     return entry.model
 
 
-def resolve(reference: str, plugins: Plugins, revision: str | None = None) -> Checkpoint:
+def resolve(
+    reference: str,
+    plugins: Plugins,
+    revision: str | None = None,
+    *,
+    check: Check | None = None,
+    is_update: bool = False,
+) -> Checkpoint:
     """Return the files of a model, after fetching them if they are not on this disk.
+
+    Args:
+        reference: what a user calls it.
+        plugins: have the sources.
+        revision: of the source; None is the newest.
+        check: called before weights are fetched, if the source can show a model without them.
+        is_update: ask the source also for a model that is on this disk.
 
     Raises:
         CheckpointError: nothing of that name is known (the hint says what is), or a small file of
             the model says what no model can be.
+        VlmkitError: what ``check`` raises.
     """
-    checkpoint = _resolved(reference, plugins, revision)
+    found = find(reference, plugins)
+    if isinstance(found, Path):
+        checkpoint = model_folder(found)
+    else:
+        models, context = _asked(reference, plugins, revision, is_update=is_update)
+        name = models.key(found)
+        if check is not None:
+            with closing(_previews(name, plugins, context)) as previews:
+                for preview in previews:
+                    check(preview)
+        with _without_secrets(reference):
+            checkpoint = models.build(name, {}, context)
     refuse_unreasonable(checkpoint)
     return checkpoint
 
 
-def _resolved(reference: str, plugins: Plugins, revision: str | None) -> Checkpoint:
-    """Return the files of a model.
+@contextmanager
+def described(
+    reference: str, plugins: Plugins, revision: str | None = None, *, check: Check
+) -> Iterator[Checkpoint]:
+    """Lend what shows of a model without its weights, which are not fetched.
+
+    That is its folder if it is on this disk. Else it is the first preview that ``check`` refuses,
+    or the last of all.
 
     Raises:
-        CheckpointError: nothing of that name is known.
+        CheckpointError: nothing of that name is known, or its source shows no model without
+            its weights.
+    """
+    found = find(reference, plugins)
+    if isinstance(found, Provider) and found.previews is not None:
+        models, context = _asked(reference, plugins, revision)
+        with closing(_previews(models.key(found), plugins, context)) as previews:
+            shown_last = None
+            for preview in previews:
+                shown_last = preview
+                try:
+                    check(preview)
+                except VlmkitError:
+                    break
+            if shown_last is not None:
+                yield shown_last
+                return
+    yield resolve_local(reference, plugins, revision)
+
+
+def remove(reference: str, plugins: Plugins, revision: str | None = None) -> int:
+    """Delete a model that was fetched from this disk; return how many bytes that freed.
+
+    Raises:
+        CheckpointError: it is not on this disk, or is a folder or a package, which have their own
+            ways to be deleted.
     """
     found = find(reference, plugins)
     if isinstance(found, Path):
-        return model_folder(found)
-    models = plugins.of(MODEL)
-    context = BuildContext(reference, revision=revision, registries=plugins.by_kind)
+        raise CheckpointError(
+            f"model {reference!r} is a folder that no hub fetched",
+            hint="delete the folder, if you have no other use for it",
+        )
+    if found.is_packaged:
+        raise CheckpointError(
+            f"model {reference!r} is part of the distribution {found.plugin!r}",
+            hint=f"uninstall {found.plugin}",
+        )
+    models, context = _asked(reference, plugins, revision)
+    with _without_secrets(reference):
+        return models.remove(models.key(found), context)
+
+
+def _asked(
+    reference: str, plugins: Plugins, revision: str | None, *, is_update: bool = False
+) -> tuple[Registry[Checkpoint], BuildContext]:
+    """Return the sources, and what one of them is asked."""
+    context = BuildContext(
+        reference, revision=revision, is_update=is_update, registries=plugins.by_kind
+    )
+    return plugins.of(MODEL), context
+
+
+def _previews(
+    name: str, plugins: Plugins, context: BuildContext
+) -> Generator[Checkpoint, None, None]:
+    """Yield the previews of a source, each after its small files were checked."""
+    with (
+        _without_secrets(context.reference),
+        closing(plugins.of(MODEL).previews(name, context)) as previews,
+    ):
+        for preview in previews:
+            refuse_unreasonable(preview)
+            yield preview
+
+
+@contextmanager
+def _without_secrets(reference: str) -> Iterator[None]:
+    """Take the secrets of a reference out of errors."""
     try:
-        return models.build(models.key(found), {}, context)
+        yield
     except VlmkitError as error:
         if (told := without_secrets(str(error), reference)) == str(error):
             raise
@@ -177,7 +278,7 @@ def _what_there_is(reference: str, plugins: Plugins) -> str:
         excluded = sorted({plugin.source for plugin in unlisted})
         return f"{listed}; plugins.only excludes {', '.join(excluded)}: add the one that has it"
     if not any(provider.list_models for provider in plugins.models):
-        return f"{listed}; pip install vlmkit-hf fetches models from the Hugging Face hub"
+        return f"{listed}; for models of the Hugging Face hub: {install_command('vlmkit-hf')}"
     begun = "".join(f"; {each}" for each in schemes(plugins))
     return f"{listed}{begun}; a hub id reads owner/name"
 

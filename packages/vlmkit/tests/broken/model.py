@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,11 @@ class AsksWhoseItIs(Store):
         return super().cannot_serve(reference)
 
 
+class PreviewsWhatIsHere(Store):
+    def previews(self, context: BuildContext) -> Iterator[Checkpoint]:
+        yield dataclasses.replace(self.build(context), is_preview=True)
+
+
 class SaysNothingOfItself(Store):
     description = ""
 
@@ -316,6 +321,11 @@ TABLE = Table(
         Broken(ListsFolders, "It tells them as users call them.", LISTS),
         Broken(AsksForItsList, "Listing fetches nothing.", "asking_fetches_nothing"),
         Broken(AsksWhoseItIs, "cannot_serve looks at small files only.", "asking_fetches_nothing"),
+        Broken(
+            PreviewsWhatIsHere,
+            "What is on this disk is not shown before it is fetched.",
+            "a_model_on_this_disk_has_no_previews",
+        ),
         Broken(SaysNothingOfItself, "A provider is described in a line.", "it_says_what_it_is"),
         Broken(SaysTooMuch, "That is a single line.", "it_says_what_it_is"),
     ),

@@ -1,7 +1,7 @@
 """A source of models in one folder, which has two of them, and two revisions of each."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ class Store:
             self.build,
             cannot_serve=self.cannot_serve,
             list_models=self.list_models,
+            previews=self.previews,
             description=self.description,
         )
 
@@ -40,6 +41,10 @@ class Store:
     def list_models(self) -> Iterable[str]:
         """Return both."""
         return [PREFIX + name for name in NAMES]
+
+    def previews(self, context: BuildContext) -> Iterator[Checkpoint]:
+        """Yield nothing: all models are here."""
+        yield from ()
 
     def build(self, context: BuildContext) -> Checkpoint:
         """Return a model's files."""

@@ -122,7 +122,7 @@ def test_without_a_plugin_for_it_a_form_is_refused_with_what_to_install(server, 
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert (error["param"], error["code"]) == (*fields, "invalid_constraint")
-    assert "pip install vlmkit-guidance" in error["message"]
+    assert "install vlmkit-guidance" in error["message"]
 
 
 def test_an_answer_keeps_to_its_form():

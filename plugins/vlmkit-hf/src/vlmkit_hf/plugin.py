@@ -4,7 +4,7 @@ transformers is imported when a tokenizer is built whose text side was not writt
 huggingface_hub when a model is fetched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vlmkit.kit.checkpoint import Checkpoint
@@ -34,6 +34,8 @@ def _build_tokenizer(context: BuildContext) -> Tokenizer:
 
 
 def _examine_tokenizer(context: BuildContext) -> str:
+    if tokenizer_files.is_awaited(context.files):
+        return ""
     _build_tokenizer(context)  # which reads no weights, and checks the chat template
     return ""
 
@@ -47,21 +49,33 @@ def _keep(context: BuildContext, folder: Path | None) -> str | None:
 
 
 def _is_no_hub_id(reference: str) -> str | None:
-    from vlmkit_hf import hub
+    from vlmkit_hf.hub import repository
 
-    return hub.objection(reference)
+    return repository.objection(reference)
 
 
 def _fetch(context: BuildContext) -> Checkpoint:
-    from vlmkit_hf import hub
+    from vlmkit_hf.hub import fetching
 
-    return hub.fetch(context.reference, context.revision)
+    return fetching.fetch(context.reference, context.revision, is_update=context.is_update)
+
+
+def _previews(context: BuildContext) -> Iterator[Checkpoint]:
+    from vlmkit_hf.hub import previewing
+
+    return previewing.previews(context.reference, context.revision, is_update=context.is_update)
+
+
+def _remove(context: BuildContext) -> int:
+    from vlmkit_hf.hub import cache
+
+    return cache.remove(context.reference, context.revision)
 
 
 def _cached() -> Sequence[str]:
-    from vlmkit_hf import hub
+    from vlmkit_hf.hub import cache
 
-    return hub.cached_models()
+    return cache.cached_models()
 
 
 @hookimpl
@@ -87,4 +101,6 @@ def vlmkit_register_models(registry: Registry[Checkpoint]) -> None:
         cannot_serve=_is_no_hub_id,
         description="safetensors checkpoints of the Hugging Face hub, by org/name",
         list_models=_cached,
+        previews=_previews,
+        remove=_remove,
     )

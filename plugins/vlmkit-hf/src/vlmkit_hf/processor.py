@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit_hf.leading import FAMILIES as LEADING, leading
 from vlmkit_hf.processor_files import image_settings, processor_settings, refuse_without_images
 from vlmkit_hf.processor_parts import PARTS
@@ -159,7 +160,7 @@ def _hint(checkpoint: Checkpoint) -> str:
     is_known = name is None or name in FAMILIES or checkpoint.model_type in _OTHER_MODELS
     if is_known or _exists("torchvision"):
         return "see the log"
-    return "this family needs torchvision: pip install torchvision"
+    return f"this family needs torchvision: {install_command('torchvision')}"
 
 
 def _processor_class(name: str) -> Any:

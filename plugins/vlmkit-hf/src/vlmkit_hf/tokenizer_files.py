@@ -8,10 +8,9 @@ import importlib.util
 from pathlib import Path
 
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 
-INSTALL_HINT = "pip install vlmkit-hf[convert]"
-TRANSFORMERS_HINT = "pip install transformers"
 EXPORT_HINT = "export the model again: vlmkit export MODEL DIR"
 FETCH_HINT = "fetch tokenizer.json and tokenizer_config.json of the same model"
 
@@ -23,6 +22,12 @@ _VOCABULARIES = ("*.model", "*.tiktoken")
 def objection(checkpoint: Checkpoint) -> str | None:
     """Say why a folder's tokenizer cannot be read; None where it seems that it can."""
     return _flaw(checkpoint) or _unwritten(checkpoint)
+
+
+def is_awaited(checkpoint: Checkpoint) -> bool:
+    """Tell whether a vocabulary is yet to be fetched: in a preview its file is empty until then."""
+    files = (path for kind in (*_READY, *_VOCABULARIES) for path in checkpoint.path.glob(kind))
+    return checkpoint.is_preview and any(path.stat().st_size == 0 for path in files)
 
 
 def _unwritten(checkpoint: Checkpoint) -> str | None:
@@ -42,10 +47,10 @@ def _unwritten(checkpoint: Checkpoint) -> str | None:
             f"{file.FILE!r} is of other files than the folder has, and without it transformers is "
             "needed, which is not installed"
         )
-        return Objection(reason, hint=f"{EXPORT_HINT}; or {TRANSFORMERS_HINT}")
+        return Objection(reason, hint=f"{EXPORT_HINT}; or {install_command('vlmkit-hf')}")
     else:
         reason = "it needs transformers, which is not installed"
-    return Objection(reason, hint=TRANSFORMERS_HINT)
+    return Objection(reason, hint=install_command("vlmkit-hf"))
 
 
 def _flaw(checkpoint: Checkpoint) -> str | None:
@@ -63,7 +68,7 @@ def _flaw(checkpoint: Checkpoint) -> str | None:
         return Objection(
             f"the tokenizer is there as {found[0].name!r} alone, and to convert it "
             f"{' and '.join(absent)} must be installed",
-            hint=f"{INSTALL_HINT}; or {FETCH_HINT}",
+            hint=f"{install_command('vlmkit-hf[convert]')}; or {FETCH_HINT}",
         )
     if not _is_sentencepiece(found[0]) and not _names_control_tokens(checkpoint):
         return Objection(

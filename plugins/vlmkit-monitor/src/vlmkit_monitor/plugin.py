@@ -2,6 +2,8 @@
 
 import importlib.util
 
+from vlmkit.kit.install_command import install_command
+from vlmkit.kit.objection import Objection
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit.seams.monitor import Monitor
@@ -20,7 +22,12 @@ def _why_no_otlp() -> str | None:
         found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
     except ModuleNotFoundError:
         found = None
-    return None if found else "pip install vlmkit-monitor[otlp] brings what it needs"
+    if found:
+        return None
+    return Objection(
+        "the packages of OpenTelemetry are not installed",
+        hint=install_command("vlmkit-monitor[otlp]"),
+    )
 
 
 def _build_prometheus(context: BuildContext) -> Monitor:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlmkit.errors import CheckpointError, ConfigError
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import EngineLimits
 from vlmkit_onnx import text_side
@@ -161,6 +162,8 @@ def examine_engine(context: BuildContext) -> str:
     """
     settings: EngineSettings = context.settings or EngineSettings()
     checkpoint = context.files
+    if _is_awaited(checkpoint):
+        return ""
     layout = present(checkpoint, settings.precision, settings.variant)
     if layout is None:
         export_cache.refuse_without_exporter()
@@ -173,6 +176,8 @@ def examine_encoder(context: BuildContext) -> str:
     """Say how the encoder would run a model; as :func:`examine_engine` of the engine."""
     settings: EncoderSettings = context.settings or EncoderSettings()
     checkpoint = context.files
+    if _is_awaited(checkpoint):
+        return ""
     if kind_of(checkpoint) == "safetensors":
         precision = settings.precision or _unless_asked(context, settings)
         if not export_cache.finished(checkpoint, export_cache.TOWERS[precision]):
@@ -180,6 +185,11 @@ def examine_encoder(context: BuildContext) -> str:
             return " as ".join(filter(None, ["to be exported", precision]))
     graph = _tower(context, settings)
     return _manner(_stored(graph), graph.file, settings)
+
+
+def _is_awaited(checkpoint: Checkpoint) -> bool:
+    """Tell whether graphs are yet to be fetched, which say how they are run."""
+    return checkpoint.is_preview and kind_of(checkpoint) != "safetensors"
 
 
 def _manner(precision: str, file: Path, settings: ComputeSettings) -> str:

@@ -167,7 +167,8 @@ def test_a_folder_without_a_decoder_is_refused(folder, make_decoder):
     with pytest.raises(CheckpointError) as caught:
         community_layout(checkpoint(folder))
     assert str(caught.value) == (
-        "model 'm' has no onnx/decoder_model_merged*.onnx and no onnx/model*.onnx"
+        "model 'm' has no onnx/decoder_model_merged*.onnx and no onnx/model*.onnx, nor a decoder "
+        "with a cache beside config.json"
     )
     make_decoder(folder / "onnx" / "model_int8.onnx")
     assert is_community(checkpoint(folder))
@@ -179,3 +180,19 @@ def test_a_truncated_decoder_is_refused(folder, make_decoder):
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="is not a whole ONNX file"):
         community_layout(checkpoint(folder))
+
+
+def test_graphs_beside_the_config_are_those_of_optimum(folder, make_decoder):
+    file = make_decoder(folder / "model.onnx")
+    assert is_community(checkpoint(folder))
+    layout = community_layout(checkpoint(folder))
+    assert (layout.kind, layout.decoder.file) == ("optimum", file)
+    with pytest.raises(CheckpointError, match=r"^model 'm' has no variant 'q4' of model\.onnx"):
+        community_layout(checkpoint(folder), "q4")
+    own = make_decoder(folder / "onnx" / "model.onnx")
+    assert community_layout(checkpoint(folder)).decoder.file == own
+
+
+def test_a_graph_beside_the_config_without_a_cache_is_no_decoder(folder):
+    takes_embeddings(folder / "model.onnx")
+    assert not is_community(checkpoint(folder))

@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmkit.kit import safetensors_header
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 
 PACKAGE = "compressed-tensors"
@@ -62,7 +63,7 @@ def version_objection() -> Objection | None:
     least = ".".join(map(str, LEAST_VERSION))
     return Objection(
         f"{PACKAGE} {version} is installed, and {least} or later is needed",
-        hint=f"pip install --upgrade {PACKAGE}",
+        hint=install_command("vlmkit-torch[quantized]"),
     )
 
 

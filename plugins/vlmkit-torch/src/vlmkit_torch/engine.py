@@ -10,6 +10,7 @@ import torch
 
 from vlmkit.errors import CheckpointError, RequestError, VlmkitError
 from vlmkit.kit.block_pool import BlockPool
+from vlmkit.kit.one_line import named
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import Admission, EngineLimits
 from vlmkit.seams.media_encoder import MediaEncoder
@@ -36,6 +37,7 @@ from vlmkit_torch.grouping import Costs
 from vlmkit_torch.health import Health
 from vlmkit_torch.kv_cache import KVCache
 from vlmkit_torch.prompt_inputs import Layout, PromptReader
+from vlmkit_torch.refusal import ANOTHER
 from vlmkit_torch.settings import EngineSettings
 from vlmkit_torch.step_size import StepSize
 from vlmkit_torch.views import Views
@@ -338,7 +340,8 @@ def build(context: BuildContext) -> TorchEngine:
             raise failure from error
         raise CheckpointError(
             f"model type {loaded.model.config.model_type!r} is built in a way that this engine "
-            "does not know"
+            f"does not know: {named(error)}",
+            hint=f"{ANOTHER}; `vlmkit --debug ...` shows where, for a report",
         ) from error
 
 

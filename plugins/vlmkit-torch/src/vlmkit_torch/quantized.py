@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit_torch import compressed
 from vlmkit_torch.compressed import UNQUANTIZED
@@ -81,7 +82,7 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
     return Objection(
         f"its weights are quantized by {method!r}, and to read them {' and '.join(absent)} must be "
         "installed",
-        hint=f"pip install {' '.join(absent.values())}; or {UNQUANTIZED}",
+        hint=f"{install_command(*absent.values())}; or {UNQUANTIZED}",
     )
 
 

@@ -28,6 +28,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit import safetensors_header
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import failed_field
+from vlmkit.kit.one_line import named
 from vlmkit_torch import decompression, faults, quantized
 from vlmkit_torch.compressed import UNQUANTIZED
 from vlmkit_torch.refusal import ANOTHER, layer_objection
@@ -114,7 +115,7 @@ def read_model(
         if failure := faults.told_at_load(error, torch.device("cpu")):
             raise failure from error
         raise CheckpointError(
-            f"the weights of model {checkpoint.name!r} could not be loaded",
+            f"the weights of model {checkpoint.name!r} could not be loaded: {named(error)}",
             hint=_hint(config),
         ) from error
     _refuse_gaps(checkpoint, report)

@@ -13,6 +13,7 @@ from typing import Any
 
 from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit_torch import installed, quantized
 
@@ -108,10 +109,13 @@ def why_not() -> str | None:
     """Say why nothing of this plugin can run here; None when it can."""
     for name, wanted in NEEDS.items():
         if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed: pip install vlmkit-torch"
+            return Objection(f"{name} is not installed", hint=install_command("vlmkit-torch"))
         version = importlib.metadata.version(name)
         if release_of(version) < wanted:
-            return f"{name} {version} found, {'.'.join(map(str, wanted))} needed"
+            return Objection(
+                f"{name} {version} found, {'.'.join(map(str, wanted))} needed",
+                hint=install_command("vlmkit-torch"),
+            )
     return None
 
 
@@ -246,7 +250,8 @@ def _tower_reason(checkpoint: Checkpoint) -> str | None:
     return Objection(
         f"its image tower is one of timm, which needs torchvision, and {' and '.join(absent)} must "
         "be installed",
-        hint="pip install timm, which brings torchvision: take the build for the torch at hand",
+        hint=f"{install_command('timm')}, which brings torchvision: take the build for the torch "
+        "at hand",
     )
 
 

@@ -1,5 +1,6 @@
 """How one request wants its tokens chosen. Says what; the sampler says how."""
 
+import difflib
 from typing import Annotated, Any
 
 import msgspec
@@ -168,6 +169,12 @@ def sampling_params(values: dict[str, Any]) -> SamplingParams:
     Raises:
         RequestError: names the first field that is wrong.
     """
+    known = SamplingParams.__struct_fields__
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise RequestError(f"there is no sampling parameter {name!r}", param=name, hint=hint)
     try:
         return msgspec.convert(values, SamplingParams)
     except msgspec.ValidationError as error:

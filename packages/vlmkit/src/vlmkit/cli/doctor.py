@@ -30,23 +30,33 @@ def doctor(
 ) -> None:
     """Say who can serve MODEL here, and why others cannot.
 
-    Describes this machine first. Reads no weights and fetches nothing.
+    Describes this machine first. Reads no weights and fetches none. Exits with 1 if MODEL cannot be
+    served.
     """
-    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.cli.loading import lent, read_with_plugins
     from vlmkit.plugins.machine import facts
-    from vlmkit.sources import resolve_local
 
     layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     report: dict[str, Any] = {"machine": facts(plugins)}
     if model is not None:
-        checkpoint = resolve_local(model, plugins, layered.config.revision)
-        report["model"] = {"name": checkpoint.name, "family": checkpoint.model_type or None}
-        report["verdicts"] = list(verdicts(checkpoint, layered.config, plugins))
-        report["generation_config"] = _ignored_generation_config(checkpoint)
+        with lent(model, layered.config, plugins) as checkpoint:
+            report["model"] = {"name": checkpoint.name, "family": checkpoint.model_type or None}
+            report["verdicts"] = list(verdicts(checkpoint, layered.config, plugins))
+            report["generation_config"] = _ignored_generation_config(checkpoint)
+        report["unserved"] = _unserved(report["verdicts"])
     if as_json:
         output.json(report)
     else:
         _write(report)
+    if report.get("unserved"):
+        click.get_current_context().exit(1)
+
+
+def _unserved(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the components for which nobody is chosen."""
+    components = dict.fromkeys(verdict["component"] for verdict in verdicts)
+    served = {verdict["component"] for verdict in verdicts if verdict["is_chosen"]}
+    return [component for component in components if component not in served]
 
 
 def _write(report: dict[str, Any]) -> None:
@@ -65,6 +75,11 @@ def _write(report: dict[str, Any]) -> None:
         click.echo("\nvalues of generation_config.json that are ignored")
         rows = [(each["field"], each["value"], each["reason"]) for each in ignored]
         output.columns(("FIELD", "VALUE", "REASON"), rows)
+    if unserved := report["unserved"]:
+        lacking = " and no ".join(component.replace("_", " ") for component in unserved)
+        name = report["model"]["name"]
+        click.echo(err=True)
+        click.secho(f"error: no {lacking} here can serve model {name!r}", err=True, fg="red")
 
 
 def _ignored_generation_config(checkpoint: "Checkpoint") -> list[dict[str, str]]:

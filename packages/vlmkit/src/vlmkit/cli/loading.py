@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from vlmkit.config import Config, LayeredConfig, ModelEntry, read_config
 from vlmkit.plugins.loader import Plugins
 
 if TYPE_CHECKING:
+    from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.model import Model
 
 QUIET_STAGES = ("model files", "ready")  # a source shows its own progress; the end needs none
@@ -52,6 +54,18 @@ class Stages:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+@contextmanager
+def lent(model: str, config: Config, plugins: Plugins) -> "Iterator[Checkpoint]":
+    """Lend what shows of a model without its weights, of which none are fetched."""
+    from vlmkit.assembly import refuse_unservable
+    from vlmkit.sources import described
+
+    entry = wanted_entries([model], config, plugins)[0]
+    check = partial(refuse_unservable, entry, config, plugins)
+    with described(entry.model, plugins, entry.revision, check=check) as checkpoint:
+        yield checkpoint
 
 
 @dataclass(frozen=True)
@@ -108,12 +122,14 @@ def wanted_entries(
 
 def what_there_is(plugins: Plugins) -> str:
     """Say in one sentence which models can be named."""
+    from vlmkit.kit.install_command import install_command
     from vlmkit.sources import packaged_models, schemes
 
     packaged = ", ".join(packaged_models(plugins))
     begun = "".join(f", what begins with {each}" for each in schemes(plugins))
     if not packaged:
-        return f"None is installed{begun and ', but' + begun[1:]}: try pip install vlmkit-demo."
+        demo = install_command("vlmkit-demo")
+        return f"None is installed{begun and ', but' + begun[1:]}: try {demo}."
     return f"Installed: {packaged}. A folder{begun} or a hub id will do as well."
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from vlmkit.cli import options, output
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.model_uri import shown
 
 if TYPE_CHECKING:
@@ -36,25 +38,63 @@ def list_(*, as_json: bool, config_file: Path | None, assignments: Sequence[str]
     elif rows:
         output.columns(("MODEL", "SOURCE", "DESCRIPTION"), rows)
     else:
-        click.echo("none; try: pip install vlmkit-demo, or vlmkit models pull OWNER/NAME")
+        demo = install_command("vlmkit-demo")
+        click.echo(f"none; try: {demo}, or vlmkit models pull OWNER/NAME")
 
 
 @models.command()
 @click.argument("model")
 @click.option("--revision", help="Branch, tag or commit; the newest by default.")
+@click.option("--force", is_flag=True, help="Fetch it although nothing here can serve it.")
 @options.configured
 def pull(
-    *, model: str, revision: str | None, config_file: Path | None, assignments: Sequence[str]
+    *,
+    model: str,
+    revision: str | None,
+    force: bool,
+    config_file: Path | None,
+    assignments: Sequence[str],
 ) -> None:
-    """Fetch MODEL from a hub, so that it loads without network."""
-    from vlmkit.cli.loading import read_with_plugins
+    """Fetch MODEL from a hub, or its newest commit.
+
+    Its small files come first: weights are fetched only if they can be served here.
+    """
+    from vlmkit.assembly import find_files
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.sources import resolve
 
     layered, plugins = read_with_plugins(config_file, assignments)
+    (entry,) = wanted_entries([model], layered.config, plugins)
+    entry = msgspec.structs.replace(entry, revision=revision or entry.revision)
     started = time.perf_counter()
-    checkpoint = resolve(model, plugins, revision or layered.config.revision)
+    if force:
+        checkpoint = resolve(entry.model, plugins, entry.revision, is_update=True)
+    else:
+        checkpoint = find_files(entry, layered.config, plugins, is_update=True)
     click.echo(f"fetched in {time.perf_counter() - started:.1f} s", err=True)
     click.echo(str(checkpoint.path))
+
+
+models.add_command(pull, "fetch")
+
+
+@models.command()
+@click.argument("model")
+@click.option("--revision", help="Branch, tag or commit; all of them by default.")
+@options.configured
+def rm(
+    *, model: str, revision: str | None, config_file: Path | None, assignments: Sequence[str]
+) -> None:
+    """Delete MODEL, which was fetched from a hub, from this disk.
+
+    Other programs that keep models in the same cache lose it, too.
+    """
+    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.sources import remove
+
+    _, plugins = read_with_plugins(config_file, assignments)
+    num_bytes = remove(model, plugins, revision)
+    click.echo(f"deleted {shown(model)}: {output.size(num_bytes)}", err=True)
 
 
 @models.command()
@@ -64,21 +104,20 @@ def pull(
 def info(
     *, model: str, as_json: bool, config_file: Path | None, assignments: Sequence[str]
 ) -> None:
-    """Describe MODEL from its small files; loads and fetches nothing."""
+    """Describe MODEL from its small files; fetches no weights."""
     from vlmkit.assembly import sees
     from vlmkit.cli.doctor import verdicts
-    from vlmkit.cli.loading import read_with_plugins
-    from vlmkit.sources import resolve_local
+    from vlmkit.cli.loading import lent, read_with_plugins
 
     layered, plugins = read_with_plugins(config_file, assignments)
-    checkpoint = resolve_local(model, plugins, layered.config.revision)
-    computed = {
-        verdict["component"]: verdict["how"]
-        for verdict in verdicts(checkpoint, layered.config, plugins)
-        if verdict["how"]
-    }
-    takes_images = sees(checkpoint, plugins)
-    facts = {**describe(checkpoint), "takes_images": takes_images, "precision": computed}
+    with lent(model, layered.config, plugins) as checkpoint:
+        computed = {
+            verdict["component"]: verdict["how"]
+            for verdict in verdicts(checkpoint, layered.config, plugins)
+            if verdict["how"]
+        }
+        takes_images = sees(checkpoint, plugins)
+        facts = {**describe(checkpoint), "takes_images": takes_images, "precision": computed}
     if as_json:
         output.json(facts)
     else:
@@ -96,7 +135,7 @@ def describe(checkpoint: "Checkpoint") -> dict[str, Any]:
     weights = weights_of(checkpoint)
     return {
         "name": checkpoint.name,
-        "path": str(checkpoint.path),
+        "path": None if checkpoint.is_preview else str(checkpoint.path),
         "revision": checkpoint.revision,
         "family": checkpoint.model_type or None,
         "architectures": checkpoint.config.get("architectures") or [],
@@ -142,7 +181,7 @@ def _written(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "not stated"}[value]
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {number:,}" for key, number in value.items()) or "none"
+        return ", ".join(f"{key}: {_written(each)}" for key, each in value.items()) or "none"
     if isinstance(value, list):
         return ", ".join(value) or "none"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vlmkit.assembly import assemble
+from vlmkit.assembly import assemble, find_files
 from vlmkit.cli.loading import Stages
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.server.offer import Offer
-from vlmkit.sources import name_of, resolve
+from vlmkit.sources import name_of
 
 if TYPE_CHECKING:
     from vlmkit.config import Config, ModelEntry
@@ -57,7 +57,7 @@ def offer(
         return assemble(entry, config, plugins, stages, observers, num, is_served=True)
 
     def weigh() -> int:
-        return weight_bytes(resolve(entry.model, plugins, entry.revision))
+        return weight_bytes(find_files(entry, config, plugins))
 
     return Offer(
         load=load,

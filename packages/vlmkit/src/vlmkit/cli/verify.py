@@ -68,9 +68,9 @@ def verify(
     Then a prompt is answered alone, again from the cache, and in a batch. Exits with 1 if encoders
     differ by more than the tolerance, or answers although the engine claims that they never do.
     """
+    from vlmkit.assembly import find_files
     from vlmkit.cli.images import opened as picture
     from vlmkit.cli.loading import opened, wanted
-    from vlmkit.sources import resolve
     from vlmkit.verify.answers import agreements
     from vlmkit.verify.encoders import EncoderComparison
 
@@ -78,7 +78,7 @@ def verify(
         raise click.UsageError("one encoder has nothing to agree with: name two, or none for all")
     target = wanted(model, config_file, assignments)
     pictures = [picture(source, target.config.pipeline.images) for source in images]
-    checkpoint = resolve(target.entry.model, target.plugins, target.entry.revision)
+    checkpoint = find_files(target.entry, target.config, target.plugins)
     comparison = EncoderComparison(target.entry, target.config, target.plugins, checkpoint)
     report = None
     if comparison.is_seeing:

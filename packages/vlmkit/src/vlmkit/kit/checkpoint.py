@@ -25,11 +25,15 @@ class Checkpoint:
         name: how users call this model; the server lists it under this name.
         path: the folder that holds ``config.json`` and its companions.
         revision: the revision that was asked for, if the source knows revisions.
+        is_preview: whether its weights are yet to be fetched. Files of weights are there by their
+            names: a safetensors file ends after its header, any other is empty. Other large files,
+            such as a vocabulary, may be empty too.
     """
 
     name: str
     path: Path
     revision: str | None = None
+    is_preview: bool = False
 
     def has(self, pattern: str) -> bool:
         """Tell whether any file of the folder matches a glob such as ``*.safetensors``."""

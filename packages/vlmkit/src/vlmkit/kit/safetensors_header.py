@@ -22,7 +22,7 @@ class Weights:
 
     Attributes:
         files: their names, in order.
-        num_bytes: size of the files.
+        num_bytes: size of the files, of a preview what they will have.
         num_by_dtype: how many numbers are stored in each data type, most first.
     """
 
@@ -48,29 +48,34 @@ def weights_of(checkpoint: Checkpoint) -> Weights:
         names = ["model.safetensors"]
     names = names or sorted(path.name for path in checkpoint.path.glob("*.safetensors"))
     counts: Counter[str] = Counter()
+    num_bytes = 0
     for name in names:
-        counts.update(_count(checkpoint, name))
-    num_bytes = sum((checkpoint.path / name).stat().st_size for name in names)
+        own, stated_bytes = _count(checkpoint, name)
+        counts.update(own)
+        size = (checkpoint.path / name).stat().st_size
+        num_bytes += stated_bytes if checkpoint.is_preview else size
     return Weights(tuple(names), num_bytes, dict(counts.most_common()))
 
 
-def _count(checkpoint: Checkpoint, name: str) -> Counter[str]:
-    """Return how many numbers of each data type one file holds."""
+def _count(checkpoint: Checkpoint, name: str) -> tuple[Counter[str], int]:
+    """Return how many numbers of each data type one file holds, and its bytes by its header."""
     try:
-        header, _ = read_header(checkpoint.path / name)
+        header, begin = read_header(checkpoint.path / name)
         counts: Counter[str] = Counter()
+        num_bytes = begin
         for tensor, facts in header.items():
             if tensor != "__metadata__":
                 counts[str(facts["dtype"])] += math.prod(facts["shape"])
+                num_bytes = max(num_bytes, begin + int(facts["data_offsets"][1]))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{name!r} of model {checkpoint.name!r} is missing", hint="fetch the model again"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{name!r} of model {checkpoint.name!r} is not a safetensors file"
         ) from error
-    return counts
+    return counts, num_bytes
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

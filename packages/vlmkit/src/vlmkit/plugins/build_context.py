@@ -36,6 +36,8 @@ class BuildContext:
         shared: one dictionary for each pipeline, through which the providers of one distribution
             share what is costly to load; use :meth:`share`.
         revision: for model sources: the revision that the user asked for; None is the newest.
+        is_update: for model sources: ask for the newest commit of the revision, also where one is
+            on this disk already.
         on_stage: told what a long ``build`` is doing, a few words at a time.
         registries: all that plugins offer, by the plural of its kind; use :meth:`providers`.
         vocabulary: of the model, for compilers of constraints.
@@ -49,6 +51,7 @@ class BuildContext:
     settings: Any = None
     shared: dict[Any, Any] = field(default_factory=dict)
     revision: str | None = None
+    is_update: bool = False
     on_stage: Callable[[str], None] = tell_nobody
     registries: Mapping[str, "Registry[Any]"] = field(default_factory=dict)
     vocabulary: Vocabulary | None = None

@@ -4,13 +4,14 @@ Which of several is taken is the registry's business.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import SCHEME, scheme_of
 from vlmkit.kit.objection import Objection
 from vlmkit.kit.one_line import one_line
@@ -64,6 +65,8 @@ EXPECTED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("examine", _is_function_or_none, "a function"),
     ("keep", _is_function_or_none, "a function"),
     ("list_models", _is_function_or_none, "a function"),
+    ("previews", _is_function_or_none, "a function"),
+    ("remove", _is_function_or_none, "a function"),
     ("schemes", _are_schemes, "a tuple of schemes in lower case, such as ('store',),"),
     ("request_fields", lambda value: isinstance(value, tuple), "a tuple of RequestField"),
     ("settings", _is_struct_or_none, "a subclass of msgspec.Struct"),
@@ -95,6 +98,12 @@ class Provider(Generic[T]):
         keep: writes what ``build`` finds out of a model where later builds find it: into a folder
             that is being made, or for None into the user's cache folder. Says why it cannot.
         list_models: for sources of many models: the references of those that are on this disk.
+        previews: for sources of many models: yields a model's folder while it fills, each time as a
+            checkpoint that is a preview: first with what says how the model is built, at last with
+            all but its weights. Yields nothing for a model that is on this disk, and removes
+            the folder when it is closed.
+        remove: for sources of many models: deletes a model, or the revision of it that is asked
+            for, from this disk; returns how many bytes that freed.
         schemes: for sources of many models: the schemes of the URIs that are theirs alone.
         request_fields: fields that it adds to requests: of an engine, a scheduler, a sampler or a
             proposer, which see sequences.
@@ -113,6 +122,8 @@ class Provider(Generic[T]):
     examine: Callable[[BuildContext], str] | None = None
     keep: Callable[[BuildContext, Path | None], str | None] | None = None
     list_models: Callable[[], Iterable[str]] | None = None
+    previews: Callable[[BuildContext], Iterator[Checkpoint]] | None = None
+    remove: Callable[[BuildContext], int] | None = None
     schemes: tuple[str, ...] = ()
     request_fields: tuple[RequestField[Any], ...] = ()
     plugin: str = "vlmkit"

@@ -7,7 +7,8 @@ of pluggy and never imports a plugin.
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,6 +17,7 @@ import msgspec
 
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, UnknownPlugin, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.model_uri import scheme_of, without_secrets
 from vlmkit.kit.objection import hint_of, together
 from vlmkit.kit.one_line import named
@@ -84,6 +86,8 @@ class Registry(Generic[T]):
         examine: Callable[[BuildContext], str] | None = None,
         keep: Callable[[BuildContext, Path | None], str | None] | None = None,
         list_models: Callable[[], Iterable[str]] | None = None,
+        previews: Callable[[BuildContext], Iterator[Checkpoint]] | None = None,
+        remove: Callable[[BuildContext], int] | None = None,
         schemes: tuple[str, ...] = (),
         request_fields: tuple[RequestField[Any], ...] = (),
     ) -> None:
@@ -112,6 +116,8 @@ class Registry(Generic[T]):
             examine=examine,
             keep=keep,
             list_models=list_models,
+            previews=previews,
+            remove=remove,
             schemes=schemes,
             request_fields=request_fields,
             plugin=self.plugin,
@@ -220,7 +226,7 @@ class Registry(Generic[T]):
             every = together(reasons)
             raise PluginUnavailable(
                 f"no installed {self.kind} can serve this model ({every or 'none is installed'})",
-                hint=every.hint or "install one: pip install vlmkit-hf vlmkit-torch, for example",
+                hint=every.hint or f"install one: {install_command('vlmkit-torch')}, for example",
             )
         return max(able, key=lambda provider: provider.priority_for(subject))
 
@@ -254,6 +260,44 @@ class Registry(Generic[T]):
                 f"{type(said).__name__!r} in place of words"
             )
         return said
+
+    def previews(self, name: str, context: BuildContext) -> Generator[Checkpoint, None, None]:
+        """Yield what a source of models shows of one before its weights are fetched.
+
+        Close it, or the folder of the last one stays until it is collected.
+
+        Raises:
+            PluginError: the provider failed in a way that it does not explain, or yielded
+                something other than a checkpoint.
+        """
+        provider = self._chosen(name, context)
+        if provider.previews is None:
+            return
+        with self._explained(provider, context):
+            source: Any = provider.previews(context)
+        with closing(source):
+            while True:
+                with self._explained(provider, context):
+                    preview = next(source, None)
+                if preview is None:
+                    return
+                refuse_other(preview, Checkpoint, self.who(provider))
+                yield preview
+
+    def remove(self, name: str, context: BuildContext) -> int:
+        """Delete a model from this disk by the source that has it; return how many bytes it freed.
+
+        Raises:
+            PluginError: the source cannot, or failed in a way that it does not explain.
+            CheckpointError: the model is not on this disk.
+        """
+        provider = self._chosen(name, context)
+        if provider.remove is None:
+            raise PluginError(
+                f"{self.who(provider)} cannot remove models", hint="see its documentation"
+            )
+        with self._explained(provider, context):
+            return int(provider.remove(context))
 
     def check_settings(self, provider: Provider[T], settings: Mapping[str, Any]) -> Any:
         """Return the settings as the provider's own struct.
@@ -294,9 +338,15 @@ class Registry(Generic[T]):
     ) -> R:
         """Give a provider's function its checked settings; wrap what it does not explain."""
         checked = self.check_settings(provider, settings)
+        with self._explained(provider, context):
+            return function(replace(context, settings=checked))
+
+    @contextmanager
+    def _explained(self, provider: Provider[T], context: BuildContext) -> Iterator[None]:
+        """Wrap an error of a provider's function that it does not explain itself."""
         who = self.who(provider)
         try:
-            return function(replace(context, settings=checked))
+            yield
         except (VlmkitError, KeyboardInterrupt):
             raise
         except BaseException as error:  # it may end the process, or panic in another language

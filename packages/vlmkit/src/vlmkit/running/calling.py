@@ -120,7 +120,7 @@ def _check_unheld(request: Request) -> None:
     param = "tool_choice" if request.tool_choice != "auto" else "parallel_tool_calls"
     error = ConstraintError(
         f"{param} cannot be kept to: no plugin is in use here that holds an answer to it",
-        hint="pip install vlmkit-guidance, and leave constraint.use as it is",
+        hint="install vlmkit-guidance where vlmkit runs, and leave constraint.use as it is",
     )
     error.param = param
     raise error

@@ -245,7 +245,7 @@ class Intake:
         if self._constraints is None:
             raise ConstraintError(
                 "no plugin is in use here that keeps an answer within a constraint",
-                hint="pip install vlmkit-guidance, and leave constraint.use as it is",
+                hint="install vlmkit-guidance where vlmkit runs, and leave constraint.use as it is",
             )
         if params.ignore_eos:
             raise ConstraintError("ignore_eos and a constraint exclude each other")

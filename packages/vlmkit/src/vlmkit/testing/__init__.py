@@ -1,7 +1,7 @@
 """Contracts that every component must keep: inherit one in your plugin's tests and fill it in.
 
 Public. Each protocol of :mod:`vlmkit.seams` has a class here whose test methods pytest collects
-from your subclass. Needs pytest and hypothesis (``pip install vlmkit[testing]``); the core never
+from your subclass. Needs pytest and hypothesis (the extra ``vlmkit[testing]``); the core never
 imports this package, but for ``vlmkit plugins check``.
 """
 
@@ -9,8 +9,11 @@ try:
     import hypothesis  # noqa: F401 - asked for here, and used by nearly all contracts
     import pytest
 except ModuleNotFoundError as error:
+    from vlmkit.kit.install_command import install_command
+
+    brings = install_command("vlmkit[testing]")
     raise ModuleNotFoundError(
-        f'no module named {error.name!r}: pip install "vlmkit[testing]" brings what contracts need',
+        f"no module named {error.name!r}, which contracts need: {brings}",
         name=error.name,
     ) from None
 

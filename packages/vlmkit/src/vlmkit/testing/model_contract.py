@@ -177,6 +177,16 @@ class ModelContract:
                 self._build(self._here()[0])
         assert not tried
 
+    def test_a_model_on_this_disk_has_no_previews(self) -> None:
+        """They are of models whose weights are yet to be fetched."""
+        if self._offered().previews is None:
+            pytest.skip("it shows no model before it is fetched")
+        registry = self.registry()
+        with _no_network():
+            for reference in self._here():
+                context = BuildContext(reference, registries={"models": registry})
+                assert not list(registry.previews(self.name, context))
+
     def test_it_says_what_it_is(self) -> None:
         """In a line for a list of models, and by a check of this machine that raises nothing."""
         offered = self._offered()

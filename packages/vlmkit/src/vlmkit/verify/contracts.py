@@ -18,6 +18,7 @@ from typing import Any
 from vlmkit.config import Config
 from vlmkit.config.providers import described
 from vlmkit.errors import PluginError, UnknownPlugin
+from vlmkit.kit.install_command import install_command
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext
@@ -62,7 +63,7 @@ def check(
     if missing:
         raise PluginError(
             f"contracts are run by pytest: {' and '.join(missing)} is not installed",
-            hint='pip install "vlmkit[testing]"',
+            hint=install_command("vlmkit[testing]"),
         )
     kinds = [kind for kind in plugins.kinds if plugins.of(kind).offers(name)]
     if not kinds:

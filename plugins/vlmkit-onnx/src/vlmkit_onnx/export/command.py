@@ -53,11 +53,12 @@ def export_command(context: BuildContext) -> click.Command:
         from vlmkit_onnx.folder.export_cache import refuse_without_exporter
 
         refuse_without_exporter()
-        checkpoint = vlmkit.fetch(model)
+        from vlmkit_onnx.export.refusal import refuse
+
+        checkpoint = vlmkit.fetch(model, check=refuse)
         with Progress() as progress, warnings_of("vlmkit_onnx", progress.tell):
             progress("loading the exporter")
             from vlmkit_onnx.export.exporter import export as export_model
-            from vlmkit_onnx.export.refusal import refuse
 
             refuse(checkpoint)
 

@@ -17,6 +17,7 @@ from typing import Literal
 from vlmkit.errors import PluginUnavailable
 from vlmkit.kit import content, user_cache
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit_onnx.folder.manifest import FILE, FORMAT, Precision, TowerPrecision
 
 Part = Precision | Literal["tower", "tower-w8a8", "tower-fp32"]
@@ -35,7 +36,6 @@ EXPORTER_NEEDS = (
     "safetensors",
     "onnxruntime",
 )
-INSTALL_HINT = "pip install vlmkit-onnx[export]"
 SHAPE_CHARS = 16
 
 
@@ -50,9 +50,10 @@ def cached_folder(checkpoint: Checkpoint, part: Part) -> Path:
 def finished(checkpoint: Checkpoint, part: Part) -> Path | None:
     """Return where the export of a checkpoint's part is; None where it is yet to be made.
 
-    Reads no weights unless files of equal names and sizes were exported: only then it has to.
+    Reads no weights unless files of equal names and sizes were exported: only then it has to. Of a
+    preview nobody knows.
     """
-    if not any(_cache_root().glob(f"{_shape(checkpoint, part)}-*")):
+    if checkpoint.is_preview or not any(_cache_root().glob(f"{_shape(checkpoint, part)}-*")):
         return None
     folder = cached_folder(checkpoint, part)
     return folder if is_whole(folder) else None
@@ -79,6 +80,11 @@ def missing_packages() -> list[str]:
     return [name for name in EXPORTER_NEEDS if importlib.util.find_spec(name) is None]
 
 
+def install_hint() -> str:
+    """Return how the exporter is installed."""
+    return install_command("vlmkit-onnx[export]")
+
+
 def refuse_without_exporter() -> None:
     """Say what to install.
 
@@ -87,7 +93,8 @@ def refuse_without_exporter() -> None:
     """
     if missing := missing_packages():
         raise PluginUnavailable(
-            f"to export a model to ONNX, {', '.join(missing)} must be installed", hint=INSTALL_HINT
+            f"to export a model to ONNX, {', '.join(missing)} must be installed",
+            hint=install_hint(),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from vlmkit.kit import weight_files
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection, hint_of
 from vlmkit_onnx.folder import export_cache, manifest
 from vlmkit_onnx.folder.community import is_community
@@ -23,7 +24,10 @@ READY, TO_BE_EXPORTED = 20, 5
 def why_not() -> str | None:
     """Say why nothing of this plugin can run here; None when it can."""
     if importlib.util.find_spec("onnxruntime") is None:
-        return "onnxruntime is not installed: pip install vlmkit-onnx[cpu] or vlmkit-onnx[gpu]"
+        return Objection(
+            "onnxruntime is not installed",
+            hint=f"{install_command('vlmkit-onnx[cpu]')}; for CUDA [gpu] in place of [cpu]",
+        )
     for distribution in DISTRIBUTIONS:
         try:
             version = importlib.metadata.version(distribution)
@@ -31,7 +35,11 @@ def why_not() -> str | None:
             continue
         if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
             wanted = ".".join(map(str, NEEDED))
-            return f"{distribution} {version} found, {wanted} needed"
+            extra = "cpu" if distribution == "onnxruntime" else "gpu"
+            return Objection(
+                f"{distribution} {version} found, {wanted} needed",
+                hint=install_command(f"vlmkit-onnx[{extra}]"),
+            )
     return None
 
 
@@ -54,7 +62,8 @@ def engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
 def encoder_cannot_serve(checkpoint: Checkpoint) -> str | None:
     """Say why the vision encoder cannot run this checkpoint; None when it seems to be able to."""
     has_config = isinstance(checkpoint.config.get("vision_config"), dict)
-    has_graph = checkpoint.has("onnx/vision_encoder*.onnx") or checkpoint.has("genai_config.json")
+    towers = ("onnx/vision_encoder*.onnx", "vision_encoder*.onnx", "genai_config.json")
+    has_graph = any(map(checkpoint.has, towers))
     if not has_config and not has_graph:
         return "the checkpoint has no vision encoder (no 'vision_config' in config.json)"
     if reason := weight_files.objection_to_pictures(checkpoint):
@@ -73,8 +82,13 @@ def _lacks_graphs(checkpoint: Checkpoint, parts: Iterable[export_cache.Part]) ->
     if kind is None:
         flaw = weight_files.objection(checkpoint)
         return Objection(f"there are no ONNX graphs, and {flaw}", hint=hint_of(flaw))
-    if kind != "safetensors" or not export_cache.missing_packages():
+    if kind != "safetensors" or any(export_cache.finished(checkpoint, part) for part in parts):
         return None
-    if any(export_cache.finished(checkpoint, part) for part in parts):
+    if flaw := weight_files.objection(checkpoint):
+        return flaw
+    if not export_cache.missing_packages():
         return None
-    return f"there are no ONNX graphs; to make them: {export_cache.INSTALL_HINT}"
+    return Objection(
+        "there are no ONNX graphs, and the exporter, which makes them, is not installed",
+        hint=export_cache.install_hint(),
+    )

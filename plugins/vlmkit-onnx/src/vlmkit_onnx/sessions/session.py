@@ -13,6 +13,7 @@ from typing import Any
 from vlmkit.errors import CheckpointError, ConfigError
 from vlmkit.kit import heap
 from vlmkit.kit.cores import num_cores
+from vlmkit.kit.install_command import install_command
 from vlmkit_onnx.folder import external_data, graph_header
 from vlmkit_onnx.sessions import products
 from vlmkit_onnx.sessions.runtime import onnxruntime
@@ -136,8 +137,8 @@ def _refuse_fallback(session: onnxruntime.InferenceSession, device: str) -> None
         raise ConfigError(
             f"device {device!r} was asked for, and ONNX Runtime {onnxruntime.__version__} could "
             "not load the CUDA libraries that it needs",
-            hint='pip install "onnxruntime-gpu[cuda,cudnn]", or install the CUDA and cuDNN that '
-            "it was built for",
+            hint=f"{install_command('onnxruntime-gpu[cuda,cudnn]')}; or install the CUDA and cuDNN "
+            "that it was built for",
         )
 
 
@@ -148,6 +149,6 @@ def _providers(device: str) -> list[Any]:
     if CUDA not in onnxruntime.get_available_providers():
         raise ConfigError(
             f"device {device!r} was asked for, and the installed ONNX Runtime has no CUDA",
-            hint="pip uninstall onnxruntime, then pip install vlmkit-onnx[gpu]",
+            hint=f"uninstall onnxruntime, then {install_command('vlmkit-onnx[gpu]')}",
         )
     return [(CUDA, {"device_id": number}), "CPUExecutionProvider"]

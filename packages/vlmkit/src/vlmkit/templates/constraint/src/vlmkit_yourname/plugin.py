@@ -128,7 +128,7 @@ class ChoiceCompiler:
         if not isinstance(constraint, OneOf):
             raise ConstraintError(
                 "only lists of texts to choose from can be kept to here",
-                hint="for schemas, patterns and grammars: pip install vlmkit-guidance",
+                hint="for schemas, patterns and grammars: install vlmkit-guidance",
             )
         texts = [text.encode() for text in constraint.texts]
         choice = Choice(texts, self._token_bytes, self._token_ids)

@@ -1,0 +1,111 @@
+"""Models of the hub that are on this disk. Asks the hub for nothing.
+
+The folder is huggingface_hub's, so other programs keep models there, too.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmkit.errors import CheckpointError
+from vlmkit_hf.hub.repository import CONFIGS, Listing, files_of_model
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
+
+
+def cached_folder(reference: str, revision: str | None) -> Path | None:
+    """Return the folder of a model that is here with all its files; None where that is not known.
+
+    It is known of what was fetched with its listing, as :mod:`vlmkit_hf.hub.fetching` does.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    listing = cached_listing(reference, revision)
+    if listing is None:
+        return None
+    try:
+        files = files_of_model(reference, listing)
+        folder = huggingface_hub.snapshot_download(
+            reference,
+            revision=revision,
+            allow_patterns=list(files.wanted),
+            ignore_patterns=list(files.unwanted),
+            local_files_only=True,
+        )
+    except (CheckpointError, errors.LocalEntryNotFoundError, errors.IncompleteSnapshotError):
+        return None
+    return Path(folder)
+
+
+def cached_listing(reference: str, revision: str | None) -> Listing | None:
+    """Return what a repository holds, by what the hub said when a part of it was fetched."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        files = huggingface_hub.get_cached_repo_tree(reference, revision=revision)
+    except errors.CachedRepoTreeNotFoundError:
+        return None
+    return {file.path: file.size for file in files}
+
+
+def cached_models() -> list[str]:
+    """Return the hub ids of the models that are here, sorted."""
+    found = (repo for repo in _scan() if repo.repo_type == "model")
+    return sorted(repo.repo_id for repo in found if any(_is_whole(repo, r) for r in repo.revisions))
+
+
+def remove(reference: str, revision: str | None) -> int:
+    """Delete a model, or one revision of it; return how many bytes that freed.
+
+    Raises:
+        CheckpointError: it is not here.
+    """
+    scanned = _scanned()
+    repos = () if scanned is None else scanned.repos
+    repo = next((r for r in repos if r.repo_type == "model" and r.repo_id == reference), None)
+    if scanned is None or repo is None:
+        raise CheckpointError(
+            f"model {reference!r} is not on this disk", hint="`vlmkit models list` shows what is"
+        )
+    known = {r for r in repo.revisions if revision in (None, r.commit_hash, *r.refs)}
+    if not known:
+        there = sorted({name for r in repo.revisions for name in (*r.refs, r.commit_hash)})
+        raise CheckpointError(
+            f"model {reference!r} has no revision {revision!r} on this disk",
+            hint=f"it has {', '.join(there)}",
+        )
+    deleted = scanned.delete_revisions(*(r.commit_hash for r in known))
+    deleted.execute()
+    return deleted.expected_freed_size
+
+
+def _scan() -> "frozenset[CachedRepoInfo]":
+    scanned = _scanned()
+    return frozenset() if scanned is None else scanned.repos
+
+
+def _scanned() -> "HFCacheInfo | None":
+    import huggingface_hub
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return huggingface_hub.scan_cache_dir()
+    except CacheNotFound:
+        return None
+
+
+def _is_whole(repo: "CachedRepoInfo", revision: "CachedRevisionInfo") -> bool:
+    """Tell whether all files of a model are here, its weights at least where no listing says."""
+    names = {
+        file.file_path.relative_to(revision.snapshot_path).as_posix() for file in revision.files
+    }
+    if not CONFIGS.of(names):
+        return False
+    listing = cached_listing(repo.repo_id, revision.commit_hash)
+    try:
+        files = files_of_model(repo.repo_id, names if listing is None else listing)
+    except CheckpointError:
+        return False
+    return listing is None or files.of(listing) <= names

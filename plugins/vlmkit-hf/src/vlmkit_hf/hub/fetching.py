@@ -1,0 +1,97 @@
+"""Fetches models from the hub, with one progress bar."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from vlmkit.errors import CheckpointError
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit_hf.hub import cache, progress
+from vlmkit_hf.hub.failures import explained
+from vlmkit_hf.hub.repository import CONFIGS, SAFETENSORS, Files, files_of_model
+
+LIBRARY = "vlmkit"
+
+
+def fetch(reference: str, revision: str | None = None, *, is_update: bool = False) -> Checkpoint:
+    """Return a hub model's files, downloading what is not in the cache yet.
+
+    A model that is completely in the cache costs no request.
+
+    Args:
+        reference: the hub id, such as ``org/name``.
+        revision: a branch, tag or commit; None is the main branch.
+        is_update: ask the hub for the newest commit all the same.
+
+    Raises:
+        CheckpointError: it does not exist, may not be read, is not in the cache while the hub
+            cannot be reached, or has weights as pickles only.
+    """
+    folder = None if is_update else cache.cached_folder(reference, revision)
+    if folder is None:
+        with explained(reference, revision):
+            folder = _fetched(reference, revision)
+    return Checkpoint(reference, folder, revision)
+
+
+def _fetched(reference: str, revision: str | None) -> Path:
+    folder = snapshot(reference, revision, CONFIGS)
+    commit = folder.name
+    listing = cache.cached_listing(reference, commit)
+    if listing is None:
+        return _fetched_unlisted(reference, commit)
+    files = files_of_model(reference, listing)
+    missing = {name: listing[name] for name in files.of(listing) if not (folder / name).exists()}
+    num_bytes = sum(missing.values())
+    _refuse_full_disk(reference, folder, num_bytes)
+    with progress.bar(f"fetching {reference.partition('/')[2]}", num_bytes) as counted:
+        return snapshot(reference, commit, files, counted)
+
+
+def _fetched_unlisted(reference: str, commit: str) -> Path:
+    """Return what an earlier download left here, while the hub is away."""
+    folder = snapshot(reference, commit, SAFETENSORS)
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    files_of_model(reference, names)
+    return folder
+
+
+def _refuse_full_disk(reference: str, folder: Path, num_bytes: int) -> None:
+    """Refuse a download for which there is no room.
+
+    Raises:
+        CheckpointError: says how much is needed, and how much is free.
+    """
+    place = folder.parents[1]  # the folder itself may be yet to be made
+    free = shutil.disk_usage(place).free
+    if num_bytes > free:
+        raise CheckpointError(
+            f"model {reference!r} needs {num_bytes / 1e9:.1f} GB more on the disk of "
+            f"{str(place)!r}, and {free / 1e9:.1f} GB are free",
+            hint="`vlmkit models rm` deletes models; HF_HOME names another place",
+        )
+
+
+def snapshot(
+    reference: str, revision: str | None, files: Files, counted: type[Any] | None = None
+) -> Path:
+    """Download some files of a repository, and return the folder of its commit.
+
+    Args:
+        reference: the hub id.
+        revision: a branch, tag or commit.
+        files: which ones.
+        counted: what huggingface_hub is to take for its progress bars; by default none is shown.
+    """
+    import huggingface_hub
+
+    return Path(
+        huggingface_hub.snapshot_download(
+            reference,
+            revision=revision,
+            allow_patterns=list(files.wanted),
+            ignore_patterns=list(files.unwanted),
+            library_name=LIBRARY,
+            tqdm_class=counted or progress.none(),
+        )
+    )

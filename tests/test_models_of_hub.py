@@ -1,0 +1,244 @@
+"""Models of a hub: what is looked at before weights are fetched, and what a terminal shows."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stub_hub import Content, Large, StubHub, stub_hub, weights
+from terminal import Screen, run_on_terminal
+
+pytest.importorskip("vlmkit_hf")
+pytestmark = pytest.mark.posix
+
+GB = 10**9
+NUM_FILES = 7
+FILES = [f"model-0000{i + 1}-of-0000{NUM_FILES}.safetensors" for i in range(NUM_FILES)]
+INDEX = {f"model.layers.{i}.{j}.weight": FILES[i % NUM_FILES] for i in range(32) for j in range(9)}
+Run = Callable[..., subprocess.CompletedProcess[str]]
+DEMO = Path(__file__).parents[1] / "plugins/vlmkit-demo/src/vlmkit_demo"
+ASKED = ("What is in this picture?", "--image", str(DEMO / "pictures/shapes.png"))
+
+
+def large_model(config: Mapping[str, Any]) -> dict[str, Content]:
+    """Return a model of 14 GB, as large ones are laid out."""
+    texts: dict[str, Any] = {
+        "config.json": config,
+        "generation_config.json": {},
+        "tokenizer_config.json": {"chat_template": "{{ messages }}"},
+        "model.safetensors.index.json": {"weight_map": INDEX},
+    }
+    small = {name: json.dumps(content).encode() for name, content in texts.items()}
+    shards = {name: weights(2 * GB, 45) for name in FILES}
+    return {**small, **shards, "tokenizer.json": Large(b'{"model": ', 9_000_000)}
+
+
+def demo() -> dict[str, Content]:
+    """Return the files of the packaged model, which has its weights and its graphs."""
+    return {path.name: path.read_bytes() for path in (DEMO / "checkpoint").iterdir()}
+
+
+MAMBA = {"model_type": "falcon_mamba", "architectures": ["FalconMambaForCausalLM"]}
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "dtype": "bfloat16",
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture
+def hub() -> Iterator[StubHub]:
+    with stub_hub() as made:
+        yield made
+
+
+@pytest.fixture
+def environ(hub: StubHub, tmp_path: Path) -> dict[str, str]:
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy" not in k.lower()
+    }
+    return {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "TERM": "xterm"}
+
+
+@pytest.fixture
+def run(environ: dict[str, str], tmp_path: Path) -> Run:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "vlmkit", *arguments],
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            timeout=600,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ask", "org/large", "Hello"),
+        ("models", "pull", "org/large"),
+        ("models", "fetch", "org/large"),
+        ("doctor", "org/large"),
+        ("models", "info", "org/large"),
+        ("verify", "org/large"),
+    ],
+    ids=" ".join,
+)
+def test_a_model_that_nothing_here_serves_costs_less_than_a_megabyte(
+    command: tuple[str, ...], hub: StubHub, run: Run
+) -> None:
+    hub.add("org/large", main=large_model(MAMBA))
+    done = run(*command)
+
+    assert done.returncode == (0 if command[1] == "info" else 1), done.stderr
+    assert hub.num_sent_bytes < 1_000_000
+    assert "Traceback" not in done.stderr
+    if command[1] != "info":
+        assert "Mamba" in done.stdout + done.stderr
+    assert run("models", "list", "--json").stdout.count("org/large") == 0
+
+
+def test_the_doctor_and_info_read_headers_in_place_of_weights(hub: StubHub, run: Run) -> None:
+    hub.add("org/large", main=large_model(LLAMA))
+    told = json.loads(run("models", "info", "org/large", "--json").stdout)
+
+    assert told["parameters"] == NUM_FILES * 45 * (2 * GB // 45 // 2)
+    assert told["weight_bytes"] == sum(len(weights(2 * GB, 45)) for _ in FILES)
+    assert told["weight_files"] == NUM_FILES
+    assert told["path"] is None
+    assert hub.num_sent_bytes < 11_000_000  # of which the vocabulary is nine
+
+
+def test_a_model_on_this_disk_costs_no_request(
+    hub: StubHub, run: Run, environ: dict[str, str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    hub.add("org/small", main=demo())
+    ask = ("ask", "org/small", *ASKED)
+    fetched = run(*ask)
+    num_requests = len(hub.requests)
+    again = run(*ask)
+
+    assert fetched.returncode == 0, fetched.stderr
+    assert (again.returncode, again.stdout) == (0, fetched.stdout)
+    for command in (["doctor", "org/small"], ["models", "info", "org/small"], ["models", "list"]):
+        assert run(*command).returncode == 0
+    assert len(hub.requests) == num_requests
+
+    (path,) = run("models", "pull", "org/small").stdout.splitlines()
+    assert len(hub.requests) > num_requests
+    assert Path(path, "config.json").is_file()
+    removed = run("models", "rm", "org/small")
+    assert (removed.returncode, removed.stdout) == (0, "")
+    assert re.fullmatch(r"deleted org/small: [\d.]+ MiB\n", removed.stderr)
+    assert "org/small" not in run("models", "list").stdout
+    assert not Path(path).exists()
+
+
+def test_a_pull_takes_the_newest_commit_and_a_load_what_is_here(hub: StubHub, run: Run) -> None:
+    files = {"model.safetensors": weights(1000), "tokenizer.json": b"{}"}
+    hub.add("org/m", main={**files, "config.json": b'{"model_type": "llama", "a": 1}'})
+    first = run("models", "pull", "--force", "org/m").stdout
+    hub.add("org/m", main={**files, "config.json": b'{"model_type": "llama", "a": 2}'})
+    second = run("models", "pull", "--force", "org/m").stdout
+
+    assert '"a": 1' in Path(first.strip(), "config.json").read_text()
+    assert '"a": 2' in Path(second.strip(), "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "hint"),
+    [
+        (("org/other",), "model 'org/other' is not on this disk", "`vlmkit models list` shows"),
+        (("org/m", "--revision", "v9"), "no revision 'v9' on this disk", "it has "),
+        (("{folder}",), "is a folder that no hub fetched", "delete the folder"),
+        (("./nowhere",), "model folder './nowhere' does not exist", "check the path"),
+    ],
+)
+def test_only_what_a_hub_fetched_is_removed(
+    arguments: tuple[str, ...], problem: str, hint: str, hub: StubHub, run: Run, tmp_path: Path
+) -> None:
+    hub.add("org/m", main={"config.json": b"{}", "model.safetensors": weights(1000)})
+    assert run("models", "pull", "--force", "org/m").returncode == 0
+    (tmp_path / "config.json").write_text("{}")
+    removed = run("models", "rm", *(a.format(folder=tmp_path) for a in arguments))
+
+    assert removed.returncode == 1
+    assert problem in removed.stderr
+    assert f"hint: {hint}" in removed.stderr
+    assert "org/m" in run("models", "list").stdout
+
+
+def test_a_download_is_one_line_of_a_terminal_and_leaves_none(
+    hub: StubHub, environ: dict[str, str]
+) -> None:
+    sizes = {f"model-0000{i}-of-00006.safetensors": i * 400_000 for i in range(1, 7)}
+    files = {name: weights(size) for name, size in sizes.items()}
+    index = {"weight_map": {f"w{i}": name for i, name in enumerate(files)}}
+    small = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode()}
+    hub.add("an-organization/a-model-with-a-long-name", main={**small, **files})
+    hub.bytes_per_s = 1_000_000
+    pull = ["models", "pull", "--force", "an-organization/a-model-with-a-long-name"]
+    code, written = run_on_terminal([sys.executable, "-m", "vlmkit", *pull], environ)
+    before, _, after = written.partition("fetched in")
+    screen = Screen()
+    screen.write(before)
+
+    assert code == 0
+    assert len(set(re.findall(r"(\d+)%", before))) > 3  # it was seen to move
+    assert "\x1b[A" not in before  # which more than one bar would need
+    assert screen.widest <= 80
+    assert screen.shown() == []
+    timing, path = after.split()[0], after.splitlines()[1]
+    assert float(timing) > 0
+    assert Path(path).is_dir()
+
+
+def test_an_answer_follows_a_download_on_a_line_of_its_own(
+    hub: StubHub, environ: dict[str, str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    hub.add("org/small", main=demo())
+    hub.bytes_per_s = 8_000_000
+    ask = [sys.executable, "-m", "vlmkit", "ask", "org/small", *ASKED]
+    code, written = run_on_terminal(ask, environ)
+    screen = Screen()
+    screen.write(written)
+
+    assert code == 0, written
+    assert "fetching small" in written
+    assert len(screen.shown()) == 1, screen.shown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("models", "pul", "org/m"), "Did you mean 'pull'?"),
+        (("modles", "list"), "Did you mean 'models'?"),
+        (("ask", "demo", "Hello", "--max-token", "3"), "--max-tokens"),
+        (("config", "chek"), "Did you mean one of: 'check'"),
+        (("keys", "lst"), "Did you mean 'list'?"),
+        (("plugins", "chek"), "Did you mean 'check'?"),
+        (("ask", "demo", "Hi", "--set", "engine.num_thread=2"), "did you mean 'num_threads'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_misspelt_command_or_option_is_answered_with_the_nearest(
+    arguments: tuple[str, ...], told: str, run: Run
+) -> None:
+    done = run(*arguments)
+
+    assert done.returncode == 2
+    assert told in done.stderr
