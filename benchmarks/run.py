@@ -10,7 +10,8 @@ when named: ``onnx`` (vlmkit-onnx against llama.cpp and others), ``onnx-mixed`` 
 questions come by chance), ``onnx-image`` (the same with an image), ``onnx-layers`` (what lies
 between a kernel and a client), ``onnx-profile`` (which kernels the time goes to), ``onnx-memory``
 (what a server takes), ``accuracy`` (what precisions cost in answers), ``torch-rows`` (whether a
-long answer costs those beside it). Peers and vlmkit run in turn;
+long answer costs those beside it), ``torch-start`` (what one question takes, start and memory
+included, against ``generate``). Peers and vlmkit run in turn;
 figures are medians with minimum and maximum. How to set peers up: docs/how-to/benchmark.md.
 """
 
@@ -38,6 +39,7 @@ import server
 import shapes
 import stopwatch
 import torch_rows
+import torch_start
 import waits
 from peers import Options, spread
 
@@ -163,6 +165,7 @@ NAMED_BENCHES = {
     "onnx-memory": onnx_memory.bench,
     "accuracy": accuracy.bench,
     "torch-rows": torch_rows.bench,
+    "torch-start": torch_start.bench,
 }
 
 

@@ -31,6 +31,26 @@ SHAPES = {
         "num_key_value_heads": 5,
         "vocab_size": 49152,
     },
+    "1.2b": {  # Llama-3.2-1B
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+    },
+    "3b": {  # Llama-3.2-3B
+        "model_type": "llama",
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+    },
     "small": {
         "model_type": "qwen2",
         "hidden_size": 512,
@@ -45,7 +65,7 @@ SPECIAL = ("<pad>", "<|im_end|>", "<|im_start|>")
 FIRST_LIKELY = 300  # after the special tokens of any shape, and the bytes
 
 
-def save(shape: str, folder: Path) -> Path:
+def save(shape: str, folder: Path, dtype: str = "float32") -> Path:
     """Save a text model of a shape into ``folder``, unless it is there already."""
     if (folder / "model.safetensors").is_file():
         return folder
@@ -62,7 +82,7 @@ def save(shape: str, folder: Path) -> Path:
         eos_token_id=1,
         pad_token_id=0,
     )
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.generation_config.do_sample = False
     tokenizer = tokenizer_of(sizes["vocab_size"], SPECIAL, TEMPLATE)
     say_whole_words(model)

@@ -1,0 +1,144 @@
+"""What it takes vlmkit-torch to answer one question on a CPU, against transformers' ``generate``.
+
+Each answers in a process of its own, in turn, from the same checkpoint: the time from the start of
+the process to the first token, the time of each further token, the memory after the answer and the
+most that it ever was. The checkpoint is in the page cache, as after a download.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import peers
+import quiet
+import shapes
+import tables
+
+OURS, THEIRS = "vlmkit", "transformers"
+DTYPES = ("bfloat16", "float32")
+PROMPT = "word " * 12
+COLUMNS = ("first token s", "ms a token", "resident MiB", "peak MiB")
+TARGETS = ("at most 1.3", "at most 1.0", "-", "-")
+MIB = 2**20
+
+
+def bench(options: peers.Options) -> None:
+    """Measure and print."""
+    folder = shapes.save(options.shape, options.models / f"random-{options.shape}-bf16", "bfloat16")
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 2
+    for dtype in DTYPES:
+        seen: dict[str, list[list[float]]] = {"first": [], OURS: [], THEIRS: []}
+        cache = options.models / f"cache-{time.monotonic_ns()}"  # of a user who starts vlmkit first
+        for number in range(options.rounds + 1):
+            for who in (OURS, THEIRS):
+                quiet.wait_until(options.idle_but)
+                row = child(who, folder, dtype, options, cache)
+                is_first = number == 0
+                print(f"{dtype}, round {number}, {who}: {row}", flush=True)
+                if not is_first:
+                    seen[who].append(row)
+                elif who == OURS:
+                    seen["first"].append(row)
+        report(dtype, seen, weights * (4 if dtype == "float32" else 2), options)
+
+
+def report(
+    dtype: str, seen: dict[str, list[list[float]]], weight_bytes: int, options: peers.Options
+) -> None:
+    """Print the medians, and our ratios to transformers and to the weights."""
+    names = {"first": "vlmkit, first load on a machine", OURS: OURS, THEIRS: THEIRS}
+    rows = [
+        [names[who], *(peers.spread(list(column)) for column in zip(*found, strict=True))]
+        for who, found in seen.items()
+    ]
+    ratios = [
+        [ours / theirs for ours, theirs in zip(*pair, strict=True)]
+        for pair in zip(seen[OURS], seen[THEIRS], strict=True)
+    ]
+    rows.append(["ratio", *(peers.spread(list(column)) for column in zip(*ratios, strict=True))])
+    rows.append(["target", *TARGETS])
+    print(f"\n{options.shape}, {dtype}, {options.threads} threads")
+    print(tables.markdown(["", *COLUMNS], rows))
+    for column, name in ((2, "resident"), (3, "peak")):
+        parts = [row[column] * MIB / weight_bytes for row in seen[OURS]]
+        target = 1.15 if column == 2 else 1.3
+        print(f"{name} over weights: {peers.spread(parts)} (target {target})")
+
+
+def child(who: str, folder: Path, dtype: str, options: peers.Options, cache: Path) -> list[float]:
+    """Return what one process took: see :data:`COLUMNS`."""
+    command = [sys.executable, __file__, who, str(folder), dtype]
+    command += [str(options.threads), str(options.tokens), repr(time.monotonic())]
+    environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "HF_HOME": str(cache / "hf")}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environ)
+    row: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def answer_of_vlmkit(folder: str, dtype: str, threads: int, tokens: int) -> list[float]:
+    """Return the times at which the tokens came."""
+    import vlmkit
+
+    engine = {"use": "torch", "num_threads": threads, "dtype": dtype}
+    with vlmkit.load(folder, engine=engine) as model:
+        request = model.request(PROMPT, max_tokens=tokens, ignore_eos=True)
+        times = [time.monotonic() for _ in model.submit(request)]
+        report_memory()
+    return times
+
+
+def answer_of_transformers(folder: str, dtype: str, threads: int, tokens: int) -> list[float]:
+    """Return the times at which the tokens came."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.generation.streamers import BaseStreamer
+
+    class Clock(BaseStreamer):
+        def __init__(self) -> None:
+            self.times: list[float] = []
+
+        def put(self, _: object) -> None:
+            self.times.append(time.monotonic())
+
+        def end(self) -> None:
+            pass
+
+    torch.set_num_threads(threads)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    messages = [{"role": "user", "content": PROMPT}]
+    inputs = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    clock = Clock()
+    length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+    model.generate(**inputs, **length, do_sample=False, streamer=clock)
+    report_memory()
+    return clock.times[1:]  # the first is the prompt
+
+
+def report_memory() -> None:
+    """Keep what this process takes now, and took at most, for the parent."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    facts = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith("kB")}
+    MEMORY.extend(int(facts[name]) / 1024 for name in ("VmRSS", "VmHWM"))
+
+
+MEMORY: list[float] = []
+
+
+def main() -> None:
+    """Answer one question as the parent asks."""
+    who, folder, dtype, threads, tokens, started = sys.argv[1:]
+    answer = answer_of_vlmkit if who == OURS else answer_of_transformers
+    times = answer(folder, dtype, int(threads), int(tokens))
+    gaps = sorted(after - before for before, after in itertools.pairwise(times))
+    print(json.dumps([times[0] - float(started), 1000 * gaps[len(gaps) // 2], *MEMORY]))
+
+
+if __name__ == "__main__":
+    main()
