@@ -153,6 +153,7 @@ def test_packed_weights_change_no_answer(
     name: str, saved: Saved, answered: Answered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(packing, "FIRST_SEQUENCES", 0)
     packed = []
     monkeypatch.setattr(packing, "PackedLinear", _counting(packing.PackedLinear, packed))
     outcome = runner.outcome(name, saved(name), answered(name))

@@ -95,8 +95,9 @@ def test_what_is_longer_than_the_first_window_is_read_as_by_generate(
 
 
 def test_the_check_at_load_refuses_what_a_long_neighbour_changes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(rope, "settle", lambda *_: None)
 
     with pytest.raises(CheckpointError, match="beside another sequence, differs from the plain"):

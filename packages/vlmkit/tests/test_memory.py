@@ -1,117 +1,65 @@
-"""Want of memory is told as that, wherever a request meets it: the picture is not at fault."""
+"""Memory is what the machine has, or what control groups leave of it."""
 
-import io
-import subprocess
-import sys
-
-import numpy as np
-import PIL.Image
-import PIL.ImageFile
-import pytest
-from mock_model import picture, script
-
-from vlmkit.ask.image import Image
-from vlmkit.errors import ImageError, OutOfMemory
-from vlmkit.model import Model
-from vlmkit.pipeline import Pipeline
-from vlmkit_mock.engine import MockEngine
-from vlmkit_mock.tokenizer import MockTokenizer
-from vlmkit_mock.vision_encoder import MockVisionEncoder
-
-NARROW = """
-import resource, sys
+from collections.abc import Callable
 from pathlib import Path
-from vlmkit.errors import OutOfMemory
-from vlmkit.ask.image import Image
 
-small, large = (Path(name).read_bytes() for name in sys.argv[1:])
-Image.open(small).to_pil()
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-most = pages * resource.getpagesize() + 2**26
-resource.setrlimit(resource.RLIMIT_AS, (most, most))
-try:
-    Image.open(large).to_pil()
-except OutOfMemory as error:
-    print(error, Image.open(small).to_pil().size)
-"""
+import pytest
+
+from vlmkit.kit import memory, processor
+
+KIB = 1024
 
 
-def want_memory(*_, **__):
-    np.empty(2**60, np.uint8)
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that writes the files of a Linux with one group inside another."""
+    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    return write
 
 
-def saved(image, kind="JPEG"):
-    content = io.BytesIO()
-    image.save(content, kind)
-    return content.getvalue()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux how much this process has")
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF"])
-def test_a_picture_that_finds_no_room_is_not_called_broken(kind, tmp_path):
-    sizes = {"small": (8, 6), "large": (7000, 4000)}
-    for name, size in sizes.items():
-        (tmp_path / name).write_bytes(saved(PIL.Image.new("RGB", size), kind))
-    done = subprocess.run(
-        [sys.executable, "-c", NARROW, *sizes],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("there is not enough memory for this image (8, 6)")
-
-
-def test_tags_that_find_no_room_do_not_leave_a_picture_as_it_lies(monkeypatch):
-    content = saved(picture())
-    monkeypatch.setattr(PIL.Image.Image, "getexif", want_memory)
-    with pytest.raises(OutOfMemory):
-        Image.open(content).to_pil()
-
-
-def test_what_a_decoder_says_in_words_is_understood(monkeypatch):
-    content = saved(picture())
-
-    def fail(*_):
-        raise PIL.ImageFile._get_oserror(-9, encoder=False)
-
-    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", fail)
-    with pytest.raises(OutOfMemory):
-        Image.open(content).to_pil()
-
-
-def test_a_broken_picture_is_still_called_broken():
-    with pytest.raises(ImageError, match="broken"):
-        Image.open(saved(picture(99, 99))[:-200]).to_pil()
-
-
-class NarrowTokenizer(MockTokenizer):
-    prompt = want_memory
-
-
-class NarrowEncoder(MockVisionEncoder):
-    encode = want_memory
-
-
-class NarrowEngine(MockEngine):
-    read = want_memory
+def test_without_limits_it_is_what_the_machine_has_available(system: Callable[..., None]) -> None:
+    system("proc/meminfo", "MemTotal:  900 kB\nMemAvailable:   700 kB\n")
+    assert memory.available_bytes() == 700 * KIB
+    assert memory.limit_bytes() is None
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("outer", "inner", "available", "limit"),
     [
-        {"tokenizer": NarrowTokenizer()},
-        {"media_encoder": NarrowEncoder()},
-        {"engine": NarrowEngine()},
+        ("max", "max", 700 * KIB, None),
+        ("max", "5000", 5000 - (3000 - 1500), 5000),
+        ("4000", "5000", 4000 - (3000 - 1500), 4000),
+        ("1000", "max", 0, 1000),
     ],
 )
-def test_a_component_that_finds_no_room_fails_its_request_as_that(parts):
-    whole = {
-        "tokenizer": MockTokenizer(),
-        "engine": MockEngine(),
-        "media_encoder": MockVisionEncoder(),
-    }
-    with Model(Pipeline(**(whole | parts))) as model, pytest.raises(OutOfMemory) as caught:
-        model.generate(script(text="x"), images=[picture()])
-    assert caught.value.hint == "try again later"
-    assert "Unable to allocate" not in str(caught.value)
+def test_a_limit_of_any_group_around_the_process_counts(
+    system: Callable[..., None], outer: str, inner: str, available: int, limit: int | None
+) -> None:
+    system("proc/meminfo", "MemAvailable:   700 kB\n")
+    system("proc/self/cgroup", "1:cpu:/elsewhere\n0::/outer/inner\n")
+    for group, stated in (("outer", outer), ("outer/inner", inner)):
+        system(f"groups/{group}/memory.max", f"{stated}\n")
+        system(f"groups/{group}/memory.current", "3000\n")
+        system(f"groups/{group}/memory.stat", "anon 1500\nactive_file 500\ninactive_file 1000\n")
+    assert memory.available_bytes() == available
+    assert memory.limit_bytes() == limit
+
+
+def test_a_system_without_these_files_tells_nothing(system: Callable[..., None]) -> None:
+    assert memory.available_bytes() is None
+    assert memory.limit_bytes() is None
+
+
+def test_features_are_those_of_the_first_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    assert processor.features() == frozenset()
+    (tmp_path / "cpuinfo").write_text("processor: 0\nflags\t\t: fpu avx2 avx512_bf16\n\nflags: x\n")
+    assert processor.features() == {"fpu", "avx2", "avx512_bf16"}

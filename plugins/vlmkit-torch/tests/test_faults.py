@@ -1,6 +1,7 @@
 """A device that runs out of memory, or fails: who is harmed, what is learnt and what is said."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,10 +111,12 @@ def test_an_error_of_a_device_is_called_that(
 
 
 def test_a_device_that_fails_at_load_is_not_an_unknown_family(
-    load: Load, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError(ASSERTION)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     monkeypatch.setattr(selfcheck, "reference", fail)
     with pytest.raises(EngineError, match=r"^device 'cpu' failed at this model"):

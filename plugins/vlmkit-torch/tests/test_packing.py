@@ -2,14 +2,21 @@
 
 import itertools
 import weakref
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from vlmkit.kit import processor
+from vlmkit.seams.prompt import Prompt
+from vlmkit.testing.engine_host import EngineHost
 from vlmkit_torch import packing
-from vlmkit_torch.packing import PackedLinear, PackedWeights, pack
+from vlmkit_torch.packing import PackedLinear, PackedWeights
 
 SIZES = (24, 8, 8)
 
@@ -65,31 +72,45 @@ def test_nothing_is_kept_once_all_layers_were_asked(linears: list[nn.Linear]) ->
     assert is_there() is None
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(self, name, nn.Linear(16, 16))
-
-
-class CrossAttention(Attention):
-    pass
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.own, self.cross, self.head = Attention(), CrossAttention(), nn.Linear(16, 32)
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.head
-
-    def set_output_embeddings(self, head: nn.Module) -> None:
-        self.head = head
-
-
-def test_layers_of_two_inputs_are_packed_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def packed_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "LEAST_NUMBERS", 0)
+    monkeypatch.setattr(packing, "FIRST_SEQUENCES", 0)
+
+
+def _num_packed(engine: Any) -> tuple[int, int]:
+    """Return how many layers of an engine are packed, and how many are not."""
+    model = engine._views.model
+    kinds = [type(module) for module in (*engine._views.decoder.modules(), model.lm_head)]
+    return kinds.count(PackedLinear), kinds.count(nn.Linear)
+
+
+def test_packing_begins_after_two_sequences_and_each_step_packs_one_group(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "LEAST_NUMBERS", 0)
+    engine, _ = load("llama")  # checked at load, which is no sequence of a user
+    host = EngineHost(engine)
+    num_layers = engine._views.text_config.num_hidden_layers
+    for _ in range(2):
+        host.last_logits(Prompt((20, 21, 22, 23)), (30, 31, 32, 33))
+        assert _num_packed(engine) == (0, 7 * num_layers + 1)
+
+    sequence = host.sequence(Prompt((20, 21, 22, 23)))
+    host.admit(sequence)
+    host.prefill(sequence)
+    found = [_num_packed(engine)[0]]
+    for _ in range(4 * num_layers + 4):
+        host.step([host.next_item(sequence, 30)])
+        found.append(_num_packed(engine)[0])
+    assert {after - before for before, after in itertools.pairwise(found)} <= {0, 1, 2, 3}
+    assert _num_packed(engine)[1] <= 1, "a head that shares its weights may stay"
+    assert found[-1] == found[-2], "nothing is left to do"
+
+
+def test_layers_of_two_inputs_are_packed_each_for_itself(
+    monkeypatch: pytest.MonkeyPatch, packed_from_the_start: None
+) -> None:
     made: list[int] = []
 
     class Counted(PackedWeights):
@@ -98,7 +119,127 @@ def test_layers_of_two_inputs_are_packed_each_for_itself(monkeypatch: pytest.Mon
             super().__init__(linears)
 
     monkeypatch.setattr(packing, "PackedWeights", Counted)
-    model = Model()
-    pack(model, model)
+    pack_all(Model())
 
     assert sorted(made) == [1, 1, 1, 1, 1, 1, 3]
+
+
+def test_layers_stay_plain_where_the_machines_kernels_compute_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+    packed_from_the_start: None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    product = PackedWeights.product
+    monkeypatch.setattr(
+        PackedWeights, "product", lambda self, i, rows: product(self, i, rows) * 1.01
+    )
+    model = Model()
+    pack_all(model)
+
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    assert caplog.text.count("stay plain") == 1
+
+
+def test_packing_ends_where_memory_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+    packed_from_the_start: None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(packing, "PackedWeights", fail)
+    pack_all(Model())
+    assert caplog.text.count("memory ran out") == 1
+
+
+def test_a_mapped_weight_leaves_memory_when_it_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed_from_the_start: None
+) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({name: weight.detach() for name, weight in Model().named_parameters()}, path)
+    model = Model()
+    model.load_state_dict(load_file(path), assign=True)
+    model.decoder.embedding.weight = model.head.weight
+    dropped: list[int] = []
+    drop = packing.MappedFiles.drop
+    monkeypatch.setattr(
+        packing.MappedFiles,
+        "drop",
+        lambda self, tensor: (
+            dropped.append(tensor.nbytes if self.hold(tensor) else 0) or drop(self, tensor)
+        ),
+    )
+    before = model.decoder.embedding.weight.clone()
+    pack_all(model, [path])
+
+    weights = (16 * 16 * 8, 32 * 16)
+    assert sum(dropped) == 4 * sum(weights)
+    assert isinstance(model.head, PackedLinear)
+    assert torch.equal(model.decoder.embedding.weight, before)
+
+    unmapped = Model()
+    unmapped.decoder.embedding.weight = unmapped.head.weight
+    pack_all(unmapped)
+    assert isinstance(unmapped.head, nn.Linear), "there would be two copies in memory"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "features", "is_packed"),
+    [
+        (torch.float32, (), True),
+        (torch.bfloat16, ("avx512_bf16",), True),
+        (torch.bfloat16, ("amx_bf16",), True),
+        (torch.bfloat16, ("avx2",), False),
+        (torch.float16, ("avx512_bf16",), False),
+    ],
+)
+def test_what_is_packed_depends_on_precision_and_processor(
+    dtype: torch.dtype,
+    features: tuple[str, ...],
+    is_packed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processor, "features", lambda: frozenset(features))
+    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=dtype)
+    assert packing.gains(loaded) is is_packed
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(self, name, nn.Linear(16, 16, bias=False))
+
+
+class CrossAttention(Attention):
+    pass
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.cross, self.embedding = Attention(), CrossAttention(), nn.Embedding(32, 16)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder, self.head = Decoder(), nn.Linear(16, 32, bias=False)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def set_output_embeddings(self, head: nn.Module) -> None:
+        self.head = head
+
+
+@torch.no_grad()
+def pack_all(model: Model, files: Seq[Path] = ()) -> None:
+    views: Any = SimpleNamespace(model=model, decoder=model.decoder, renew_head=lambda: None)
+    own = packing.Packing(views, files)
+    for _ in range(20):
+        own.after_step()

@@ -24,6 +24,7 @@ from vlmkit_torch.refusal import ANOTHER, ATTENTION_TYPES, STATE_TYPES
 from vlmkit_torch.settings import EngineSettings
 from vlmkit_torch.uploads import Uploads
 from vlmkit_torch.views import Views
+from vlmkit_torch.weights import LoadedModel
 
 MAX_DRAFT_TOKENS = 16  # more are never right often enough to pay
 DEFAULT_CONTEXT_TOKENS = 4096  # where a checkpoint does not say how long it may read
@@ -159,21 +160,19 @@ def max_sequence_tokens(views: Views, settings: EngineSettings) -> int:
     return settings.max_sequence_tokens or unchanged or own or DEFAULT_CONTEXT_TOKENS
 
 
-def picture_rows(
-    settings: EngineSettings, needs: Needs, device: torch.device, most_rows: int
-) -> int:
+def picture_rows(settings: EngineSettings, needs: Needs, room_bytes: int, most_rows: int) -> int:
     """Return how many rows of pictures are kept that layers look at: in half of the cache's memory.
 
     Args:
         settings: sizes and switches. ``cache_tokens`` counts tokens; pictures get as much again.
         needs: what the model keeps for a row.
-        device: whose memory it is.
+        room_bytes: memory of the cache where ``settings`` do not count tokens.
         most_rows: of the largest picture, for which there is always room.
     """
     if settings.cache_tokens is not None:
         room = settings.cache_tokens * needs.token_bytes
     else:
-        room = _room(settings, device) // 2
+        room = room_bytes // 2
     return max(room // needs.picture_row_bytes, most_rows)
 
 
@@ -181,7 +180,7 @@ def limits(
     views: Views,
     settings: EngineSettings,
     needs: Needs,
-    device: torch.device,
+    room_bytes: int,
     *,
     goes_back: bool,
     num_picture_rows: int = 0,
@@ -192,7 +191,7 @@ def limits(
         views: of the model.
         settings: sizes and switches.
         needs: what the model keeps for a token.
-        device: whose memory the cache takes.
+        room_bytes: memory of the cache where ``settings`` do not count tokens.
         goes_back: whether the state before a token can be had again: a recurrent one cannot.
         num_picture_rows: that are kept besides, in the same memory.
 
@@ -203,7 +202,7 @@ def limits(
     if settings.cache_tokens is not None:
         capacity = settings.cache_tokens
     else:
-        room = _room(settings, device) - num_picture_rows * needs.picture_row_bytes
+        room = room_bytes - num_picture_rows * needs.picture_row_bytes
         capacity = min(room // needs.token_bytes, longest * settings.max_sequences)
     capacity -= capacity % settings.block_tokens
     if capacity < 2 * settings.block_tokens:
@@ -228,7 +227,10 @@ def limits(
     )
 
 
-def _room(settings: EngineSettings, device: torch.device) -> int:
+def room_bytes(settings: EngineSettings, loaded: LoadedModel) -> int:
     """Return how many bytes the cache may take."""
-    gib = settings.cache_gib
-    return hardware.cache_bytes(device) if gib is None else int(gib * hardware.GIB)
+    if settings.cache_gib is not None:
+        return int(settings.cache_gib * hardware.GIB)
+    if loaded.cache_bytes is not None:
+        return loaded.cache_bytes
+    return hardware.cache_bytes(loaded.device)

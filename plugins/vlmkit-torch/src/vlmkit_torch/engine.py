@@ -5,12 +5,16 @@ Keeps the promises of ``vlmkit.seams.engine.Engine``. Never decides who runs, ne
 
 from collections.abc import Sequence as Seq
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from vlmkit.errors import CheckpointError, RequestError, VlmkitError
+from vlmkit.kit import trial_notes
 from vlmkit.kit.block_pool import BlockPool
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.one_line import named
+from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import Admission, EngineLimits
 from vlmkit.seams.media_encoder import MediaEncoder
@@ -66,11 +70,11 @@ class TorchEngine:
         looks = {} if self._onlookers is None else self._onlookers.looks
         bind(views.decoder, self._board, kinds, looks)
         needs = capacity.probe(views, self._board, self._recurrent, loaded.device, self._onlookers)
-        num_rows = 0
+        num_rows, room = 0, capacity.room_bytes(settings, loaded)
         if crossing is not None:
-            num_rows = capacity.picture_rows(settings, needs, loaded.device, crossing.most_rows)
+            num_rows = capacity.picture_rows(settings, needs, room, crossing.most_rows)
         self._limits = capacity.limits(
-            *(views, settings, needs, loaded.device),
+            *(views, settings, needs, room),
             goes_back=goes_back,
             num_picture_rows=num_rows,
         )
@@ -94,6 +98,7 @@ class TorchEngine:
         self._step_size = StepSize(loaded.device)
         self._states: dict[SequenceView, PromptState] = {}
         self._committed: dict[SequenceView, int] = {}  # tokens whose health is not known yet
+        self._packing: packing.Packing | None = None
 
     @property
     def limits(self) -> EngineLimits:
@@ -169,6 +174,16 @@ class TorchEngine:
         if self._recurrent is not None:
             self._recurrent.forget(sequence)
         self._pool.release(sequence)
+        if self._packing is not None:
+            self._packing.count_sequence()
+
+    def pack_later(self, files: Seq[Path]) -> None:
+        """Pack linear layers once some sequences were served; see :class:`packing.Packing`.
+
+        Args:
+            files: that weights may be mapped from.
+        """
+        self._packing = packing.Packing(self._views, files)
 
     @torch.no_grad()
     def forward(self, items: Seq[WorkItem]) -> StepOutput:
@@ -197,9 +212,12 @@ class TorchEngine:
         for group in self._groups(items):
             for rows in self._step_size.run(self._compute, group):
                 hidden |= rows
-        return StepOutput(
+        output = StepOutput(
             logits=self._rows(items, hidden, "logits"), hidden=self._rows(items, hidden, "hidden")
         )
+        if self._packing is not None:
+            self._packing.after_step()
+        return output
 
     def _rows(
         self, items: Seq[WorkItem], hidden: dict[SequenceView, torch.Tensor], output: str
@@ -297,6 +315,7 @@ class TorchEngine:
             self._recurrent.clear()
         self._states.clear()
         self._committed.clear()
+        self._packing = None
         del self._views, self._reader, self._batcher
 
     def _drop_used_embeds(self, items: Seq[WorkItem]) -> None:
@@ -332,7 +351,7 @@ def build(context: BuildContext) -> TorchEngine:
     try:
         capacity.refuse_unsupported(loaded.model)
         with hardware.alone(loaded.device), torch.no_grad():
-            return _make(loaded, settings)
+            return _make(context.files, loaded, settings)
     except VlmkitError:
         raise
     except Exception as error:  # a family's code may raise anything where it is not as expected
@@ -345,19 +364,21 @@ def build(context: BuildContext) -> TorchEngine:
         ) from error
 
 
-def _make(loaded: LoadedModel, settings: EngineSettings) -> TorchEngine:
+def _make(files: Checkpoint, loaded: LoadedModel, settings: EngineSettings) -> TorchEngine:
     views = Views(loaded.model)
     rope.settle(views, capacity.max_sequence_tokens(views, settings))
     temperature.settle(views.decoder)
+    note = selfcheck.note_of(files, settings, loaded.device, loaded.dtype)
     # States have no second place where a mistake would show: they are always checked.
-    is_checked = settings.self_check or capacity.recurrent_states(views) is not None
+    is_wanted = settings.self_check or capacity.recurrent_states(views) is not None
+    is_checked = is_wanted and trial_notes.read(note) is None
     with exact_activations(loaded.model):
         expected = selfcheck.reference(views, loaded.device) if is_checked else None
-    if settings.packed_weights and packing.gains(loaded):
-        packing.pack(loaded.model, views.decoder)
-        views = Views(loaded.model)
     engine = TorchEngine(loaded, views, settings)
     if expected is not None:
         with exact_activations(loaded.model):
             selfcheck.check(engine, views, expected)
+        trial_notes.write(note)
+    if settings.packed_weights and packing.gains(loaded):
+        engine.pack_later([files.path / name for name in weights_of(files).files])
     return engine

@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from vlmkit.errors import ConfigError
+from vlmkit_torch import sizing
 from vlmkit_torch.refusal import release_of
 from vlmkit_torch.settings import ComputeSettings
 
 log = logging.getLogger(__name__)
 
-GIB = 2**30
+GIB = sizing.GIB
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CPU_CACHE_BYTES = 4 * GIB
 CALL_BYTES = {"cpu": 2**19}  # see call_bytes(); measured on two cores
 CALL_BYTES_OF_GPU = 2**24
 FREE_FRACTION = 0.8  # of a device's free memory; the rest is for activations and other programs
@@ -49,22 +49,16 @@ def choose_device(settings: ComputeSettings) -> torch.device:
     return _numbered(device)
 
 
-def choose_dtype(
-    settings: ComputeSettings, device: torch.device, own: torch.dtype | None
-) -> torch.dtype:
-    """Return the precision to compute in.
-
-    ``auto`` follows the checkpoint on a GPU. On a CPU it is float32: half precision is slower
-    there unless the processor has matrix units for it, and then the user may ask for it.
+def choose_dtype(settings: ComputeSettings, own: torch.dtype | None) -> torch.dtype:
+    """Return the precision to compute in on a device that is no CPU; see ``sizing`` for CPUs.
 
     Args:
-        settings: what was asked for.
-        device: where it will run.
+        settings: what was asked for; ``auto`` follows the checkpoint.
         own: the checkpoint's precision, if it says.
     """
     if settings.dtype != "auto":
         return DTYPES[settings.dtype]
-    if device.type == "cpu" or own is None or not own.is_floating_point or own.itemsize > 4:
+    if own is None or not own.is_floating_point or own.itemsize > 4:
         return torch.float32
     return own
 
@@ -76,7 +70,7 @@ def cache_bytes(device: torch.device) -> int:
     if device.type == "mps":
         used = torch.mps.driver_allocated_memory()
         return int(max(GIB, torch.mps.recommended_max_memory() - used) * FREE_FRACTION / 2)
-    return CPU_CACHE_BYTES
+    return sizing.CACHE_BYTES
 
 
 def call_bytes(device: torch.device) -> int:

@@ -3,10 +3,16 @@
 A slot holds one token. Which slot belongs to whom is the block pool's business. Who reads a slot
 wrote it, or shares it, or it is the slot of zeros: what others left in one is never read, for a
 masked slot still takes part in the arithmetic and zero times infinity is not zero.
+
+On a CPU the memory is reserved and not written: a page becomes resident when a token is written to
+it.
 """
 
+import mmap
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -88,5 +94,24 @@ class KVCache:
         self._pools.clear()
 
     def _make_pool(self, row: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        # On a CPU the pages of a zeroed tensor take no memory before they are written.
-        return torch.zeros((self.num_slots + 1, *row), dtype=dtype, device=self.device)
+        shape = (self.num_slots + 1, *row)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        return _unwritten_zeros(prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
+def _unwritten_zeros(num_bytes: int) -> torch.Tensor:
+    """Return zeros whose pages are not resident; ``torch.zeros`` writes every page.
+
+    The pages belong to no heap, so they also return to the system when the tensor is freed.
+
+    Raises:
+        MemoryError: the system does not reserve that much.
+    """
+    # The default on POSIX is shared memory, which containers limit separately.
+    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    try:
+        pages = mmap.mmap(-1, num_bytes, **private)
+    except OSError as error:
+        raise MemoryError(f"{num_bytes} bytes for keys and values: {error.strerror}") from error
+    return torch.frombuffer(pages, dtype=torch.uint8)

@@ -4,19 +4,21 @@ from typing import Any
 
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_torch import refusal
+from vlmkit_torch import refusal, sizing
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
 VLMKIT_API = (1, 0)
 
 
 def _build_engine(context: BuildContext) -> Any:
+    sizing.refuse_too_large(context)  # before torch is imported, which takes seconds
     from vlmkit_torch.engine import build
 
     return build(context)
 
 
 def _build_encoder(context: BuildContext) -> Any:
+    sizing.refuse_too_large(context)
     from vlmkit_torch.encoder import build
 
     return build(context)

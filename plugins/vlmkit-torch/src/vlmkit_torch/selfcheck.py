@@ -3,14 +3,21 @@
 Catches what no list of families can: an attention that works otherwise than we believe, a kernel
 that is wrong on this machine, anything that one sequence in a step does to another. Two dozen
 tokens, once, and beside each chunk of them a token that stands as far from the start as any may.
+
+A model that passed on a CPU is not checked again on this machine until a file, a setting or a
+package changes.
 """
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import CheckpointError
+from vlmkit.kit import trial_notes
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.step import StepOutput, WorkItem
@@ -18,9 +25,37 @@ from vlmkit_torch.views import Views
 
 if TYPE_CHECKING:
     from vlmkit_torch.engine import TorchEngine
+    from vlmkit_torch.settings import EngineSettings
 
+KERNEL_VARIABLES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_", "TORCH_")  # how names of those begin
 STOPS = (9, 20, 21, 22)  # ends of the chunks; the last two are single tokens
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+
+
+def note_of(
+    checkpoint: Checkpoint, settings: "EngineSettings", device: torch.device, dtype: torch.dtype
+) -> Path | None:
+    """Return the note that exists once this model passed the check; None where none can be kept.
+
+    A GPU's drivers change unseen, and it is done with the check in no time: there is no note.
+
+    Args:
+        checkpoint: the files of the model.
+        settings: of the engine.
+        device: that computes.
+        dtype: of the weights.
+    """
+    if device.type != "cpu":
+        return None
+    kernels = {k: v for k, v in os.environ.items() if k.startswith(KERNEL_VARIABLES)}
+    facts = [repr(settings), f"{device} {dtype}", repr(sorted(kernels.items())), _sources()]
+    return trial_notes.place(checkpoint.path, "self-checks", facts)
+
+
+def _sources() -> str:
+    """Return what changes when this plugin's code does: names and sizes of its files."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return " ".join(f"{path.name} {path.stat().st_size}" for path in files)
 
 
 def reference(views: Views, device: torch.device) -> torch.Tensor:

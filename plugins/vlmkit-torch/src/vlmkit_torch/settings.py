@@ -14,7 +14,8 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         device: ``auto`` takes cuda, then mps, then cpu; or a name such as ``cuda:1``.
-        dtype: ``auto`` is float32 on a CPU and the checkpoint's own elsewhere.
+        dtype: ``auto`` is the checkpoint's own; on a CPU, the fastest that keeps it and fits into
+            memory: float32 for a bfloat16 checkpoint on a CPU without units for bfloat16.
         num_threads: CPU threads that torch may use, for the whole process; None leaves it alone.
     """
 
@@ -38,7 +39,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         cache_tokens: tokens that the cache holds; None derives it from ``cache_gib``.
-        cache_gib: memory for the cache; None takes a part of what is free.
+        cache_gib: memory for the cache; None takes a part of what is free. A CPU's is resident only
+            where tokens were written.
         block_tokens: tokens in a cache block; prefixes are shared in multiples of it.
         prefix_cache: whether computed prefixes are reused by later prompts.
         max_sequence_tokens: longest sequence; None is what the checkpoint was made for, and where
@@ -46,8 +48,8 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
         max_sequences: most sequences with room in the cache.
         max_chunk_tokens: most tokens of one sequence in one step; an image block that may not be
             cut has to fit.
-        packed_weights: on a CPU in float32, keep linear layers in the layout that small batches
-            read fastest.
+        packed_weights: on a CPU, bring linear layers into the layout that small batches read
+            fastest, one group a step, once two sequences were served.
         self_check: at load, compare paged and chunked computation with the plain model, of a text
             and of two small pictures.
     """

@@ -79,6 +79,10 @@ class Views:
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None]).logits[0]
         return logits
 
+    def renew_head(self) -> None:
+        """Take the head that the model has now."""
+        self._head = head_of(self.model, self.decoder)
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the decoder's embeddings of token ids."""
         rows: torch.Tensor = self.decoder.get_input_embeddings()(token_ids)

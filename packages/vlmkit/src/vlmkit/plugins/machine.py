@@ -1,14 +1,13 @@
 """Facts about this machine that decide what can run on it, found without heavy imports."""
 
-import contextlib
 import importlib.metadata
-import os
 import platform
 import sys
 from pathlib import Path
 
 from vlmkit._version import __version__
 from vlmkit.errors import PluginError
+from vlmkit.kit import memory, processor
 from vlmkit.kit.cores import num_cores
 from vlmkit.kit.one_line import named, text_of
 from vlmkit.plugins.loader import Plugins
@@ -68,29 +67,17 @@ def _version(distribution: str) -> str | None:
 
 
 def _cpu_features() -> list[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return []
-    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
-    flags = set(lines[0].partition(":")[2].split()) if lines else set()
-    return [feature for feature in CPU_FEATURES if feature in flags]
+    found = processor.features()
+    return [feature for feature in CPU_FEATURES if feature in found]
 
 
 def _memory() -> str:
-    if (num_bytes := _memory_bytes()) is None:
+    if (num_bytes := memory.total_bytes()) is None:
         return "unknown"
-    limit = _read(Path("/sys/fs/cgroup/memory.max"))
-    if limit.isdigit() and int(limit) < num_bytes:
-        return f"{int(limit) / 2**30:.1f} GiB (a limit; the machine has {num_bytes / 2**30:.1f})"
+    limit = memory.limit_bytes()
+    if limit is not None and limit < num_bytes:
+        return f"{limit / 2**30:.1f} GiB (a limit; the machine has {num_bytes / 2**30:.1f})"
     return f"{num_bytes / 2**30:.1f} GiB"
-
-
-def _memory_bytes() -> int | None:
-    if sys.platform != "win32":
-        with contextlib.suppress(ValueError, OSError):
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
 
 
 def _devices() -> list[str]:

@@ -1,0 +1,58 @@
+"""Memory of keys and values is reserved at once, and taken page by page as tokens are written."""
+
+import ctypes
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vlmkit_torch.kv_cache import KVCache, LayerShape
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+HEADS, HEAD, NUM_SLOTS = 2, 64, 2**14
+
+
+def resident_bytes(pool: torch.Tensor) -> int:
+    """Return how much of a tensor's memory the system has given, as Linux tells it."""
+    num_pages = -(-pool.numel() * pool.itemsize // mmap.PAGESIZE)
+    pages = (ctypes.c_ubyte * num_pages)()
+    start = ctypes.c_void_p(pool.data_ptr())
+    assert ctypes.CDLL(None).mincore(start, ctypes.c_size_t(num_pages * mmap.PAGESIZE), pages) == 0
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux tells them")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_become_resident_when_tokens_are_written_to_them(dtype: torch.dtype) -> None:
+    shape = LayerShape((HEADS, HEAD), (HEADS, HEAD), dtype)
+    cache = KVCache(NUM_SLOTS, CPU, {0: shape})
+    (keys, values) = cache._pools[0]
+    assert keys.shape == (NUM_SLOTS + 1, HEADS, HEAD)
+    row_bytes = HEADS * HEAD * dtype.itemsize
+    assert [resident_bytes(pool) for pool in (keys, values)] == [0, 0]
+
+    some = torch.ones(HEADS, 3 * mmap.PAGESIZE // row_bytes, HEAD, dtype=dtype)
+    cache.write(0, torch.arange(some.shape[1]), some, some)
+    assert [resident_bytes(pool) for pool in (keys, values)] == [3 * mmap.PAGESIZE] * 2
+    assert not keys[cache.zero_slot].any()
+    assert not keys[some.shape[1] :].any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux tells them")
+def test_memory_returns_to_the_system_when_the_cache_is_freed() -> None:
+    cache = KVCache(NUM_SLOTS, CPU, {0: LayerShape((HEADS, HEAD), (HEADS, HEAD), torch.float32)})
+    first = cache._pools[0][0].data_ptr()
+    cache.free()
+    names = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines()]
+    ranges = [tuple(int(part, 16) for part in name.split("-")) for name in names]
+    assert not any(start <= first < stop for start, stop in ranges)
+
+
+def test_memory_that_the_system_does_not_reserve_is_a_memory_error() -> None:
+    shape = LayerShape((1, 2**20), (1, 2**20), torch.float32)
+    with pytest.raises(MemoryError):
+        KVCache(2**40, CPU, {0: shape})
