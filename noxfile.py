@@ -23,10 +23,23 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
+HEIF = "plugins/vlmkit-heif"
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
 HF_CONVERT, TORCH_QUANTIZED = f"{HF}[convert]", f"{TORCH}[quantized]"
-ALL = [CORE, MOCK, HF_CONVERT, TORCH_QUANTIZED, ONNX_EXPORT, DEMO, GUIDANCE, MCP, PDF, MONITOR]
+ALL = [
+    CORE,
+    MOCK,
+    HF_CONVERT,
+    TORCH_QUANTIZED,
+    ONNX_EXPORT,
+    DEMO,
+    GUIDANCE,
+    MCP,
+    PDF,
+    HEIF,
+    MONITOR,
+]
 PATHS = [path.partition("[")[0] for path in ALL]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
@@ -44,6 +57,7 @@ OLDEST = {
     GUIDANCE: [CORE, MOCK, HF, GUIDANCE],
     MCP: [CORE, MOCK, MCP],
     PDF: [CORE, MOCK, PDF],
+    HEIF: [CORE, MOCK, HEIF],
     MONITOR: [CORE, MOCK, MONITOR],
 }
 # What each client needs to be tried by the file of tests/clients that has its name.

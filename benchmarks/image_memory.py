@@ -13,6 +13,7 @@ import argparse
 import io
 import json
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -36,20 +37,23 @@ COSTS_SIZE = (5000, 4000)
 NUM_AT_ONCE = 12
 
 CHILD = """
-import re, sys
+import re, resource, sys
 from pathlib import Path
 from vlmkit.ask.image import Image
+from vlmkit.settings.images import ImageLimits
 
 def status(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 small, large = (Path(name).read_bytes() for name in sys.argv[1:])
-Image.open(small).digest
+Image.open(small).to_pil()
 Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
-image = Image.open(large)
+image = Image.open(large, ImageLimits(max_bytes=2**30))
+picture = image.to_pil()
 image.digest
-print(status("VmHWM") - before, image.cost.peak_bytes)
+decoders = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+print(status("VmHWM") - before + decoders, image.cost.peak_bytes)
 """
 
 
@@ -94,6 +98,38 @@ def _wide(picture: PIL.Image.Image) -> PIL.Image.Image:
     return picture.convert("I").point(lambda x: x * 256).convert("I;16")
 
 
+def _pages(picture: PIL.Image.Image, **options: Any) -> bytes:
+    others = [PIL.Image.new("RGB", picture.size) for _ in range(3)]
+    return saved(picture, "TIFF", save_all=True, append_images=others, **options)
+
+
+def tiled(picture: PIL.Image.Image, side: int, *, by_planes: bool = False) -> bytes:
+    """Return a TIFF file of uncompressed tiles, which Pillow reads and does not write."""
+    width, height = picture.size
+    places = [(x, y) for y in range(0, height, side) for x in range(0, width, side)]
+    planes = picture.split() if by_planes else [picture]
+    tiles = [
+        plane.crop((x, y, x + side, y + side)).tobytes() for plane in planes for x, y in places
+    ]
+    starts = [8 + sum(map(len, tiles[:1])) * number for number in range(len(tiles))]
+    numbers = [starts, [len(tile) for tile in tiles], [8, 8, 8]]
+    end = 8 + sum(map(len, tiles))
+    arrays = [struct.pack(f"<{len(each)}L", *each) for each in numbers[:2]]
+    arrays.append(struct.pack("<4H", *numbers[2], 0))
+    at = [end, end + len(arrays[0]), end + len(arrays[0]) + len(arrays[1])]
+    if len(tiles) == 1:  # one number stands in the directory itself
+        at[0], at[1] = starts[0], len(tiles[0])
+    entries = [(256, width), (257, height), (258, at[2]), (259, 1), (262, 2), (277, 3)]
+    entries += [(284, 1 + by_planes), (322, side), (323, side), (324, at[0]), (325, at[1])]
+    counts = {258: 3, 324: len(tiles), 325: len(tiles)}
+    directory = struct.pack("<H", len(entries))
+    for tag, value in entries:
+        kind = 3 if tag == 258 else 4
+        directory += struct.pack("<HHLL", tag, kind, counts.get(tag, 1), value)
+    body = b"".join([*tiles, *arrays])
+    return b"II*\0" + struct.pack("<L", 8 + len(body)) + body + directory + bytes(4)
+
+
 KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "PNG, 1 bit": lambda p: saved(p.convert("1"), "PNG"),
     "PNG, grey": lambda p: saved(p.convert("L"), "PNG"),
@@ -133,6 +169,36 @@ KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
         disposal=2,
         append_images=[_palette(PIL.Image.new("RGB", p.size))],
     ),
+    **{
+        f"TIFF, {name}": lambda p, name=name: saved(p, "TIFF", compression=name)  # type: ignore[misc]
+        for name in ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "lzma", "zstd")
+    },
+    **{
+        f"TIFF, 1 bit, {name}": lambda p, name=name: saved(p.convert("1"), "TIFF", compression=name)  # type: ignore[misc]
+        for name in ("raw", "tiff_ccitt", "group3", "group4")
+    },
+    "TIFF, grey": lambda p: saved(p.convert("L"), "TIFF", compression="tiff_lzw"),
+    "TIFF, 16 bit": lambda p: saved(_wide(p), "TIFF", compression="tiff_lzw"),
+    "TIFF, 32 bit": lambda p: saved(p.convert("I"), "TIFF", compression="tiff_lzw"),
+    "TIFF, float": lambda p: saved(p.convert("F"), "TIFF", compression="tiff_lzw"),
+    "TIFF, palette": lambda p: saved(_palette(p), "TIFF", compression="tiff_lzw"),
+    "TIFF, RGBA": lambda p: saved(_with_alpha(p), "TIFF", compression="tiff_lzw"),
+    "TIFF, CMYK": lambda p: saved(p.convert("CMYK"), "TIFF", compression="tiff_lzw"),
+    "TIFF, YCbCr": lambda p: saved(p.convert("YCbCr"), "TIFF", compression="tiff_lzw"),
+    "TIFF, turned": lambda p: saved(p, "TIFF", compression="tiff_lzw", tiffinfo={274: 6}),
+    "TIFF, one strip": lambda p: saved(p, "TIFF", compression="tiff_lzw", strip_size=2**30),
+    "TIFF, tiles": lambda p: tiled(p, 256),
+    "TIFF, tiles of planes": lambda p: tiled(p, 256, by_planes=True),
+    "TIFF, pages": lambda p: _pages(p, compression="tiff_lzw"),
+    "TIFF, BigTIFF": lambda p: saved(p, "TIFF", compression="tiff_lzw", big_tiff=True),
+    "AVIF": lambda p: saved(p, "AVIF", speed=10),
+    "AVIF, 4:4:4": lambda p: saved(p, "AVIF", speed=10, subsampling="4:4:4"),
+    "AVIF, grey": lambda p: saved(p.convert("L"), "AVIF", speed=10),
+    "AVIF, alpha": lambda p: saved(_with_alpha(p), "AVIF", speed=10),
+    "AVIF, turned": lambda p: saved(p, "AVIF", speed=10, exif=_tags()),
+    "AVIF, animated": lambda p: saved(
+        p, "AVIF", speed=10, save_all=True, append_images=[PIL.Image.new("RGB", p.size)]
+    ),
     "BMP, 1 bit": lambda p: saved(p.convert("1"), "BMP"),
     "BMP, palette": lambda p: saved(_palette(p), "BMP"),
 }
@@ -153,13 +219,14 @@ def measured(kind: str, size: tuple[int, int] = COSTS_SIZE) -> Measured:
 
 
 def process_ids(parent: int) -> list[int]:
-    """Return a process and its children."""
-    found = [parent]
+    """Return a process, its children and theirs."""
+    parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, parent_id = stat.read_text().rpartition(")")[2].split()[:2]
-            if int(parent_id) == parent and state != "Z":
-                found.append(int(stat.parent.name))
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = [parent]
+    for each in found:
+        found += [child for child, own in parents.items() if own == each]
     return found
 
 
@@ -177,8 +244,8 @@ class Peak:
     """The most memory that the processes of a server have while this is open."""
 
     def __init__(self, process_id: int) -> None:
-        self._ids = process_ids(process_id)
-        self.num_bytes = resident_bytes(self._ids)
+        self._id = process_id
+        self.num_bytes = resident_bytes(process_ids(process_id))
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -192,7 +259,7 @@ class Peak:
 
     def _look(self) -> None:
         while not self._is_closed.wait(0.005):
-            self.num_bytes = max(self.num_bytes, resident_bytes(self._ids))
+            self.num_bytes = max(self.num_bytes, resident_bytes(process_ids(self._id)))
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def test_an_answer_that_was_cut_says_so_beside_it(capsys: pytest.CaptureFixture[
     assert run(["ask", "mock", "hello", "--max-tokens", "4"]) == 0
     shown = capsys.readouterr()
     assert shown.out == "hell\n"
-    assert "stopped at the limit of tokens" in shown.err
+    assert "stopped at the limit of 4 tokens" in shown.err
 
 
 def test_settings_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,6 +244,57 @@ def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path)
         assert "40x30" in process.communicate()[0]
 
 
+def test_the_only_model_is_asked_without_its_name_and_named(
+    capsys: pytest.CaptureFixture[str], picture: Path, tmp_path: Path
+) -> None:
+    only = ["--set", "plugins.only=['vlmkit-mock']"]
+    assert run(["ask", "what is this?", "--image", str(picture), *only]) == 0
+    shown = capsys.readouterr()
+    assert "40x30" in shown.out
+    assert shown.err == "model: mock\n"
+    file = tmp_path / "vlmkit.toml"
+    file.write_text("[[models]]\nname='mine'\nmodel='mock'\n")
+    assert run(["ask", "hello", "--config", str(file)]) == 0
+    assert capsys.readouterr() == ("hello\n", "model: mine\n")
+    assert run(["ask", "mine", "hello", "--config", str(file)]) == 0
+    assert capsys.readouterr() == ("hello\n", "")
+
+
+def test_several_files_and_patterns_follow_one_option(
+    capsys: pytest.CaptureFixture[str], picture: Path
+) -> None:
+    other = picture.with_name("other.tif")
+    Image.new("RGB", (9, 7), "teal").save(other)
+    pattern = str(picture.with_name("*.[pt]*"))
+    for arguments in (
+        ["--image", str(picture), str(other), "mock", "what?"],
+        ["mock", "what?", "--image", str(picture), str(other)],
+        ["mock", "--image", str(picture), "what?", f"--image={other}"],
+        ["mock", "what?", "--image", pattern],
+    ):
+        assert run(["ask", *arguments]) == 0
+        shown = capsys.readouterr()
+        assert "40x30" in shown.out
+        assert "9x7" in shown.out
+        assert shown.out.endswith("what?\n")
+
+
+def test_documents_are_asked_about_as_pictures_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pages = [Image.new("RGB", (9 + number, 7), "teal") for number in range(3)]
+    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
+    assert run(["ask", "mock", "what?", "--image", str(tmp_path / "a.tif")]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{9 + number}x7" in shown for number in range(3))
+
+
+def test_the_default_number_of_tokens_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("ask", "chat"):
+        assert run([command, "--help"]) == 0
+        assert "the model's own limit by default" in " ".join(capsys.readouterr().out.split())
+
+
 # Failing.
 
 
@@ -252,9 +303,12 @@ def test_a_picture_on_standard_input_is_no_question(start: Start, picture: Path)
     [
         (["ask"], 2, "name a model", "mock"),
         (["ask", "mock"], 2, "say what to ask", ""),
+        (["ask", "mok"], 2, "'mok' is no model", "did you mean 'mock'?"),
+        (["ask", "what is this?"], 2, "name a model", "mock"),
+        (["ask", "mock", "x", "--image", "/none/*.png"], 1, "no file matches '/none/*.png'", ""),
         (["ask", "mok", "x"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
-        (["ask", "mock", "x", "--image", "/no.png"], 1, "image '/no.png' cannot be read", "check"),
-        (["ask", "mock", "x", "--image", "file:///no%20a.png"], 1, "image '/no a.png' cannot", ""),
+        (["ask", "mock", "x", "--image", "/no.png"], 1, "file '/no.png' cannot be read", "check"),
+        (["ask", "mock", "x", "--image", "file:///no%20a.png"], 1, "file '/no a.png' cannot", ""),
         (["ask", "mock", "x", "--image", "file://other/a.png"], 1, "on another machine", "copy it"),
         (
             ["ask", "mock", "x", "--image", "file:////other/a.png"],
@@ -334,7 +388,7 @@ def test_a_picture_that_is_none_is_named_before_the_model_is_built(
     settings = ["--set", f"plugins=['{plugin}']", "--set", "engine.use=broken"]
     sources = ["--image", str(picture), "--image", str(notes)]
     assert run(["ask", "mock", "x", *sources, *settings]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {str(notes)!r}: image is not a readable")
+    assert capsys.readouterr().err.startswith(f"error: {str(notes)!r}: the file is a text, which")
     assert run(["ask", "mock", "x", *sources[:2], *settings]) == 1
     assert "cannot be read" not in (shown := capsys.readouterr().err)
     assert "none" in shown
@@ -499,14 +553,59 @@ def test_the_address_of_the_command_line_wins_over_every_other(
 def test_a_piped_chat_answers_each_line_and_knows_its_commands(
     capsys: pytest.CaptureFixture[str], picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = f"one\n\n/image {picture}\n/image /none.png\ntwo\n/reset\n/help\nthree\n/quit\nfour\n"
+    lines = f"one\n\n/image {picture}\ntwo\n/reset\n/help\nthree\n/quit\nfour\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert run(["chat", "mock"]) == 0
     shown = capsys.readouterr()
     assert "40x30" in shown.out
     assert re.sub(r"image .*\n", "", shown.out) == "one\ntwo\nthree\n"
-    assert "image '/none.png' cannot be read" in shown.err
     assert "/reset" in shown.err
+
+
+@pytest.mark.parametrize("refused", ["/none.png", "{folder}/page.html"])
+def test_a_refused_picture_takes_back_those_that_wait_for_the_next_message(
+    refused: str,
+    capsys: pytest.CaptureFixture[str],
+    picture: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "page.html").write_text("<html></html>")
+    named = refused.format(folder=tmp_path)
+    lines = f"/image {picture}\n/image {named}\nwhat?\nagain?\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert run(["chat", "mock"]) == 0
+    shown = capsys.readouterr()
+    assert "40x30" not in shown.out
+    assert "again?" in shown.out
+    assert "no picture is shown with the next message" in shown.err
+    assert f"error: {'file ' * (refused[1] == 'n')}{named!r}" in shown.err
+
+
+def test_a_path_begins_a_question_and_an_unknown_command_does_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "/etc/hosts what is this\n/tmp is what?\n/imgae a.png\n/frobnicate\n/helpme\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert run(["chat", "mock"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "/etc/hosts what is this\n/tmp is what?\n"
+    assert "unknown command '/imgae': did you mean /image?" in shown.err
+    assert "error: unknown command '/frobnicate'\n" in shown.err
+    assert "unknown command '/helpme': did you mean /help?" in shown.err
+
+
+@pytest.mark.posix
+def test_tab_completes_commands_and_paths(
+    chat: Callable[..., "Terminal"], tmp_path: Path, picture: Path
+) -> None:
+    pytest.importorskip("readline")
+    folder = tmp_path / "holiday"
+    folder.mkdir()
+    (folder / "beach.png").write_bytes(picture.read_bytes())
+    terminal = chat()
+    terminal.type("/im\tholi\tbea\t\n")
+    terminal.wait_for("[40x30, shown with the next message]")
 
 
 def test_a_refused_message_leaves_the_conversation_as_it_was(
@@ -602,7 +701,7 @@ def test_a_dropped_or_quoted_path_is_a_picture_of_the_message_or_the_next(
     terminal.wait_for("image 1: 40x30")
     terminal.wait_for("\r\nwhat's this?\r\n> ")
     terminal.type("'/none.png'\n")
-    terminal.wait_for("image '/none.png' cannot be read")
+    terminal.wait_for("file '/none.png' cannot be read")
 
 
 class Terminal:

@@ -57,7 +57,7 @@ def test_every_format_that_is_opened_states_its_cost_and_is_measured():
     for name in FORMATS:
         assert any(is_kind(kind, name) for kind in image_memory.KINDS), name
     with pytest.raises(ImageError):
-        Image.open(saved("TIFF"))
+        Image.open(saved("TGA"))
 
 
 @pytest.mark.parametrize("kind", image_memory.KINDS)
@@ -66,7 +66,7 @@ def test_a_picture_of_every_kind_costs_what_pillow_makes_of_it(kind):
     content = image_memory.KINDS[kind](image_memory.drawn(WIDTH, HEIGHT))
     image = Image.open(content)
     assert image.cost.held_bytes == 4 * WIDTH * HEIGHT
-    assert image.cost.held_bytes < image.cost.peak_bytes < 2**25 + 3 * len(content)
+    assert image.cost.held_bytes < image.cost.peak_bytes < 2**26 + 3 * len(content)
     expected = PIL.Image.open(io.BytesIO(content))
     tags = expected.getexif().get(0x0112, 1)
     if expected.mode == "RGB" and tags == 1 and "transparency" not in expected.info:
@@ -139,7 +139,7 @@ def test_a_file_is_broken_only_where_there_was_memory_for_it(monkeypatch):
     monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", fail)
     with pytest.raises(ImageError, match="broken"):
         Image.open(saved("JPEG")).to_pil()
-    monkeypatch.setattr(pixels, "_has_room", lambda num_bytes: num_bytes < 2**20)
+    monkeypatch.setattr(pixels, "has_room", lambda num_bytes: num_bytes < 2**20)
     with pytest.raises(OutOfMemory):
         Image.open(saved("JPEG")).to_pil()
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import struct
 import zlib
 
@@ -16,7 +17,11 @@ from vlmkit.ask.png import BEGIN as PNG_BEGIN, MAX_CHUNKS
 from vlmkit.errors import ImageError
 from vlmkit.settings.images import ImageLimits
 
-KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+REFUSED = re.compile(
+    "image (file is empty|is .*: it is not decoded"
+    "|is an? .* whose header cannot be read: broken or cut off)"
+)
 WITH_TAGS = ("PNG", "JPEG", "WEBP")
 
 
@@ -96,7 +101,7 @@ def test_the_beginning_of_a_file_is_enough(kind):
 def test_whatever_is_no_picture_is_refused_without_its_words(content, begin):
     with pytest.raises(ImageError) as caught:
         Image.of_header(begin + content)
-    assert str(caught.value).startswith("image is not a readable")
+    assert REFUSED.fullmatch(str(caught.value))
 
 
 @given(data=st.data())

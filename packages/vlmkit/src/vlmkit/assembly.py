@@ -20,13 +20,13 @@ from vlmkit.config.providers import (
     check_groups,
     is_left_out,
     makers_of,
-    names_of,
+    members,
     refuse_broken_files,
     registry_of,
     with_broken_plugins,
     with_provider_paths,
 )
-from vlmkit.config.structs import SECTIONS, Group
+from vlmkit.config.structs import SECTIONS
 from vlmkit.config.text_side import renderers
 from vlmkit.errors import (
     CheckpointError,
@@ -38,6 +38,7 @@ from vlmkit.errors import (
 from vlmkit.kit import heap, weight_files
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.generation_config import default_params
+from vlmkit.kit.notebook_stages import notebook_stages
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import OBSERVER, TOKENIZER
 from vlmkit.plugins.loader import Plugins
@@ -75,7 +76,8 @@ def load(
         config: a :class:`vlmkit.config.Config`, or the path of a TOML file. With a path, and with
             None, ``VLMKIT_`` variables count too.
         revision: the revision to take from the hub.
-        on_stage: called with the name of each stage of loading as it begins.
+        on_stage: called with the name of each stage of loading as it begins; a notebook shows them
+            when None.
         **sections: sections of the config, such as ``engine={"use": "torch"}``; these win.
 
     Raises:
@@ -95,10 +97,12 @@ def load(
         layered = read_config(file, arguments=sections)
     entry = ModelEntry(model=os.fspath(model), revision=revision)
     plugins = load_plugins(layered.config)
-    runner = assemble(entry, with_provider_paths(layered, plugins).config, plugins, on_stage)
+    config = with_provider_paths(layered, plugins).config
+    runner = assemble(entry, config, plugins, on_stage or notebook_stages())
+    from vlmkit.kit.image_source import fetcher_of
     from vlmkit.model import Model  # commands that run none import no arrays
 
-    return Model(runner)
+    return Model(runner, fetcher_of(config.server.fetch))
 
 
 def fetch(
@@ -226,7 +230,7 @@ def assemble(
             if SECTIONS[section].part_of == "server":
                 continue
             registry, group = registry_of(plugins, section), config.group(section)
-            parts[section] = _members(registry, group, context, built)
+            parts[section] = members(registry, group, context, built)
         makers = makers_of(plugins, choice, parts)
         for name, make in observers.items():
             if (observer := make()) is not None:
@@ -276,18 +280,6 @@ def _constraint_worker(
     from vlmkit.config.constraint_plan import constraint_worker  # it imports arrays
 
     return constraint_worker(compiler, config, context)
-
-
-def _members(
-    registry: Registry[Any], group: Group, context: BuildContext, built: ExitStack
-) -> dict[str, Any]:
-    """Build all of a group, each by its name; those that can be are closed with the stack."""
-    members = {}
-    for name in names_of(group, registry, context.files):
-        members[name] = registry.build(name, group.settings.get(name, {}), context)
-        if close := getattr(members[name], "close", None):
-            built.callback(close)
-    return members
 
 
 def request_fields(

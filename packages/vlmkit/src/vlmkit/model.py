@@ -9,24 +9,33 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence as Seq
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from vlmkit.ask.completion import Completion
 from vlmkit.ask.constraint import Constraint
-from vlmkit.ask.image import Image, ImageSource
-from vlmkit.ask.media import MediaSource, media_part
-from vlmkit.ask.message import ImagePart, Message, turns
+from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
+from vlmkit.ask.media import FilePart, MediaPart, MediaSource, media_part
+from vlmkit.ask.message import ImagePart, Message
 from vlmkit.ask.request import Request
 from vlmkit.ask.runner_stats import RunnerStats
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.score import Score
 from vlmkit.errors import EngineError, RequestError
+from vlmkit.kit.chat_dicts import conversation
+from vlmkit.kit.image_source import Shown, listed, naming_files, shown_part
 from vlmkit.kit.pooling import Vector
 from vlmkit.kit.request_fields import plain_values
 from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
 
+if TYPE_CHECKING:
+    from vlmkit.kit.image_fetcher import ImageFetcher
+
 T = TypeVar("T")
-Shown = ImageSource | ImagePart
+Turn = Message | Mapping[str, Any]
+Prompt = str | Turn | Seq[Turn]
+"""A question, or a conversation: messages, or dictionaries as OpenAI's API has them."""
+Images = Shown | Seq[Shown]
+Media = MediaSource | Seq[MediaSource]
 
 
 class Model:
@@ -34,11 +43,18 @@ class Model:
 
     Args:
         runner: answers the requests.
+        fetcher: fetches images that are named by ``http(s)`` URL; they are refused when None.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, fetcher: "ImageFetcher | None" = None) -> None:
         self.runner = runner
         self._is_closed = False
+        self._fetcher = fetcher
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        most = facts.limits.max_sequence_tokens
+        return f"Model({facts.name!r}, takes {' and '.join(facts.modalities)}, {most} tokens)"
 
     @property
     def facts(self) -> RunnerFacts:
@@ -47,10 +63,10 @@ class Model:
 
     def generate(
         self,
-        prompt: str | Seq[Message],
+        prompt: Prompt,
         *,
-        images: Seq[Shown] = (),
-        media: Seq[MediaSource] = (),
+        images: Images = (),
+        media: Media = (),
         constraint: Constraint | None = None,
         fields: Mapping[str, Any] | None = None,
         **params: Any,
@@ -58,14 +74,19 @@ class Model:
         """Answer a question, or go on with a conversation, and wait for the whole answer.
 
         Args:
-            prompt: a question, or messages.
-            images: pictures to show with the question: paths, bytes, PIL images or arrays; or a
-                :class:`vlmkit.ask.message.ImagePart`, which also says how large it is shown.
-            media: sounds and the like to go with it: paths or bytes of files that a media loader
-                opens, or a :class:`vlmkit.ask.media.MediaPart`.
+            prompt: a question, or messages, also as dictionaries of OpenAI's API.
+            images: a picture to show with the question, or several: paths, bytes, PIL images or
+                arrays, ``data:`` URLs, and ``http(s)`` URLs where ``server.fetch`` allows them; or
+                a :class:`vlmkit.ask.message.ImagePart`, which also says how large it is shown. A
+                media loader opens what is no image, such as each page of a PDF file.
+            media: sounds and the like to go with it, one or several: paths or bytes of files that
+                a media loader opens, or a :class:`vlmkit.ask.media.MediaPart`.
             constraint: what the answer must keep to; see :mod:`vlmkit.ask.constraint`.
             fields: what it says by fields that plugins added to requests, by their names.
-            **params: fields of :class:`vlmkit.SamplingParams`.
+            **params: fields of :class:`vlmkit.SamplingParams`; ``stop`` may be one text.
+
+        Raises:
+            RequestError: an argument is not what was expected, an image included.
         """
         request = self.request(
             prompt, images=images, media=media, constraint=constraint, fields=fields, **params
@@ -74,10 +95,10 @@ class Model:
 
     def stream(
         self,
-        prompt: str | Seq[Message],
+        prompt: Prompt,
         *,
-        images: Seq[Shown] = (),
-        media: Seq[MediaSource] = (),
+        images: Images = (),
+        media: Media = (),
         constraint: Constraint | None = None,
         fields: Mapping[str, Any] | None = None,
         **params: Any,
@@ -92,10 +113,10 @@ class Model:
 
     async def agenerate(
         self,
-        prompt: str | Seq[Message],
+        prompt: Prompt,
         *,
-        images: Seq[Shown] = (),
-        media: Seq[MediaSource] = (),
+        images: Images = (),
+        media: Media = (),
         constraint: Constraint | None = None,
         fields: Mapping[str, Any] | None = None,
         **params: Any,
@@ -114,10 +135,10 @@ class Model:
 
     async def astream(
         self,
-        prompt: str | Seq[Message],
+        prompt: Prompt,
         *,
-        images: Seq[Shown] = (),
-        media: Seq[MediaSource] = (),
+        images: Images = (),
+        media: Media = (),
         constraint: Constraint | None = None,
         fields: Mapping[str, Any] | None = None,
         **params: Any,
@@ -138,16 +159,16 @@ class Model:
 
     def embed(
         self,
-        texts: Seq[str | Seq[Message]],
+        texts: Seq[Prompt],
         *,
-        images: Seq[Seq[Shown]] = (),
+        images: Seq[Images] = (),
     ) -> list[Vector]:
         """Return a vector ``[hidden]`` for each text, pooled as the checkpoint says.
 
         Args:
             texts: plain texts, to which the tokenizer adds what it adds to any text. One with
                 pictures, and a list of messages, goes through the chat template.
-            images: pictures for each text: as many lists as there are texts, or none.
+            images: the picture or pictures for each text: as many as there are texts, or none.
 
         Raises:
             RequestError: an argument is wrong, a text is too long, or this engine gives no vectors.
@@ -163,9 +184,9 @@ class Model:
 
     async def aembed(
         self,
-        texts: Seq[str | Seq[Message]],
+        texts: Seq[Prompt],
         *,
-        images: Seq[Seq[Shown]] = (),
+        images: Seq[Images] = (),
     ) -> list[Vector]:
         """Embed texts without blocking the event loop; arguments as for :meth:`embed`."""
         streams: deque[AnswerStream] = deque()
@@ -179,10 +200,10 @@ class Model:
 
     def score(
         self,
-        prompt: str | Seq[Message],
+        prompt: Prompt,
         continuations: Seq[str],
         *,
-        images: Seq[Shown] = (),
+        images: Images = (),
     ) -> list[Score]:
         """Return how likely each continuation is as the model's answer to a prompt.
 
@@ -199,23 +220,21 @@ class Model:
 
     async def ascore(
         self,
-        prompt: str | Seq[Message],
+        prompt: Prompt,
         continuations: Seq[str],
         *,
-        images: Seq[Shown] = (),
+        images: Images = (),
     ) -> list[Score]:
         """Score without blocking the event loop; arguments as for :meth:`score`."""
         request = await asyncio.to_thread(self._score_request, prompt, continuations, images)
         return _scores(continuations, await (await self.asubmit(request)).aresult())
 
-    def _embed_request(self, text: str | Seq[Message], images: Seq[Shown]) -> Request:
-        if isinstance(text, str) and not images:
+    def _embed_request(self, text: Prompt, images: Images) -> Request:
+        if isinstance(text, str) and not listed(images):
             return Request(text=text, task="embed")
         return replace(self.request(text, images=images), task="embed", params=None)
 
-    def _score_request(
-        self, prompt: str | Seq[Message], continuations: Seq[str], images: Seq[Shown]
-    ) -> Request:
+    def _score_request(self, prompt: Prompt, continuations: Seq[str], images: Images) -> Request:
         request = self.request(prompt, images=images)
         continuations = _listed(continuations, "continuations")
         if not continuations:
@@ -224,10 +243,10 @@ class Model:
 
     def request(
         self,
-        prompt: str | Seq[Message],
+        prompt: Prompt,
         *,
-        images: Seq[Shown] = (),
-        media: Seq[MediaSource] = (),
+        images: Images = (),
+        media: Media = (),
         constraint: Constraint | None = None,
         fields: Mapping[str, Any] | None = None,
         **params: Any,
@@ -238,20 +257,16 @@ class Model:
             RequestError: an argument is not what was expected, an image included.
         """
         bounds = self.facts.bounds
-        for name, given in {"images": images, "media": media}.items():
-            if isinstance(given, str | bytes):
-                raise RequestError(f"{name} must be a list, also for one of them", param=name)
-            if given and not isinstance(prompt, str):
-                raise RequestError(f"put the {name} into the messages", param=name)
+        shown, others = listed(images), listed(media)
         if isinstance(prompt, str):
-            opened = [
-                image if isinstance(image, ImagePart) else Image.open(image, bounds.images)
-                for image in images
-            ]
-            parts = [media_part(source, bounds.max_media_bytes) for source in media]
-            messages: Seq[Message] = [Message.of("user", prompt, opened, parts)]
+            parts: list[ImagePart | FilePart | MediaPart] = [self._shown(image) for image in shown]
+            parts += [media_part(source, bounds.max_media_bytes) for source in others]
+            messages = [Message.of("user", prompt, media=parts)]
+        elif shown or others:
+            name = "images" if shown else "media"
+            raise RequestError(f"put the {name} into the messages", param=name)
         else:
-            messages = turns(prompt)
+            messages = conversation(prompt, self._shown)
         return Request(
             messages=messages,
             params=self.params(**params),
@@ -259,12 +274,17 @@ class Model:
             constraint=constraint,
         )
 
+    def _shown(self, source: Any, options: ImageOptions = PLAIN_IMAGE) -> ImagePart | FilePart:
+        return shown_part(source, self.facts.bounds, self._fetcher, options)
+
     def params(self, **values: Any) -> SamplingParams:
         """Return the model's default sampling parameters with some values replaced.
 
         Raises:
             RequestError: a name is unknown or a value out of range.
         """
+        if isinstance(stop := values.get("stop"), str):
+            values["stop"] = [stop]
         return self.facts.defaults.replaced(values)
 
     # A request that is made already, and the end.
@@ -277,7 +297,8 @@ class Model:
             EngineError: the model is closed.
         """
         self._refuse_closed()
-        return self.runner.submit(request)
+        with naming_files(request.messages):
+            return self.runner.submit(request)
 
     async def asubmit(self, request: Request) -> AnswerStream:
         """Start a request without blocking the event loop; returns when it was accepted.
@@ -287,7 +308,8 @@ class Model:
             EngineError: the model is closed.
         """
         self._refuse_closed()
-        return await self.runner.asubmit(request)
+        with naming_files(request.messages):
+            return await self.runner.asubmit(request)
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -321,9 +343,7 @@ class Model:
         self.close()
 
 
-def _pairs(
-    texts: Seq[str | Seq[Message]], images: Seq[Seq[Shown]]
-) -> Iterator[tuple[str | Seq[Message], Seq[Shown]]]:
+def _pairs(texts: Seq[Prompt], images: Seq[Images]) -> Iterator[tuple[Prompt, Images]]:
     """Return each text with its pictures."""
     texts = _listed(texts, "texts")
     if images and len(images) != len(texts):

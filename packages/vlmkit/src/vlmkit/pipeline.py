@@ -46,6 +46,7 @@ from vlmkit.running.renderers.prompts import RenderedPrompts
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.running.stream import Stream
+from vlmkit.running.tiff_loader import TiffLoader
 from vlmkit.seams.engine import CountsRoom, Engine
 from vlmkit.seams.media_encoder import MediaEncoder, StatesPrecision
 from vlmkit.seams.media_loader import MediaLoader
@@ -82,7 +83,7 @@ class Pipeline:
         constraint_worker: tries constraints in processes of their own before they are compiled;
             they are compiled at once when None.
         observers: who is told how requests fare, each by a name for the statistics.
-        media_loaders: who opens files, each by a name for errors; the built-in one for images when
+        media_loaders: who opens files, each by a name for errors; the built-in ones for images when
             None.
         request_fields: fields of requests that its components read, and that plugins added.
         name: how the server lists it.
@@ -117,7 +118,8 @@ class Pipeline:
         sampler = sampler or ArraySampler()
         fields = {field.name: field for field in request_fields}
         claims = claims_of(sampler)
-        loaders = {"image": ImageLoader()} if media_loaders is None else media_loaders
+        own: dict[str, MediaLoader] = {"image": ImageLoader(), "tiff": TiffLoader()}
+        loaders = own if media_loaders is None else media_loaders
         self.facts = facts = RunnerFacts(
             name=name,
             limits=engine.limits,

@@ -193,7 +193,9 @@ def test_each_api_names_the_place_where_a_file_was_sent(server):
     answer = server.post(
         body([text("?"), {"type": "document", "title": "T", "source": source}]), "/v1/messages"
     )
-    assert answer.json()["error"]["message"].startswith("messages[0].content[1].source: a file has")
+    assert answer.json()["error"]["message"].startswith(
+        "messages[0].content[1].source: the file is"
+    )
 
 
 def test_an_error_of_a_picture_behind_a_file_names_the_picture(server):

@@ -223,4 +223,4 @@ def test_a_form_over_the_bound_of_bodies_is_refused():
 def test_what_is_kept_is_told(server):
     told = server.get("/v1/capabilities").json()
     assert told["files"] == msgspec.to_builtins(FilesSettings())
-    assert told["models"][0]["media_loaders"] == ["image"]
+    assert told["models"][0]["media_loaders"] == ["image", "tiff"]

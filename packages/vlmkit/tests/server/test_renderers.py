@@ -47,6 +47,11 @@ LARGE_FILES = {
     "lossless webp": {"kind": "WEBP", "mode": "RGB", "method": 0, "lossless": True},
     "gif": {"kind": "GIF", "mode": "P"},
     "bmp": {"kind": "BMP"},
+    "tiff": {"kind": "TIFF", "mode": "RGB", "compression": "tiff_lzw"},
+    "tiff jpeg": {"kind": "TIFF", "mode": "RGB", "compression": "jpeg"},
+    "tiff float": {"kind": "TIFF", "mode": "F", "compression": "tiff_lzw"},
+    "avif": {"kind": "AVIF", "mode": "RGB", "speed": 10},
+    "avif alpha": {"kind": "AVIF", "mode": "RGBA", "speed": 10},
 }
 
 
@@ -171,6 +176,19 @@ def children(server):
             if int(fields[1]) == server.process.pid and fields[0] != "Z":
                 pids.append(int(stat.parent.name))
     return pids
+
+
+def family(server):
+    """A server's process, its renderers, and the decoders of both."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+    found = [server.process.pid]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
 
 
 def cpu_s(pids):
@@ -312,7 +330,7 @@ def peak_bytes(server):
 
     def look():
         while not is_over.wait(0.005):
-            seen.append(max(seen[-1], resident_bytes([server.process.pid, *children(server)])))
+            seen.append(max(seen[-1], resident_bytes(family(server))))
 
     looking = threading.Thread(target=look)
     looking.start()

@@ -10,14 +10,10 @@ takes it over has the rights of the user who runs the server.
 """
 
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from vlmkit.ask.decoder_process import Answer, DecoderEnded, decoder_process
 from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError
 from vlmkit.seams.cancellation import Cancellation
@@ -26,10 +22,6 @@ from vlmkit_pdf import worker
 from vlmkit_pdf.settings import PdfSettings
 
 MAX_FOUND_BYTES = 1024
-_NEEDED = (
-    *("PATH", "HOME", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"),
-    *("SYSTEMROOT", "TEMP", "TMP"),
-)
 
 
 class Drawn(NamedTuple):
@@ -69,60 +61,31 @@ def drawn_pages(
         "timeout_s": settings.timeout_s,
         "memory_bytes": settings.memory_bytes,
     }
-    is_late = threading.Event()
-    with subprocess.Popen(  # noqa: S603 - a file of this package
-        [sys.executable, "-P", str(Path(worker.__file__))],
-        env={name: os.environ[name] for name in _NEEDED if name in os.environ},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is the server's to answer
-    ) as process:
-        clock = threading.Timer(settings.timeout_s, _end, (process, is_late))
-        clock.start()
-        try:
-            with cancellation.calling(process.kill):
-                _send(process.stdin, json.dumps(job).encode() + b"\n", data)
-                return list(_received(process.stdout, pages, bounds))
-        except EOFError:
-            cancellation.check()
-            if is_late.is_set():
-                raise MediaError(
-                    f"a document takes longer than {settings.timeout_s:g} s to open",
-                    param="messages",
-                    hint="choose fewer pages",
-                ) from None
-            raise MediaError(
-                "a document is broken, or needs more memory than is allowed", param="messages"
-            ) from None
-        finally:
-            clock.cancel()
-            process.kill()
-            clock.join()
-
-
-def _end(process: "subprocess.Popen[bytes]", is_late: threading.Event) -> None:
-    is_late.set()
-    process.kill()
-
-
-def _send(stdin: IO[bytes] | None, *pieces: bytes) -> None:
-    """Send what the process reads; its end of the pipe stays open until it is to end."""
-    assert stdin is not None  # noqa: S101 - it is a pipe
     try:
-        for piece in pieces:
-            stdin.write(piece)
-        stdin.flush()
-    except OSError as error:  # it has ended
-        raise EOFError from error
+        with decoder_process(
+            worker.__file__,
+            job,
+            data,
+            timeout_s=settings.timeout_s,
+            calling=cancellation.calling,
+        ) as answer:
+            return list(_received(answer, pages, bounds))
+    except DecoderEnded as error:
+        cancellation.check()
+        if error.is_late:
+            raise MediaError(
+                f"a document takes longer than {settings.timeout_s:g} s to open",
+                param="messages",
+                hint="choose fewer pages",
+            ) from None
+        raise MediaError(
+            "a document is broken, or needs more memory than is allowed", param="messages"
+        ) from None
 
 
-def _received(
-    stdout: IO[bytes] | None, pages: Pages | None, bounds: PipelineSettings
-) -> Iterator[Drawn]:
+def _received(answer: Answer, pages: Pages | None, bounds: PipelineSettings) -> Iterator[Drawn]:
     """Yield what comes, of which nothing is believed."""
-    assert stdout is not None  # noqa: S101 - it is a pipe
-    found = json.loads(_frame(stdout, MAX_FOUND_BYTES))
+    found = json.loads(_frame(answer, MAX_FOUND_BYTES))
     if found.get("problem"):
         _refuse(found, pages, bounds)
     numbers = range(1, found["num_pages"] + 1) if pages is None else pages
@@ -130,14 +93,14 @@ def _received(
         raise EOFError
     num_left = bounds.max_media_bytes
     for number in numbers:
-        content = _frame(stdout, min(num_left, bounds.images.max_bytes))
+        content = _frame(answer, min(num_left, bounds.images.max_bytes))
         num_left -= len(content)
         yield Drawn(number, content)
 
 
-def _frame(stdout: IO[bytes], max_bytes: int) -> bytes:
+def _frame(answer: Answer, max_bytes: int) -> bytes:
     """Read one frame."""
-    num_bytes = int.from_bytes(_whole(stdout, worker.LENGTH_BYTES), "big")
+    num_bytes = int.from_bytes(answer.read(worker.LENGTH_BYTES), "big")
     if num_bytes > max_bytes:
         raise MediaError(
             f"the pages of a document are over {max_bytes} bytes",
@@ -145,14 +108,7 @@ def _frame(stdout: IO[bytes], max_bytes: int) -> bytes:
             code="media_too_large",
             hint="choose fewer pages",
         )
-    return _whole(stdout, num_bytes)
-
-
-def _whole(stdout: IO[bytes], num_bytes: int) -> bytes:
-    content = stdout.read(num_bytes)
-    if len(content) < num_bytes:
-        raise EOFError
-    return content
+    return answer.read(num_bytes)
 
 
 def _refuse(found: dict[str, Any], pages: Pages | None, bounds: PipelineSettings) -> NoReturn:
@@ -161,16 +117,6 @@ def _refuse(found: dict[str, Any], pages: Pages | None, bounds: PipelineSettings
         raise MediaError("a document is locked with a password", param="messages")
     if found["problem"] == "broken":
         raise MediaError("a document is no readable PDF file", param="messages")
-    num_pages, most = int(found["num_pages"]), bounds.max_images
-    if found["problem"] == "absent":
-        raise MediaError(
-            f"a document of {num_pages} pages does not have all that are chosen",
-            param="messages",
-            code="pages_not_found",
-        )
-    raise MediaError(
-        f"{num_pages if pages is None else len(pages)} pages are over the limit of {most} images",
-        param="messages",
-        code="too_many_images",
-        hint=f'choose fewer: pages "1-{most}"' if most else "",
-    )
+    num_pages = int(found["num_pages"])
+    (pages or Pages(((1, num_pages),))).within(num_pages, bounds.max_images)
+    raise EOFError  # it has them, whatever the process says

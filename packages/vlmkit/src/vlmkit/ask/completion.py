@@ -18,6 +18,7 @@ from vlmkit.ask.tool_call import ToolCallPart
 if TYPE_CHECKING:
     from numpy import ndarray
 
+MAX_SHOWN_CHARS = 80
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -109,8 +110,8 @@ class Choice:
     reasoning: str = ""
     tool_calls: list[ToolCallPart] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    samples: list[Sample] = field(default_factory=list)
-    embedding: "ndarray[Any, Any] | None" = None
+    samples: list[Sample] = field(default_factory=list, repr=False)
+    embedding: "ndarray[Any, Any] | None" = field(default=None, repr=False)
     stop_string: str | None = None
     places: tuple[Place, ...] = ()
 
@@ -120,7 +121,7 @@ class Choice:
         return [sample.token_id for sample in self.samples]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion:
     """Everything that a request gave, and the tokens of its prompt, images expanded."""
 
@@ -128,6 +129,15 @@ class Completion:
     usage: Usage
     timings: Timings
     prompt_token_ids: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the beginning of the answer, why it ended, and its numbers of tokens."""
+        first, others = self.choices[0], len(self.choices) - 1
+        text = first.text[:MAX_SHOWN_CHARS] + "..." * (len(first.text) > MAX_SHOWN_CHARS)
+        more = f" and {others} more" if others else ""
+        used = f"prompt_tokens={self.usage.prompt_tokens}"
+        used += f", completion_tokens={self.usage.completion_tokens}"
+        return f"Completion({text!r}{more}, finish_reason={first.finish_reason!r}, {used})"
 
     @property
     def text(self) -> str:

@@ -16,6 +16,9 @@ RGB_BYTES = 4
 PREPARE_BYTES = 10
 """Memory of one pixel besides, while a model's processor has it: arrays and resized copies."""
 
+PROCESS_BYTES = 40 * 2**20
+"""Memory of a process that decodes one file, before it has the file."""
+
 FIXED_BYTES = 3 * 2**20
 """For tables and rows of decoders, and for strips; files of 65,500 pixels in a row need most."""
 
@@ -29,10 +32,12 @@ class FormatCost(NamedTuple):
     Attributes:
         pixel_bytes: for each pixel; coefficients of JPEG files come on top, which differ by file.
         file_ratio: for each byte of the file: copies of the file and of its metadata.
+        is_isolated: whether it runs in a process of its own, from which pixels are copied.
     """
 
     pixel_bytes: float
     file_ratio: float
+    is_isolated: bool = False
 
 
 COSTS: Mapping[str, FormatCost] = {
@@ -41,9 +46,14 @@ COSTS: Mapping[str, FormatCost] = {
     "WEBP": FormatCost(pixel_bytes=8, file_ratio=1),  # two canvases, then one and a copy
     "GIF": FormatCost(pixel_bytes=1, file_ratio=1),  # what the first frame is disposed of to
     "BMP": FormatCost(pixel_bytes=2, file_ratio=1),  # run lengths; others take nothing
+    "TIFF": FormatCost(pixel_bytes=0, file_ratio=2, is_isolated=True),
+    "AVIF": FormatCost(pixel_bytes=4, file_ratio=2, is_isolated=True),  # one more copy; and planes
 }
 
 FORMATS = tuple(COSTS)
+
+DECODED_HERE = tuple(name for name, cost in COSTS.items() if not cost.is_isolated)
+"""Formats whose decoders run in this process."""
 
 
 class DecodeCost(NamedTuple):
@@ -64,32 +74,36 @@ NO_COST = DecodeCost(0, 0)
 
 
 def decode_cost(
-    kind: str,
+    cost: FormatCost,
     mode: str,
     size: tuple[int, int],
     *,
     num_file_bytes: int,
     is_copied: bool,
     may_turn: bool,
-    coefficient_bytes: int = 0,
+    buffer_bytes: int = 0,
 ) -> DecodeCost:
     """Return the memory that one file needs.
 
     Args:
-        kind: its format, by Pillow's name.
+        cost: of its format.
         mode: of the pixels that the decoder returns, by Pillow's name.
         size: width and height in pixels.
         num_file_bytes: of the file.
         is_copied: whether those pixels are not RGB yet.
         may_turn: whether an orientation tag may turn the picture.
-        coefficient_bytes: what a JPEG decoder keeps until it has the last scan.
+        buffer_bytes: what a decoder holds besides: a JPEG file's coefficients until the last scan,
+            the largest strip or tile of a TIFF file, the planes of an AVIF file.
     """
-    cost = COSTS[kind]
     num_pixels = size[0] * size[1]
     source = NARROW_MODES.get(mode, 4)
-    steps = [source + cost.pixel_bytes, source * (1 + may_turn), source + RGB_BYTES * is_copied]
-    at_once = max(steps) * num_pixels
-    decoding = source * num_pixels + coefficient_bytes
+    steps = [
+        (source + cost.pixel_bytes) * num_pixels + buffer_bytes,
+        source * (1 + may_turn) * num_pixels,
+        (source + RGB_BYTES * is_copied) * num_pixels,
+    ]
+    held_bytes = RGB_BYTES * num_pixels
     fixed = FIXED_BYTES + cost.file_ratio * num_file_bytes
-    peak_bytes = int(max(at_once, decoding) + fixed)
-    return DecodeCost(peak_bytes, RGB_BYTES * num_pixels, PREPARE_BYTES * num_pixels)
+    if cost.is_isolated:
+        fixed += PROCESS_BYTES + held_bytes
+    return DecodeCost(int(max(steps) + fixed), held_bytes, PREPARE_BYTES * num_pixels)

@@ -3,9 +3,11 @@
 import io
 from typing import TYPE_CHECKING, NamedTuple
 
-from vlmkit.ask import png, webp
-from vlmkit.ask.decode_cost import FORMATS, DecodeCost, decode_cost
-from vlmkit.ask.pixels import may_turn, tags_holder, turn_of
+from vlmkit.ask import png, tiff, webp
+from vlmkit.ask.decode_cost import COSTS, DECODED_HERE, DecodeCost, decode_cost
+from vlmkit.ask.iso_image import IsoHeader, is_avif, read_iso_header
+from vlmkit.ask.pixels import may_turn, oriented, tags_holder, turn_of
+from vlmkit.errors import ImageError
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -42,16 +44,22 @@ class Beginning(NamedTuple):
 def read_beginning(content: bytes, coefficient_bytes: int = 0) -> Beginning:
     """Read a file up to its pixels.
 
-    A WebP file is read without its decoder, which takes memory for all pixels when it is made.
+    WebP and AVIF files are read without their decoders, which take memory when they are made, and
+    TIFF files without most of their tags.
 
     Args:
         content: the file.
-        coefficient_bytes: as for :func:`vlmkit.ask.decode_cost.decode_cost`.
+        coefficient_bytes: of a JPEG file.
 
     Raises:
         Exception: what Pillow raises.
-        ValueError: a WebP file breaks off, or its header is none.
+        ImageError: it is of a kind that is not decoded, or takes too long to.
+        ValueError: it breaks off, or its header is none.
     """
+    if tiff.is_tiff(content):
+        return _of_page(tiff.first_page(content), len(content))
+    if is_avif(content):
+        return _of_avif(read_iso_header(content, "an AVIF file"), len(content))
     if webp.is_webp(content):
         stated = webp.size(content)
         if stated is None or not webp.is_whole(content):
@@ -61,21 +69,58 @@ def read_beginning(content: bytes, coefficient_bytes: int = 0) -> Beginning:
     else:
         import PIL.Image
 
-        picture = PIL.Image.open(io.BytesIO(png.without_inflated(content)), formats=FORMATS)
+        picture = PIL.Image.open(io.BytesIO(png.without_inflated(content)), formats=DECODED_HERE)
         # MPO files are JPEG files to everything but their class.
-        kind = picture.format if picture.format in FORMATS else "JPEG"
+        kind = picture.format if picture.format in DECODED_HERE else "JPEG"
         mode, size = picture.mode, picture.size
         is_copied = mode != "RGB" or picture.has_transparency_data
     cost = decode_cost(
-        kind,
+        COSTS[kind],
         mode,
         size,
         num_file_bytes=len(content),
         is_copied=is_copied,
         may_turn=may_turn(picture) or _has_late_tags(content),
-        coefficient_bytes=coefficient_bytes,
+        buffer_bytes=coefficient_bytes,
     )
     return Beginning(size, cost, picture)
+
+
+def _of_page(page: tiff.Page, num_file_bytes: int) -> Beginning:
+    """Return what a page of a TIFF file says; Pillow says which mode its pixels have."""
+    import PIL.Image
+
+    page.check()
+    picture = PIL.Image.open(io.BytesIO(page.file(has_pixels=False)), formats=("TIFF",))
+    if picture.mode == "LAB":
+        raise ImageError(
+            "image is a TIFF file of CIELab colours, which are not converted",
+            hint="save it again, in RGB",
+        )
+    cost = decode_cost(
+        COSTS["TIFF"],
+        picture.mode,
+        picture.size,
+        num_file_bytes=num_file_bytes,
+        is_copied=picture.mode != "RGB",
+        may_turn=page.orientation != 1,
+        buffer_bytes=page.segment_bytes,
+    )
+    return Beginning(picture.size, cost, oriented(page.orientation))
+
+
+def _of_avif(header: IsoHeader, num_file_bytes: int) -> Beginning:
+    width, height = size = header.coded_size  # its decoder crops nothing
+    cost = decode_cost(
+        COSTS["AVIF"],
+        "RGBA",
+        size,
+        num_file_bytes=num_file_bytes,
+        is_copied=True,
+        may_turn=header.is_turned,
+        buffer_bytes=int(header.plane_bytes * width * height),
+    )
+    return Beginning(size, cost, oriented(header.orientation))
 
 
 def read_header(beginning: Beginning) -> Header:

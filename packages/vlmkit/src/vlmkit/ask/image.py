@@ -13,9 +13,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from vlmkit.ask import structure, webp
+from vlmkit.ask import isolated, structure, webp
 from vlmkit.ask.base64_text import from_base64
-from vlmkit.ask.decode_cost import FORMATS, NO_COST, DecodeCost
+from vlmkit.ask.decode_cost import NO_COST, DecodeCost
+from vlmkit.ask.decoder_process import Calling
+from vlmkit.ask.file_type import EMPTY, file_type, is_image
 from vlmkit.ask.header import Beginning, Header, read_beginning, read_header, with_all_tags
 from vlmkit.ask.pixels import SUBJECT, Pixels, decoded, is_short_of_memory, strips, upright
 from vlmkit.errors import ImageError, OutOfMemory
@@ -39,6 +41,7 @@ class Image:
         content: the file; empty for a picture that was none.
         pixels: what such a picture was; they stay.
         cost: the memory that decoding takes; none for a picture that was no file.
+        decoder: what decodes the file in a process of its own; see :meth:`of_decoder`.
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class Image:
         content: bytes = b"",
         pixels: Pixels | None = None,
         cost: DecodeCost = NO_COST,
+        decoder: str = "",
     ) -> None:
         self.source_size = source_size
         self.cost = cost
         self._content = content
         self._pixels = pixels
+        self._decoder = decoder
         self._size: tuple[int, int] | None = None
         self._is_turned: bool | None = None
         self._seen: weakref.ref[PIL.Image.Image] | None = None
@@ -60,12 +65,21 @@ class Image:
         return f"Image({self.source_size[0]}x{self.source_size[1]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Image, (self.source_size, self._content, self._pixels, self.cost)
+        made = (self.source_size, self._content, self._pixels, self.cost, self._decoder)
+        return Image, made, {"_size": self._size, "_is_turned": self._is_turned}
+
+    def __setstate__(self, known: dict[str, Any]) -> None:
+        self.__dict__.update(known)
 
     @property
     def content(self) -> bytes:
         """The file; empty for a picture that was none."""
         return self._content
+
+    @property
+    def decoder(self) -> str:
+        """What a plugin named to decode the file; empty where this package knows its format."""
+        return self._decoder
 
     @property
     def width(self) -> int:
@@ -92,28 +106,41 @@ class Image:
             digest.update(picture.crop(strip).tobytes())
         return digest.digest()
 
-    def to_pil(self) -> "PIL.Image.Image":
+    def to_pil(self, calling: Calling | None = None) -> "PIL.Image.Image":
         """Return the picture as a PIL image in mode RGB; do not modify it.
+
+        Args:
+            calling: registers what ends a decoder early that runs in a process of its own, such as
+                :meth:`vlmkit.seams.cancellation.Cancellation.calling`.
 
         Raises:
             ImageError: its pixels cannot be decoded.
             OutOfMemory: this machine has no room for them now.
         """
         seen = None if self._seen is None else self._seen()
-        return self._decoded().picture if seen is None else seen
+        return self._decoded(calling).picture if seen is None else seen
 
-    def _decoded(self) -> Pixels:
-        pixels = self._pixels or decoded(self._content, self.cost.peak_bytes)
-        self._size, self._is_turned = pixels.picture.size, pixels.turned
+    def _decoded(self, calling: Calling | None = None) -> Pixels:
+        pixels = self._pixels or self._decode(calling)
+        if not self._decoder:  # of others the header says more: they may be turned by decoding
+            self._size, self._is_turned = pixels.picture.size, pixels.turned
         self._seen = weakref.ref(pixels.picture)
         return pixels
+
+    def _decode(self, calling: Calling | None) -> Pixels:
+        decoder = self._decoder or isolated.own_decoder(self._content)
+        peak_bytes = self.cost.peak_bytes
+        if not decoder:
+            return decoded(self._content, peak_bytes)
+        size = self._size or read_header(read_beginning(self._content)).size
+        return isolated.decoded(decoder, self._content, size, peak_bytes, calling)
 
     @classmethod
     def open(cls, source: ImageSource, limits: ImageLimits | None = None) -> "Image":
         """Check a picture: what it is, and how large. A file is decoded later.
 
-        Animations give their first frame; transparency is laid on white; 16-bit, palette, grey
-        and CMYK pictures become 8-bit RGB.
+        Animations give their first frame, TIFF files the first page that is no thumbnail;
+        transparency is laid on white; 16-bit, palette, grey and CMYK pictures become 8-bit RGB.
 
         Args:
             source: a path, the bytes of a file, a ``data:`` URL, a PIL image, a uint8 array
@@ -149,11 +176,42 @@ class Image:
         """
         limits = limits or ImageLimits()
         try:
-            content = _data_url_bytes(source, limits) if isinstance(source, str) else source
+            content = data_url_bytes(source, limits) if isinstance(source, str) else source
             header = read_header(_opened(with_all_tags(content), limits))
         except MemoryError as error:
             raise OutOfMemory(SUBJECT) from error
         return cls._sized(header)
+
+    @classmethod
+    def of_decoder(
+        cls,
+        decoder: str,
+        content: bytes,
+        header: Header,
+        cost: DecodeCost,
+        limits: ImageLimits | None = None,
+    ) -> "Image":
+        """Return an image of a file whose format a plugin knows.
+
+        Args:
+            decoder: the module and name of a function, as ``module:name``, from a file's content to
+                a Pillow image. It runs in a process of its own, with limits of memory and time,
+                whenever pixels are wanted; an orientation that the image has as EXIF is applied.
+            content: the file.
+            header: its sizes; a picture of another size is refused.
+            cost: the memory that decoding takes.
+            limits: what to refuse; the defaults of :class:`ImageLimits` when None.
+
+        Raises:
+            ImageError: it is too large.
+        """
+        limits = limits or ImageLimits()
+        if len(content) > limits.max_bytes:
+            raise _too_large(limits)
+        _check_size(header.source_size, limits)
+        image = cls(header.source_size, content, cost=cost, decoder=decoder)
+        image._size, image._is_turned = header.size, header.turned
+        return image
 
     @classmethod
     def of_size(cls, size: tuple[int, int], limits: ImageLimits | None = None) -> "Image":
@@ -175,7 +233,7 @@ class Image:
     @classmethod
     def _open(cls, source: ImageSource, limits: ImageLimits) -> "Image":
         if isinstance(source, str) and source.startswith("data:"):
-            return cls._of_file(_data_url_bytes(source, limits), limits)
+            return cls._of_file(data_url_bytes(source, limits), limits)
         if isinstance(source, bytes | bytearray | memoryview):
             return cls._of_file(bytes(source), limits)
         if isinstance(source, str | PathLike):
@@ -185,7 +243,11 @@ class Image:
     @classmethod
     def _of_file(cls, content: bytes, limits: ImageLimits) -> "Image":
         beginning = _opened(content, limits)
-        return cls(beginning.size, content, cost=beginning.cost)
+        image = cls(beginning.size, content, cost=beginning.cost)
+        if isolated.own_decoder(content):
+            header = read_header(beginning)
+            image._size, image._is_turned = header.size, header.turned
+        return image
 
     @classmethod
     def _of_object(cls, source: Any, limits: ImageLimits) -> "Image":
@@ -211,7 +273,9 @@ def _opened(content: bytes, limits: ImageLimits) -> Beginning:
     from PIL.Image import DecompressionBombError, DecompressionBombWarning
 
     if len(content) > limits.max_bytes:
-        raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
+        raise _too_large(limits)
+    if not is_image(content):
+        raise _not_decoded(content)
     coefficient_bytes = structure.check(content, limits.max_scans)
     stated = webp.size(content)
     if stated is not None:
@@ -220,14 +284,36 @@ def _opened(content: bytes, limits: ImageLimits) -> Beginning:
         beginning = read_beginning(content, coefficient_bytes)
     except (DecompressionBombError, DecompressionBombWarning) as error:
         raise ImageError(
-            f"image is over {limits.max_pixels} pixels", code="image_too_large"
+            f"image is over {limits.max_pixels} pixels",
+            code="image_too_large",
+            hint="make it smaller",
         ) from error
+    except ImageError:
+        raise
     except Exception as error:
         if is_short_of_memory(error):
             raise OutOfMemory(SUBJECT) from error
-        raise ImageError(f"image is not a readable {_listed(FORMATS)} file") from error
+        raise ImageError(
+            f"image is {file_type(content).name} whose header cannot be read: broken or cut off",
+            hint="save it again, as PNG or JPEG",
+        ) from error
     _check_size(beginning.size, limits)
     return beginning
+
+
+def _too_large(limits: ImageLimits) -> ImageError:
+    return ImageError(
+        f"image file is over {limits.max_bytes} bytes",
+        code="image_too_large",
+        hint="make it smaller, or save it as JPEG",
+    )
+
+
+def _not_decoded(content: bytes) -> ImageError:
+    """Return the refusal of a file that is no image of a format that is decoded here."""
+    found = file_type(content)
+    what = "image file is empty" if found is EMPTY else f"image is {found.name}: it is not decoded"
+    return ImageError(what, hint=found.remedy)
 
 
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
@@ -236,25 +322,33 @@ def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
         raise ImageError(
             f"image of {width}x{height} is over {limits.max_pixels} pixels",
             code="image_too_large",
+            hint="make it smaller",
         )
     if min(size) < limits.min_side_pixels:
         raise ImageError(
             f"image of {width}x{height} has a side under {limits.min_side_pixels} pixels",
             code="image_too_small",
+            hint="make it larger",
         )
     if max(size) > limits.max_aspect_ratio * min(size):
         raise ImageError(
             f"image of {width}x{height} is more than {limits.max_aspect_ratio:g} times as long "
-            "as it is wide"
+            "as it is wide",
+            hint="cut it into several images",
         )
 
 
-def _data_url_bytes(url: str, limits: ImageLimits) -> bytes:
+def data_url_bytes(url: str, limits: ImageLimits) -> bytes:
+    """Return what a ``data:`` URL holds.
+
+    Raises:
+        ImageError: it is not base64, or too long.
+    """
     start = url.find(",") + 1
     if not url[:start].endswith(";base64,"):
         raise ImageError("a data: URL must read data:image/...;base64,...")
     if (len(url) - start) * 3 // 4 > limits.max_bytes + 2:
-        raise ImageError(f"image file is over {limits.max_bytes} bytes", code="image_too_large")
+        raise _too_large(limits)
     try:
         return from_base64(url, start)
     except ValueError as error:  # binascii.Error is one
@@ -271,7 +365,3 @@ def _file_bytes(path: Path, limits: ImageLimits) -> bytes:
         ) from error
     except ValueError as error:  # a zero byte in the path
         raise ImageError(f"image {str(path)!r} is not a path", hint="check the path") from error
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -4,7 +4,7 @@ A medium is a value of whoever knows its kind: who makes it, who lays it out in 
 encodes it agree on what it is. The core asks only what tells it apart and how large it is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -66,12 +66,16 @@ class FilePart:
         options: how large each of its pictures is shown.
         max_tokens: placeholder tokens that its pictures may take together, each as many as the
             others; it is refused where they cannot be made so small.
+        name: what errors call it, such as its path; never a text of a client.
+        is_image: whether it was sent in the place of an image, which errors then are about.
     """
 
     data: bytes
     pages: Pages | None = None
     options: ImageOptions = PLAIN_IMAGE
     max_tokens: int | None = None
+    name: str = field(default="", compare=False)
+    is_image: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         most = self.max_tokens
@@ -95,18 +99,27 @@ def media_part(source: MediaSource, max_bytes: int) -> MediaPart | FilePart:
         return FilePart(bytes(source))
     if not isinstance(source, str | PathLike):
         raise RequestError(
-            "a medium must be a MediaPart, a FilePart, a path or bytes", param="media"
+            f"a medium must be a MediaPart, a FilePart, a path or bytes, and was "
+            f"{type(source).__name__}",
+            param="media",
         )
+    return FilePart(read_file(source, max_bytes), name=str(source))
+
+
+def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
+    """Return what a file holds that somebody named to Python or on the command line.
+
+    Raises:
+        MediaError: it cannot be read, or has more than ``max_bytes``.
+    """
     try:
-        with Path(source).open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # a zero byte in the path is a ValueError
         reason = getattr(error, "strerror", None) or "it is not a path"
         raise MediaError(
-            f"file {str(source)!r} cannot be read: {reason}", param="media", hint="check the path"
+            f"file {str(path)!r} cannot be read: {reason}", hint="check the path"
         ) from error
     if len(data) > max_bytes:
-        raise MediaError(
-            f"file {str(source)!r} is over {max_bytes} bytes", param="media", code="media_too_large"
-        )
-    return FilePart(data)
+        raise MediaError(f"file {str(path)!r} is over {max_bytes} bytes", code="media_too_large")
+    return data

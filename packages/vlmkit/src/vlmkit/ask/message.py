@@ -5,7 +5,7 @@ Holds structure only. How a conversation becomes tokens is the tokenizer's busin
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from vlmkit.ask.image import Image
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
@@ -33,12 +33,14 @@ class ImagePart:
         options: how large it is shown.
         page: the page of a document that it is, from 1; None of any other image.
         fetch: getting its file, for the request's timings.
+        name: what errors call it, such as its path; never a text of a client.
     """
 
     image: Image
     options: ImageOptions = PLAIN_IMAGE
     page: int | None = None
     fetch: Stage = field(default=NO_STAGE, compare=False)
+    name: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,11 @@ class Message:
         cls,
         role: Role,
         text: str,
-        images: Sequence[Image | ImagePart] = (),
-        media: Sequence[MediaPart | FilePart] = (),
+        images: Sequence[Image | ImagePart | FilePart] = (),
+        media: Sequence[MediaPart | FilePart | ImagePart] = (),
     ) -> "Message":
         """Make a message that shows ``images`` and other ``media`` first and then says ``text``."""
-        shown = (each if isinstance(each, ImagePart) else ImagePart(each) for each in images)
+        shown = (ImagePart(each) if isinstance(each, Image) else each for each in images)
         return cls(role, (*shown, *media, TextPart(text)))
 
     @property
@@ -140,18 +142,3 @@ def refuse_other_media(
         else:
             continue
         raise RequestError(problem, param="messages", code="media_not_supported")
-
-
-def turns(prompt: Any) -> Sequence[Message]:
-    """Return a conversation that somebody passed to Python, if it is one.
-
-    Raises:
-        RequestError: it is something else, such as a list of dictionaries.
-    """
-    if isinstance(prompt, Sequence) and all(isinstance(turn, Message) for turn in prompt):
-        return prompt
-    raise RequestError(
-        "a prompt must be a text or a list of vlmkit.Message",
-        param="messages",
-        hint='for example [Message.of("user", "Hello")]',
-    )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vlmkit.errors import RequestError
+from vlmkit.errors import MediaError, RequestError
 
 MAX_CHARS = 256
 _NUMBERS = re.compile(r"([1-9][0-9]{0,5})(?:-([1-9][0-9]{0,5}))?")
@@ -44,6 +44,31 @@ class Pages:
             )
         runs = (match.groups() for match in found if match)
         return cls(tuple((int(first), int(last or first)) for first, last in runs))
+
+    def within(self, num_pages: int, max_images: int) -> "Pages":
+        """Return these pages, if a document has them and they are not too many.
+
+        Args:
+            num_pages: of the document.
+            max_images: that a request may have.
+
+        Raises:
+            MediaError: it has fewer, or they are too many.
+        """
+        if self.runs[-1][1] > num_pages:
+            raise MediaError(
+                f"a document of {num_pages} pages does not have all that are chosen",
+                param="messages",
+                code="pages_not_found",
+            )
+        if len(self) > max_images:
+            raise MediaError(
+                f"{len(self)} pages are over the limit of {max_images} images",
+                param="messages",
+                code="too_many_images",
+                hint=f'choose fewer: pages "1-{max_images}"' if max_images else "",
+            )
+        return self
 
     def __len__(self) -> int:
         return sum(last - first + 1 for first, last in self.runs)

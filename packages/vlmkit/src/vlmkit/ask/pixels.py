@@ -9,8 +9,8 @@ import mmap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from vlmkit.ask import jpeg, png, webp
-from vlmkit.ask.decode_cost import FORMATS, RGB_BYTES, STRIP_PIXELS
+from vlmkit.ask import jpeg, png, tiff, webp
+from vlmkit.ask.decode_cost import DECODED_HERE, RGB_BYTES, STRIP_PIXELS
 from vlmkit.errors import ImageError, OutOfMemory
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def decoded(content: bytes, peak_bytes: int) -> Pixels:
         if is_short_of_memory(error, peak_bytes):
             raise OutOfMemory(SUBJECT) from _without_frames(error)
         if not _hides_reasons(content, error):
-            raise ImageError(BROKEN) from _without_frames(error)
+            raise broken() from _without_frames(error)
     try:
         return _decoded(content)
     except Exception as error:  # noqa: BLE001 - as above
@@ -87,9 +87,13 @@ def upright(picture: "PIL.Image.Image") -> Pixels:
         raise _broken(error, picture.width * picture.height * RGB_BYTES) from error
 
 
+def broken() -> ImageError:
+    """Return the refusal of a file whose pixels cannot be decoded."""
+    return ImageError(BROKEN, hint="check that the file is complete, or save it again")
+
+
 def _broken(error: Exception, needed_bytes: int) -> ImageError | OutOfMemory:
-    is_short = is_short_of_memory(error, needed_bytes)
-    return OutOfMemory(SUBJECT) if is_short else ImageError(BROKEN)
+    return OutOfMemory(SUBJECT) if is_short_of_memory(error, needed_bytes) else broken()
 
 
 def is_short_of_memory(error: Exception, needed_bytes: int = 0) -> bool:
@@ -100,10 +104,10 @@ def is_short_of_memory(error: Exception, needed_bytes: int = 0) -> bool:
         needed_bytes: memory that it takes; less than that may be left, whatever it says.
     """
     is_stated = isinstance(error, MemoryError) or str(error).startswith(NO_MEMORY)
-    return is_stated or not _has_room(needed_bytes)
+    return is_stated or not has_room(needed_bytes)
 
 
-def _has_room(num_bytes: int) -> bool:
+def has_room(num_bytes: int) -> bool:
     """Return whether there is memory: a decoder that got none says that the file is broken."""
     try:
         mmap.mmap(-1, max(1, num_bytes)).close()
@@ -120,7 +124,7 @@ def _loaded(content: bytes) -> "PIL.Image.Image":
     """Return the pixels and tags of a file, without what else its decoder keeps."""
     import PIL.Image
 
-    picture = PIL.Image.open(io.BytesIO(png.without_inflated(content)), formats=FORMATS)
+    picture = PIL.Image.open(io.BytesIO(png.without_inflated(content)), formats=DECODED_HERE)
     picture.load()
     return picture._new(picture.im)  # noqa: SLF001 - no public way without a copy
 
@@ -144,6 +148,53 @@ def _loaded_webp(content: bytes) -> "PIL.Image.Image":
     return picture
 
 
+def loaded_avif(content: bytes) -> "PIL.Image.Image":
+    """Return the first frame of an AVIF file.
+
+    Pillow's own way keeps the decoder and its planes beside two copies of the pixels.
+    """
+    import PIL.Image
+    from PIL import _avif
+
+    decoder = _avif.AvifDecoder(content, "auto", 1)
+    size, _, mode, *_, orientation, _ = decoder.get_info()
+    pixels = decoder.get_frame(0)[0]
+    del decoder
+    picture = PIL.Image.frombuffer(mode, size, pixels, "raw", mode, 0, 1)
+    picture.info.update(_orienting(orientation))
+    return picture
+
+
+def loaded_tiff(content: bytes) -> "PIL.Image.Image":
+    """Return the first page of a TIFF file that shows something."""
+    import PIL.Image
+
+    page = tiff.first_page(content)
+    opened = PIL.Image.open(io.BytesIO(page.file()), formats=("TIFF",))
+    opened.load()
+    picture = opened._new(opened.im)  # noqa: SLF001 - no public way without a copy
+    picture.info.update(_orienting(page.orientation))
+    return picture
+
+
+def _orienting(orientation: int) -> dict[str, bytes]:
+    """Return an orientation as Pillow keeps it."""
+    import PIL.Image
+
+    exif = PIL.Image.Exif()
+    exif[ORIENTATION_TAG] = orientation
+    return {"exif": exif.tobytes()}
+
+
+def oriented(orientation: int) -> "PIL.Image.Image":
+    """Return a picture without pixels that has an orientation."""
+    import PIL.Image
+
+    picture = PIL.Image.Image()
+    picture.info.update(_orienting(orientation))
+    return picture
+
+
 def tags_holder(content: bytes) -> "PIL.Image.Image":
     """Return a picture without pixels that has the tags of a WebP file."""
     import PIL.Image
@@ -151,6 +202,11 @@ def tags_holder(content: bytes) -> "PIL.Image.Image":
     picture = PIL.Image.Image()
     picture.info.update(webp.tags(content))
     return picture
+
+
+def upright_of(picture: "PIL.Image.Image") -> Pixels:
+    """Return the pixels of what a decoder returned; nobody else has it."""
+    return _upright(picture)
 
 
 def _upright(picture: "PIL.Image.Image", *, is_shared: bool = False) -> Pixels:

@@ -1,5 +1,7 @@
 """``vlmkit ask``: one question, one answer."""
 
+import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -8,21 +10,38 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
+from vlmkit.cli.dropped import names_picture
 
 if TYPE_CHECKING:
+    from vlmkit.ask.media import FilePart
+    from vlmkit.ask.message import ImagePart
     from vlmkit.ask.request import Request
+    from vlmkit.cli.loading import Wanted
+    from vlmkit.config import Config
     from vlmkit.model import Model
+    from vlmkit.plugins.loader import Plugins
+
+IMAGE = "--image"
 
 
-@click.command()
+class AskCommand(click.Command):
+    """Takes several files after one ``--image``, as a shell makes them of a pattern."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Write the option again before each further file."""
+        return super().parse_args(ctx, _each_by_option(args))
+
+
+@click.command(cls=AskCommand)
 @click.argument("model", required=False)
 @click.argument("prompt", required=False)
 @click.option(
-    "--image",
+    IMAGE,
     "images",
     metavar="FILE|URL|-",
     multiple=True,
-    help="Picture to ask about; may be repeated. - reads standard input.",
+    help="Picture or document to ask about. Several files, patterns such as '*.png' and further "
+    "--image add to it; - reads standard input.",
 )
 @options.sampled
 @options.as_json
@@ -41,27 +60,73 @@ def ask(
 ) -> None:
     """Ask MODEL one question, PROMPT, and write the answer as it comes.
 
-    MODEL is a packaged name such as demo, a folder, a hub id, or a URI that a plugin knows. Text
-    that is piped in is the question, or stands above PROMPT.
+    MODEL is a packaged name such as demo, a folder, a hub id, or a URI that a plugin knows. Without
+    it, the only model of the config is asked, or the only one that is here. Text that is piped in
+    is the question, or stands above PROMPT.
     """
-    from vlmkit.cli.images import opened as picture
-    from vlmkit.cli.loading import opened, wanted
-    from vlmkit.sources import find
+    from vlmkit.cli.loading import opened, read_with_plugins, wanted_of
+    from vlmkit.sources import find, name_of
 
+    layered, plugins = read_with_plugins(config_file, assignments)
+    if model is not None and prompt is None and not _is_model(model, layered.config, plugins):
+        model, prompt = None, model
+    is_named = model is not None
     question = _question(prompt, images)
-    if model is not None and question is None:
+    if question is None and (is_named or images):
         raise click.UsageError('say what to ask: vlmkit ask MODEL "PROMPT" --image FILE')
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    target = wanted(model, config_file, assignments)
+    target = wanted_of(model, layered.config, plugins)
+    if question is None:
+        raise click.UsageError('say what to ask: vlmkit ask "PROMPT" --image FILE')
     find(target.entry.model, target.plugins)
-    limits = target.config.pipeline.images
-    pictures = [picture(source, limits) for source in images]  # before the model, which takes long
+    if not is_named:
+        click.echo(f"model: {name_of(target.entry)}", err=True)
+    pictures = _checked(images, target)  # before the model, which takes long
     with opened(target) as loaded:
-        request = loaded.request(question or "", images=pictures, **params)
+        request = loaded.request(question, images=pictures, **params)
         if as_json:
             output.json(_report(loaded, request))
         else:
             _stream(loaded, request)
+
+
+def _each_by_option(args: Sequence[str]) -> list[str]:
+    """Return arguments with ``--image`` before each picture that follows one."""
+    made: list[str] = []
+    is_value = is_after = False
+    for place, word in enumerate(args):
+        if word == "--":
+            return [*made, *args[place:]]
+        if is_value:
+            is_value, is_after = False, True
+        elif is_after and not word.startswith("-") and names_picture(word):
+            made.append(IMAGE)
+        else:
+            is_value, is_after = word == IMAGE, word.startswith(f"{IMAGE}=")
+        made.append(word)
+    return made
+
+
+def _is_model(word: str, config: "Config", plugins: "Plugins") -> bool:
+    """Tell whether the only word of a command line names a model, and is not the question.
+
+    Raises:
+        click.UsageError: it nearly names one.
+    """
+    from vlmkit.kit.model_uri import model_uri
+    from vlmkit.sources import packaged_models
+
+    configured = [name for entry in config.entries() for name in entry.names]
+    known = [*configured, *packaged_models(plugins)]
+    if word in known or os.path.isdir(word) or model_uri(word) is not None:  # noqa: PTH112 - never raises
+        return True
+    is_one_word = not set(word) & set(" \t\n?")
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7) if is_one_word else []
+    if near:
+        raise click.UsageError(
+            f"{word!r} is no model and hardly a question: did you mean {near[0]!r}?"
+        )
+    return is_one_word and "/" in word
 
 
 def _question(prompt: str | None, images: Sequence[str]) -> str | None:
@@ -72,14 +137,38 @@ def _question(prompt: str | None, images: Sequence[str]) -> str | None:
     return "\n".join(text for text in (piped, prompt) if text) or prompt
 
 
+def _checked(images: Sequence[str], target: "Wanted") -> "list[ImagePart | FilePart]":
+    """Return pictures that are opened, and files that a media loader will open."""
+    if not images:
+        return []
+    from vlmkit.ask.media import FilePart
+    from vlmkit.cli.images import matching, opened
+    from vlmkit.config.providers import media_loaders
+    from vlmkit.errors import MediaError
+    from vlmkit.kit.image_source import named
+    from vlmkit.running.files import FileOpener
+
+    bounds = target.config.pipeline
+    parts = [opened(source, bounds) for source in matching(images)]
+    if files := [part for part in parts if isinstance(part, FilePart)]:
+        opener = FileOpener(media_loaders(target.config, target.plugins), bounds)
+        for file in files:
+            try:
+                opener.check(file)
+            except MediaError as error:
+                raise named(error, file.name) from error
+    return parts
+
+
 def _stream(model: "Model", request: "Request") -> None:
-    ends_line, answer = True, output.Answer()
+    ends_line, answer, num_tokens = True, output.Answer(), 0
     try:
         for chunk in model.submit(request):
             text = answer.write(chunk)
+            num_tokens += len(chunk.samples)
             ends_line = text.endswith("\n") if text else ends_line
             if chunk.finish_reason == "length":
-                click.echo("\n[stopped at the limit of tokens]", err=True, nl=False)
+                click.echo(f"\n[stopped at the limit of {num_tokens} tokens]", err=True, nl=False)
                 ends_line = False
     finally:
         if not ends_line:

@@ -1,5 +1,8 @@
 """``vlmkit chat``: a conversation in the terminal, or with lines from a pipe."""
 
+import difflib
+import os
+import re
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, suppress
@@ -9,19 +12,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
-from vlmkit.errors import RequestError
+from vlmkit.errors import MediaError, RequestError
 
 if TYPE_CHECKING:
     from vlmkit.ask.completion import Chunk
-    from vlmkit.ask.image import Image
-    from vlmkit.ask.message import Message
+    from vlmkit.ask.media import FilePart
+    from vlmkit.ask.message import ImagePart, Message
     from vlmkit.model import Model
 
+COMMANDS = ("/image", "/reset", "/help", "/quit")
 HELP = """\
-/image FILE|URL   show a picture with the next message; so does dropping it here
+/image FILE|URL   show a picture or document with the next message; so does dropping it here
 /reset            forget the conversation
 /help             these lines
-/quit             leave; so does Ctrl-D. Ctrl-C stops an answer."""
+/quit             leave; so does Ctrl-D. Ctrl-C stops an answer.
+TAB completes commands and paths."""
 
 
 @click.command()
@@ -46,8 +51,13 @@ def chat(
     params = options.stated(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with opened(wanted(model, config_file, assignments)) as loaded:
         if sys.stdin.isatty():
-            click.echo(f"{loaded.facts.name}. /help says what you can do.", err=True)
-        Conversation(loaded, system, params).run(messages())
+            facts = loaded.facts
+            most = max_tokens or facts.defaults.max_tokens or facts.limits.max_sequence_tokens
+            click.echo(
+                f"{facts.name}, up to {most} tokens an answer (-m). /help says what you can do.",
+                err=True,
+            )
+        Conversation(loaded, system, params).run(messages(COMMANDS))
 
 
 class Conversation:
@@ -60,7 +70,7 @@ class Conversation:
         self._params = params
         self._opening = [Message.of("system", system)] if system else []
         self._messages: list[Message] = list(self._opening)
-        self._images: list[Image] = []
+        self._images: list[ImagePart | FilePart] = []
 
     def run(self, messages: Iterable[str]) -> None:
         """Answer each message until there is none, or one says ``/quit``."""
@@ -74,29 +84,52 @@ class Conversation:
 
     def _take(self, message: str) -> None:
         from vlmkit.cli.dropped import dropped
+        from vlmkit.cli.images import matching
 
         command, _, argument = message.partition(" ")
         if command == "/image" and argument:
-            self._show(dropped(argument)[1] or [argument.strip()])
+            self._show(dropped(argument)[1] or matching([argument.strip()]))
             return
         if command == "/reset":
             self._messages, self._images = list(self._opening), []
             return
         text, pictures = dropped(message)
         self._show(pictures)
-        if text.startswith("/") and not pictures and "\n" not in text:
-            click.echo(HELP, err=True)
+        if not pictures and _is_command(message):
+            self._explain(command)
         elif text:
             self._answer(text)
 
+    def _explain(self, command: str) -> None:
+        """Write the commands; of an unknown one that it is none, and which may be meant."""
+        if command not in COMMANDS:
+            near = difflib.get_close_matches(command, COMMANDS, n=1)
+            meant = f": did you mean {near[0]}?" if near else ""
+            click.secho(f"error: unknown command {command!r}{meant}", err=True, fg="red")
+        click.echo(HELP, err=True)
+
     def _show(self, pictures: Sequence[str]) -> None:
-        """Show pictures with the next message, or none of them if one cannot be opened."""
+        """Show pictures with the next message; if one is refused, none that was to be shown."""
+        from vlmkit.ask.message import ImagePart
         from vlmkit.cli.images import opened
 
-        images = [opened(source, self._model.facts.bounds.images) for source in pictures]
-        self._images += images
-        for image in images:
-            click.echo(f"[{image.width}x{image.height}, shown with the next message]", err=True)
+        try:
+            parts = [opened(source, self._model.facts.bounds) for source in pictures]
+        except MediaError:
+            self._drop_images()
+            raise
+        self._images += parts
+        for part in parts:
+            size = (
+                f"{part.image.width}x{part.image.height}" if isinstance(part, ImagePart) else "file"
+            )
+            click.echo(f"[{size}, shown with the next message]", err=True)
+
+    def _drop_images(self) -> None:
+        """Forget pictures that wait, so that a question is not about others than it seems."""
+        if self._images:
+            click.echo("[no picture is shown with the next message]", err=True)
+        self._images = []
 
     def _answer(self, text: str) -> None:
         """Answer one message; what was said before Ctrl-C is kept, a refused message is not."""
@@ -104,8 +137,12 @@ class Conversation:
 
         asked = [*self._messages, Message.of("user", text, self._images)]
         said: list[str] = []
-        with suppress(KeyboardInterrupt), closing(self._chunks(asked)) as chunks:
-            said.extend(map(output.Answer().write, chunks))
+        try:
+            with suppress(KeyboardInterrupt), closing(self._chunks(asked)) as chunks:
+                said.extend(map(output.Answer().write, chunks))
+        except MediaError:
+            self._drop_images()
+            raise
         click.echo()
         if said:
             self._messages = [*asked, Message.of("assistant", "".join(said))]
@@ -118,3 +155,10 @@ class Conversation:
             yield from stream
         finally:
             stream.abort()
+
+
+def _is_command(message: str) -> bool:
+    """Tell whether a message is meant as a command: one word after a slash, and no path."""
+    word = message.partition(" ")[0]
+    is_word = re.fullmatch(r"/\w*", word) is not None and "\n" not in message
+    return is_word and (word == "/" or not os.path.exists(word))  # noqa: PTH110 - never raises

@@ -12,13 +12,22 @@ from contextlib import suppress
 from vlmkit.cli.images import is_file_url, path_of
 from vlmkit.errors import ImageError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif"),
+    ".pdf",
+)
 
 _PATH = r"(?:~?/|\.\.?/|file:|[a-z]:[\\/])"
 _WORD = re.compile(
     rf"""(?<!\S)(?=['"]|{_PATH})(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+)(?!\S)\ ?""",
     re.IGNORECASE,
 )
+
+
+def names_picture(word: str) -> bool:
+    """Tell whether a word of a command line is a picture: a file, or a name or pattern of one."""
+    is_name = word.lower().endswith(SUFFIXES) and not set(word) & set(" \t\n")
+    return is_name or os.path.isfile(word)  # noqa: PTH113 - never raises
 
 
 def dropped(message: str) -> tuple[str, list[str]]:

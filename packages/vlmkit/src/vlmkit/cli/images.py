@@ -1,45 +1,98 @@
 """Pictures that somebody names on the command line: files, URLs, or standard input."""
 
-import asyncio
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from vlmkit.ask.image import Image
-    from vlmkit.settings.images import ImageLimits
+    from vlmkit.ask.media import FilePart
+    from vlmkit.ask.message import ImagePart
+    from vlmkit.kit.image_fetcher import ImageFetcher
+    from vlmkit.settings.pipeline import PipelineSettings
+
+STDIN = "standard input"
+WILD = frozenset("*?[")
 
 
-def opened(source: str, limits: "ImageLimits") -> "Image":
+def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
     """Return a picture: of a file, of a URL (data, file, http or https), or of standard input.
 
-    The last is for ``-``.
+    The last is for ``-``. One that is decoded here is decoded once, so that an error comes before
+    a model is loaded; a file of another type is for a media loader.
 
     Raises:
-        ImageError: it cannot be read, or it is not a picture that may be decoded.
+        MediaError: it cannot be read, or is refused.
     """
-    from vlmkit.ask.image import Image
-    from vlmkit.errors import ImageError
+    from vlmkit.ask.message import ImagePart
+    from vlmkit.errors import ImageError, MediaError
+    from vlmkit.kit.image_source import WEB, named, shown_part
 
     if is_file_url(source):
         source = path_of(source)
     if source == "-" and sys.stdin.isatty():
         raise click.UsageError("--image - reads a picture from standard input: pipe one in")
+    content: str | bytes = source
+    if source == "-":
+        content = sys.stdin.buffer.read(max(bounds.images.max_bytes, bounds.max_media_bytes) + 1)
+    fetcher = _fetcher(bounds) if source.lower().startswith(WEB) else None
     try:
-        content: str | bytes = source
-        if source == "-":
-            content = sys.stdin.buffer.read(limits.max_bytes + 1)
-        elif source.startswith(("http://", "https://")):
-            content = _fetched(source, limits)
-        image = Image.open(content, limits)
-        image.to_pil()  # one that cannot be decoded is told now, by its name
+        part = shown_part(content, bounds, fetcher)
     except ImageError as error:
-        if source.startswith("data:") or repr(source) in str(error):
+        if error.code != "image_url_not_allowed":
             raise
-        name = "standard input" if source == "-" else repr(source)
-        raise ImageError(f"{name}: {error}", hint=error.hint) from error
-    return image
+        raise ImageError(str(error), code=error.code, hint="save it, and name the file") from error
+    if isinstance(part, ImagePart):
+        try:
+            part.image.to_pil()
+        except MediaError as error:
+            raise named(error, part.name or STDIN * (source == "-")) from error
+    return part
+
+
+def opened_image(source: str, bounds: "PipelineSettings") -> "Image":
+    """Return a picture as :func:`opened` does, for a command that uses no media loader.
+
+    Raises:
+        MediaError: it cannot be read, or is no image of a format that is decoded here.
+    """
+    from vlmkit.ask.image import Image
+    from vlmkit.ask.message import ImagePart
+    from vlmkit.errors import MediaError
+    from vlmkit.kit.image_source import named
+
+    part = opened(source, bounds)
+    if isinstance(part, ImagePart):
+        return part.image
+    try:
+        return Image.open(part.data, bounds.images)
+    except MediaError as error:
+        raise named(error, part.name) from error
+
+
+def matching(sources: Iterable[str]) -> list[str]:
+    """Return sources with patterns, such as ``*.png``, replaced by the files that they match.
+
+    Raises:
+        ImageError: a pattern matches none.
+    """
+    import glob
+    from pathlib import Path
+
+    from vlmkit.errors import ImageError
+
+    found: list[str] = []
+    for source in sources:
+        is_url = "://" in source or source.startswith("data:")
+        if is_url or not WILD & set(source) or Path(source).is_file():
+            found.append(source)
+        elif files := sorted(glob.glob(source)):  # noqa: PTH207 - of whole paths, too
+            found += files
+        else:
+            raise ImageError(f"no file matches {source!r}", hint="check the pattern and the folder")
+    return found
 
 
 def is_file_url(source: str) -> bool:
@@ -68,16 +121,10 @@ def path_of(url: str) -> str:
     return url2pathname(rest)
 
 
-def _fetched(url: str, limits: "ImageLimits") -> bytes:
-    """Fetch what the owner of this machine asked for; any address they can reach is theirs."""
-    from vlmkit.errors import ImageError
+def _fetcher(bounds: "PipelineSettings") -> "ImageFetcher":
+    """Return what fetches what the owner of this machine asks for, at any address."""
     from vlmkit.kit.image_fetcher import ImageFetcher
     from vlmkit.settings.server import FetchSettings
 
-    settings = FetchSettings(enabled=True, allow_http=True, max_bytes=limits.max_bytes)
-    fetcher = ImageFetcher(settings, may_connect=lambda _: True)
-    try:
-        return asyncio.run(fetcher.fetch(url))
-    except ImageError as error:
-        hint = "save it, and name the file"  # the fetcher's own is for clients of a server
-        raise ImageError(str(error), hint=hint) from error
+    settings = FetchSettings(enabled=True, allow_http=True, max_bytes=bounds.images.max_bytes)
+    return ImageFetcher(settings, may_connect=lambda _: True)

@@ -79,14 +79,26 @@ class Wanted:
 
 def wanted(model: str | None, config_file: Path | None, assignments: Sequence[str]) -> Wanted:
     """Return the one model that a command is for; builds nothing."""
-    from vlmkit.sources import name_of
-
     layered, plugins = read_with_plugins(config_file, assignments)
-    entries = wanted_entries([model] if model else [], layered.config, plugins)
+    return wanted_of(model, layered.config, plugins)
+
+
+def wanted_of(model: str | None, config: Config, plugins: Plugins) -> Wanted:
+    """Return the model that was named, or the only one of the config, or the only one installed.
+
+    Raises:
+        click.UsageError: there is none, or several.
+    """
+    from vlmkit.sources import name_of, packaged_models
+
+    packaged = packaged_models(plugins)
+    if model is None and not config.entries() and len(packaged) == 1:
+        model = packaged[0]
+    entries = wanted_entries([model] if model else [], config, plugins)
     if len(entries) > 1:
         names = ", ".join(map(name_of, entries))
         raise click.UsageError(f"the config has several models: name one of {names}")
-    return Wanted(entries[0], layered.config, plugins)
+    return Wanted(entries[0], config, plugins)
 
 
 @contextmanager

@@ -50,7 +50,11 @@ def sampled(command: Command) -> Command:
             help="0 takes the likeliest token.",
         ),
         click.option(
-            "-m", "--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate."
+            "-m",
+            "--max-tokens",
+            type=click.IntRange(min=1),
+            help="Most tokens to generate; the model's own limit by default, or what its context "
+            "holds.",
         ),
     ):
         command = option(command)

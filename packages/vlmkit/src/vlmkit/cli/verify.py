@@ -69,7 +69,7 @@ def verify(
     differ by more than the tolerance, or answers although the engine claims that they never do.
     """
     from vlmkit.assembly import find_files
-    from vlmkit.cli.images import opened as picture
+    from vlmkit.cli.images import opened_image
     from vlmkit.cli.loading import opened, wanted
     from vlmkit.verify.answers import agreements
     from vlmkit.verify.encoders import EncoderComparison
@@ -77,7 +77,7 @@ def verify(
     if len(set(encoders)) == 1:
         raise click.UsageError("one encoder has nothing to agree with: name two, or none for all")
     target = wanted(model, config_file, assignments)
-    pictures = [picture(source, target.config.pipeline.images) for source in images]
+    pictures = [opened_image(source, target.config.pipeline) for source in images]
     checkpoint = find_files(target.entry, target.config, target.plugins)
     comparison = EncoderComparison(target.entry, target.config, target.plugins, checkpoint)
     report = None

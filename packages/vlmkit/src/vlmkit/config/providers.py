@@ -2,10 +2,10 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,10 +15,14 @@ from vlmkit.config.reading import LayeredConfig
 from vlmkit.config.structs import COMPONENTS, GROUPS, SECTIONS, Component, Config, Group
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, VlmkitError
 from vlmkit.kit.one_line import named, text_of
+from vlmkit.plugins.kinds import MEDIA_LOADER
 from vlmkit.plugins.loader import Plugins
-from vlmkit.plugins.registry import Provider, Registry
+from vlmkit.plugins.registry import BuildContext, Provider, Registry
 from vlmkit.running.blame import Makers
 from vlmkit.settings.server import ServerSettings
+
+if TYPE_CHECKING:
+    from vlmkit.seams.media_loader import MediaLoader
 
 
 def registry_of(plugins: Plugins, section: str) -> Registry[Any]:
@@ -176,6 +180,31 @@ def names_of(group: Group, registry: Registry[Any], subject: object) -> list[str
     able = [registry.key(p) for p in registry.able(subject)] if "auto" in group.use else []
     names = (own for name in group.use for own in (able if name == "auto" else [name]))
     return list(dict.fromkeys(names))
+
+
+def members(
+    registry: Registry[Any], group: Group, context: BuildContext, built: ExitStack
+) -> dict[str, Any]:
+    """Build all of a group, each by its name; those that can be are closed with the stack."""
+    found = {}
+    for name in names_of(group, registry, context.checkpoint):
+        found[name] = registry.build(name, group.settings.get(name, {}), context)
+        if close := getattr(found[name], "close", None):
+            built.callback(close)
+    return found
+
+
+def media_loaders(config: Config, plugins: Plugins) -> "dict[str, MediaLoader]":
+    """Build what opens files, by name, for a command that has no model yet.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        PluginError: one that was asked for is not here.
+    """
+    section = MEDIA_LOADER.section
+    registry, context = registry_of(plugins, section), BuildContext(registries=plugins.by_kind)
+    with ExitStack() as built:
+        return members(registry, config.group(section), context, built)
 
 
 def makers_of(

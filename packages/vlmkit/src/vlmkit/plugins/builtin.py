@@ -54,6 +54,12 @@ def _build_image_loader(_: BuildContext) -> MediaLoader:
     return ImageLoader()
 
 
+def _build_tiff_loader(_: BuildContext) -> MediaLoader:
+    from vlmkit.running.tiff_loader import TiffLoader
+
+    return TiffLoader()
+
+
 @hookimpl
 def vlmkit_register_schedulers(registry: Registry[Any]) -> None:
     """Offer ``scheduler.use = "continuous"``."""
@@ -90,12 +96,18 @@ def vlmkit_register_proposers(registry: Registry[Any]) -> None:
 
 @hookimpl
 def vlmkit_register_media_loaders(registry: Registry[Any]) -> None:
-    """Offer ``media_loaders.use = ["image"]``."""
+    """Offer ``media_loaders.use = ["image", "tiff"]``."""
     registry.add(
         "image",
         _build_image_loader,
         priority=PRIORITY,
-        description="PNG, JPEG, WEBP, GIF and BMP",
+        description="PNG, JPEG, WEBP, GIF, BMP and AVIF",
+    )
+    registry.add(
+        "tiff",
+        _build_tiff_loader,
+        priority=PRIORITY,
+        description="pages of TIFF files as pictures",
     )
 
 

@@ -19,7 +19,7 @@ PREFIX = "vlmkit-"
 MAX_NAME_CHARS = 40
 NAME = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
 TAKEN = frozenset(
-    {"demo", "guidance", "hf", "mcp", "mock", "monitor", "onnx", "pdf", "torch", "typical"}
+    {"demo", "guidance", "heif", "hf", "mcp", "mock", "monitor", "onnx", "pdf", "torch", "typical"}
 )
 """Names of distributions that belong to vlmkit."""
 MEANINGFUL = frozenset({"auto", "builtin", "none", "vlmkit"})

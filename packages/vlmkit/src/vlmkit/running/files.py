@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from vlmkit.ask.file_type import EMPTY, UNKNOWN as UNKNOWN_TYPE, file_type
 from vlmkit.ask.media import FilePart, MediaPart
 from vlmkit.ask.message import ImagePart, Message, Part, image_parts_of, parts_of
-from vlmkit.errors import MediaError, OutOfMemory, RequestError, VlmkitError
+from vlmkit.errors import ImageError, MediaError, OutOfMemory, RequestError, VlmkitError
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.seams.cancellation import Cancellation
@@ -88,6 +89,17 @@ class FileOpener:
             opened.append(replace(message, parts=tuple(parts)))
         return Opened(opened, origins)
 
+    def check(self, file: FilePart) -> str:
+        """Return the name of the loader that would open a file.
+
+        Raises:
+            MediaError: none recognises it.
+        """
+        name = next((name for name in self._loaders if self._recognises(name, file.data)), None)
+        if name is None:
+            raise self._not_recognised(file)
+        return name
+
     def _parts(
         self, file: FilePart, bounds: PipelineSettings, cancellation: Cancellation
     ) -> Seq[Part]:
@@ -111,14 +123,7 @@ class FileOpener:
     def _loaded(
         self, file: FilePart, bounds: PipelineSettings, cancellation: Cancellation
     ) -> Seq[Part]:
-        name = next((name for name in self._loaders if self._recognises(name, file.data)), None)
-        if name is None:
-            raise MediaError(
-                "a file has a format that no media loader recognises",
-                param="messages",
-                hint=f"media loaders here: {', '.join(self._loaders) or 'none'}; plugins bring "
-                "others, such as vlmkit-pdf for PDF files",
-            )
+        name = self.check(file)
         loader = self._loaders[name]
         try:
             if isinstance(loader, CancellableMediaLoader):
@@ -137,6 +142,18 @@ class FileOpener:
             log.error("%s failed:\n%s", who, trace_of(error))  # noqa: TRY400
             raise MediaError(f"media loader {name!r} failed on a file", param="messages") from error
         raise MediaError("pages are chosen of a file that has none", param="messages")
+
+    def _not_recognised(self, file: FilePart) -> MediaError:
+        found, error = file_type(file.data), ImageError if file.is_image else MediaError
+        if found is EMPTY:
+            return error("the file is empty", param="messages", hint=found.remedy)
+        problem = "no media loader recognises"
+        is_known = found is not UNKNOWN_TYPE
+        problem = (
+            f"the file is {found.name}, which {problem}" if is_known else f"{problem} the file"
+        )
+        here = ", ".join(self._loaders) or "none"
+        return error(f"{problem} (here: {here})", param="messages", hint=found.remedy)
 
     def _recognises(self, name: str, data: bytes) -> bool:
         """Tell whether a loader takes a file; one that fails at it does not."""

@@ -1,24 +1,18 @@
-"""The built-in media loader: files of images. How they are opened is the image's business."""
+"""The built-in media loader: files of one image. How they are opened is the image's business."""
 
+from vlmkit.ask.file_type import is_image
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import ImagePart
-from vlmkit.ask.webp import is_webp
+from vlmkit.ask.tiff import is_tiff
 from vlmkit.settings.pipeline import PipelineSettings
-
-SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
-
-
-def is_image(data: bytes) -> bool:
-    """Return whether a file begins as an image."""
-    return is_webp(data) or data.startswith(SIGNATURES)
 
 
 class ImageLoader:
-    """Opens the formats of :mod:`vlmkit.ask.image`."""
+    """Opens the formats of :mod:`vlmkit.ask.image` but TIFF, whose files have pages."""
 
     def recognises(self, data: bytes) -> bool:
         """Return whether a file begins as an image."""
-        return is_image(data)
+        return is_image(data) and not is_tiff(data)
 
     def load(self, data: bytes, bounds: PipelineSettings) -> tuple[ImagePart]:
         """Return the image, or the first one of an animation.

@@ -104,7 +104,7 @@ class _Work:
                 return
             began_s = time.time()
             try:
-                self.pixels.append(image.to_pil())
+                self.pixels.append(image.to_pil(self._cancellation.calling))
                 self.stages[place] = Stage.since(began_s)
             except VlmkitError as error:
                 self._errors[place] = error

@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
+from vlmkit.ask.file_type import is_image
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.message import parts_of
 from vlmkit.ask.request import Request
 from vlmkit.errors import RequestCancelled
 from vlmkit.running.fair_executor import FairExecutor
-from vlmkit.running.image_loader import is_image
 from vlmkit.running.inbox import closing
 from vlmkit.running.media_room import MediaRoom, Place, check_num_pixels, needed
 from vlmkit.running.prompts import is_constrained, is_short

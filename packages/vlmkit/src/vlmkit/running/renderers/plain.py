@@ -66,7 +66,7 @@ def to_plain(value: Any, blobs: list[bytes]) -> Any:
     if isinstance(value, bytes):
         return value if len(value) <= SMALL_BYTES else ["blob", _place(value, blobs)]
     if isinstance(value, Image):
-        if not value.content:
+        if not value.content or value.decoder:
             raise CannotTravel
         return ["image", list(value.source_size), _place(value.content, blobs), list(value.cost)]
     name = type(value).__name__

@@ -20,7 +20,7 @@ from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.chat import wire
 from vlmkit.server.chat.files import Files
 from vlmkit.server.chat.image_options import image_options, options_of
-from vlmkit.server.chat.images import Images, OpenedImage, check_num_images
+from vlmkit.server.chat.images import Images, check_num_images
 from vlmkit.server.chat.prompt_options import goes_on, prompt_options, template_kinds
 from vlmkit.server.chat.shown_parts import files_in, images_in, parts_of, place_of, shown_parts
 from vlmkit.server.fields.forms import asked_form
@@ -162,7 +162,7 @@ class Converter:
                 param=files[0].place,
                 code="unsupported_parameter",
             )
-        images = iter(await self.images.opened(sources, facts, caller.account, light=light))
+        images = iter(await self.images.shown(sources, facts, caller.account, light=light))
         opened = iter(await self._files.opened(files, facts, caller, shown))
         return [_message(n, message, images, opened, shown) for n, message in enumerate(said)]
 
@@ -237,7 +237,7 @@ def field_of_chat(error: RequestError, body: wire.ChatRequest) -> str | None:
 def _message(
     number: int,
     message: wire.ChatMessage,
-    images: Iterator[OpenedImage],
+    images: Iterator[ImagePart | FilePart],
     files: Iterator[FilePart],
     shown: ImageOptions,
 ) -> Message:
@@ -249,8 +249,7 @@ def _message(
         elif isinstance(part, wire.FilePart):
             parts.append(next(files))
         else:
-            image, fetch = next(images)
-            parts.append(ImagePart(image, options_of(part.image_url, shown), fetch=fetch))
+            parts.append(replace(next(images), options=options_of(part.image_url, shown)))
     if isinstance(message, wire.AssistantMessage):
         thought = [ReasoningPart(message.reasoning_content)] if message.reasoning_content else []
         parts = [*thought, *parts, *_calls(number, message)]

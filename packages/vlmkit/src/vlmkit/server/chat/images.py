@@ -1,15 +1,18 @@
 """From URLs to images that were checked: fetched, opened side by side, and bounded together."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from vlmkit.ask.image import Image
+from vlmkit.ask.image import Image, data_url_bytes
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.message import ImagePart
 from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
+from vlmkit.kit.image_source import part_of_content
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.together import in_order
 from vlmkit.server.work.offload import OffloadExecutor
@@ -17,6 +20,9 @@ from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.server import ServerSettings
 
 SIZE = "size:"
+Placed = tuple[str, str | bytes]
+"""The place of an image in a body, and its URL or file."""
+OpenOne = Callable[[str | bytes, ImageLimits, str], Awaitable[ImagePart | FilePart]]
 
 
 class OpenedImage(NamedTuple):
@@ -62,61 +68,98 @@ class Images:
         self._fetcher = fetcher
 
     async def opened(
-        self,
-        found: Sequence[tuple[str, str | bytes]],
-        facts: RunnerFacts,
-        account: str,
-        *,
-        light: bool = False,
+        self, found: Sequence[Placed], facts: RunnerFacts, account: str
     ) -> list[OpenedImage]:
         """Fetch and check images side by side, as many at once as the runner will decode at once.
 
         Args:
-            found: the place of each, and its URL or file; few enough.
+            found: those that a body names; few enough.
             facts: bounds of the model.
             account: the tenant that asks.
-            light: whether no more of them is wanted than their sizes.
 
         Raises:
             RequestError: names the place of the first that fails.
         """
-        budget = ImageBudget(self._settings.max_request_pixels)
-        open_one = self._header if light else self._image
+        parts = await self._each(found, facts, account, self._image)
+        return [
+            OpenedImage(part.image, part.fetch) for part in parts if isinstance(part, ImagePart)
+        ]
 
-        async def image(placed: tuple[str, str | bytes]) -> OpenedImage:
+    async def shown(
+        self, found: Sequence[Placed], facts: RunnerFacts, account: str, *, light: bool = False
+    ) -> list[ImagePart | FilePart]:
+        """Return what is shown in the places of images; arguments and errors as for :meth:`opened`.
+
+        A file that is not decoded here, or has pages, is for a media loader.
+
+        Args:
+            found: as there.
+            facts: as there.
+            account: as there.
+            light: whether no more of images is wanted than their sizes.
+        """
+        return await self._each(found, facts, account, self._header if light else self._part)
+
+    async def _each(
+        self, found: Sequence[Placed], facts: RunnerFacts, account: str, open_one: OpenOne
+    ) -> list[ImagePart | FilePart]:
+        budget = ImageBudget(self._settings.max_request_pixels)
+
+        async def part(placed: Placed) -> ImagePart | FilePart:
             place, source = placed
             began_s = time.time()
             budget.take()  # raises where it is spent, before the image costs anything
             try:
-                image = await open_one(source, facts.bounds.images, account)
+                part = await open_one(source, facts.bounds.images, account)
             except ImageError as error:
                 error.param = place
                 raise
-            budget.take(image.source_size[0] * image.source_size[1])
-            return OpenedImage(image, Stage.since(began_s))
+            if isinstance(part, FilePart):
+                return part
+            budget.take(part.image.source_size[0] * part.image.source_size[1])
+            return replace(part, fetch=Stage.since(began_s))
 
         num_at_once = max(1, facts.bounds.num_workers - 1)
-        return await in_order(image, found, num_at_once)
+        return await in_order(part, found, num_at_once)
 
-    async def _image(self, source: str | bytes, limits: ImageLimits, account: str) -> Image:
+    async def _image(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
         """Check an image; no text but URLs is taken, so no path of this disk."""
-        if isinstance(source, str) and not source.startswith("data:"):
-            source = await self._fetched(source)
-        return await self._offload.decode(partial(Image.open, source, limits), len(source), account)
+        source = await self._got(source)
+        work = partial(Image.open, source, limits)
+        return ImagePart(await self._offload.decode(work, len(source), account))
 
-    async def _header(self, source: str | bytes, limits: ImageLimits, account: str) -> Image:
+    async def _part(
+        self, source: str | bytes, limits: ImageLimits, account: str
+    ) -> ImagePart | FilePart:
+        source = await self._got(source)
+        work = partial(_part_of, source, limits)
+        return await self._offload.decode(work, len(source), account)
+
+    async def _header(self, source: str | bytes, limits: ImageLimits, account: str) -> ImagePart:
         """Read an image's sizes; of a file elsewhere no more than its beginning."""
         if isinstance(source, str) and source.startswith(SIZE):
-            return Image.of_size(_size(source), limits)
-        if isinstance(source, str) and not source.startswith("data:"):
-            source = await self._fetched(source, partial(_is_enough, limits=limits))
+            return ImagePart(Image.of_size(_size(source), limits))
+        source = await self._got(source, partial(_is_enough, limits=limits))
         work = partial(Image.of_header, source, limits)
-        return await self._offload.decode(work, len(source), account)
+        return ImagePart(await self._offload.decode(work, len(source), account))
+
+    async def _got(
+        self, source: str | bytes, is_enough: Callable[[bytes], bool] | None = None
+    ) -> str | bytes:
+        """Return a file, or a ``data:`` URL, that a body has or names."""
+        if isinstance(source, bytes) or source.startswith("data:"):
+            return source
+        return await self._fetched(source, is_enough)
 
     async def _fetched(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
         if self._fetcher is None:
             raise not_fetched()
         return await self._fetcher.fetch(url, is_enough)
+
+
+def _part_of(source: str | bytes, limits: ImageLimits) -> ImagePart | FilePart:
+    content = data_url_bytes(source, limits) if isinstance(source, str) else source
+    return part_of_content(content, limits)
 
 
 def check_num_images(num: int, facts: RunnerFacts, param: str) -> None:

@@ -1,0 +1,237 @@
+"""What people pass to Python: one image or several, dictionaries, texts; errors name it."""
+
+import base64
+import io
+import sys
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import vlmkit
+from vlmkit.ask.completion import Completion
+from vlmkit.ask.image import Image
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.message import ImagePart
+from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.kit.notebook_stages import notebook_stages
+
+PICTURE = PIL.Image.new("RGB", (9, 7), "teal")
+
+
+def encoded(kind="PNG", picture=PICTURE, **options):
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+DATA_URL = "data:image/png;base64," + base64.b64encode(encoded()).decode()
+
+
+@pytest.fixture(scope="module")
+def model():
+    with vlmkit.load("mock") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def web():
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(encoded())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/a.png"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        PICTURE,
+        np.asarray(PICTURE),
+        encoded(),
+        bytearray(encoded()),
+        DATA_URL,
+        Image.open(PICTURE),
+        ImagePart(Image.open(PICTURE)),
+        FilePart(encoded()),
+        encoded("TIFF"),
+    ],
+    ids=lambda image: type(image).__name__,
+)
+def test_one_image_of_any_type_is_shown_as_a_list_of_it_is(model, image):
+    expected = model.generate("what?", images=[PICTURE]).text
+    assert "9x7" in expected
+    assert model.generate("what?", images=image).text == expected
+    assert model.generate("what?", images=[image]).text == expected
+
+
+def test_a_path_may_be_a_path_or_a_text(model, tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded())
+    assert (
+        model.generate("what?", images=path).text == model.generate("what?", images=str(path)).text
+    )
+
+
+def test_no_image_is_none(model):
+    for nothing in (None, [], ()):
+        assert model.generate("hello", images=nothing, media=nothing).text == "hello"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": DATA_URL}}],
+        [{"type": "image_url", "image_url": DATA_URL}, "what?"],
+        [{"type": "image", "image": PICTURE}, {"type": "text", "text": "what?"}],
+        [{"type": "image", "url": DATA_URL}, {"type": "text", "text": "what?"}],
+        [PICTURE, "what?"],
+    ],
+)
+def test_messages_may_be_dictionaries(model, content):
+    turns = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": content}]
+    assert "9x7" in model.generate(turns).text
+    assert "9x7" in model.generate(turns[1]).text
+
+
+def test_calls_of_tools_are_read_from_dictionaries(model):
+    call = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
+    request = model.request(
+        [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+            {"role": "tool", "tool_call_id": "a", "content": "nothing"},
+        ]
+    )
+    assert [message.role for message in request.messages] == ["user", "assistant", "tool"]
+    assert request.messages[1].parts[1].name == "look"
+    assert request.messages[2].call_id == "a"
+
+
+def test_a_stop_text_need_not_be_in_a_list(model):
+    assert model.generate("one two three", stop="two").text == "one "
+
+
+def test_a_url_is_fetched_where_that_is_allowed_and_nowhere_else(model, web):
+    with pytest.raises(ImageError, match="not fetched by URL here") as caught:
+        model.generate("what?", images=web)
+    assert "fetch" in caught.value.hint
+    fetch = {"enabled": True, "allow_http": True}
+    with (
+        vlmkit.load("mock", server={"fetch": fetch}) as fetching,
+        pytest.raises(ImageError) as caught,
+    ):
+        fetching.generate("what?", images=web)  # a private address, as for clients of a server
+    assert caught.value.code == "image_url_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompt": 7}, "a prompt must be a text or a list of messages, and was int"),
+        ({"prompt": b"x"}, "and was bytes"),
+        ({"prompt": None}, "and was NoneType"),
+        ({"prompt": [7]}, r"messages\[0\] must be a Message or a dictionary, and was int"),
+        ({"prompt": [{"role": "user"}]}, r"messages\[0\] has no content"),
+        ({"prompt": [{"role": "king", "content": "x"}]}, "role must be one of"),
+        ({"prompt": [{"role": ["user"], "content": "x"}]}, "role must be one of"),
+        ({"prompt": [{"role": "user", "content": 7}]}, r"content must be a text or a list"),
+        ({"prompt": [{"role": "user", "content": [{"type": "film"}]}]}, "and was 'film'"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "text"}]}]},
+            "must be a text, and was N",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
+            "needs image, url or path",
+        ),
+        (
+            {
+                "prompt": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": "/etc/x"}]}
+                ]
+            },
+            r"must be a data: or http\(s\) URL",
+        ),
+        ({"prompt": [{"role": "assistant", "tool_calls": [7]}]}, "must have a function"),
+        ({"prompt": "x", "images": 7}, "an image must be a path"),
+        ({"prompt": "x", "images": [None]}, "an image must be a path"),
+        ({"prompt": "x", "media": 7}, "and was int"),
+        ({"prompt": [{"role": "user", "content": "x"}], "images": [PICTURE]}, "into the messages"),
+        ({"prompt": "x", "stop": 7}, "stop"),
+        ({"prompt": "x", "max_tokens": "9"}, "max_tokens"),
+        ({"prompt": "x", "temprature": 1}, "temprature"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_of_vlmkit_that_names_it(model, arguments, message):
+    with pytest.raises(RequestError, match=message):
+        model.generate(**arguments)
+
+
+def test_an_error_names_the_file_that_it_is_about(model, tmp_path):
+    paths = [tmp_path / name for name in ("a.png", "b.jpg", "c.png", "d.svg")]
+    whole = encoded(picture=PIL.Image.effect_noise((64, 64), 50))
+    contents = [encoded(), whole[: len(whole) // 2], b"", b"<svg/>"]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    for path, problem in zip(paths[1:], ("is broken", "is empty", "an SVG drawing"), strict=True):
+        with pytest.raises(MediaError, match=problem) as caught:
+            model.generate("what?", images=[paths[0], path])
+        assert str(caught.value).startswith(repr(str(path)))
+        assert caught.value.index == 1
+    with pytest.raises(MediaError, match="cannot be read: No such file"):
+        model.generate("what?", images=tmp_path / "none.png")
+
+
+def test_several_pages_are_several_images(model):
+    pages = [PIL.Image.new("RGB", (9 + n, 7), "teal") for n in range(3)]
+    content = encoded("TIFF", pages[0], save_all=True, append_images=pages[1:])
+    done = model.generate("what?", images=content)
+    assert [image.page for image in done.usage.images] == [1, 2, 3]
+    assert all(f"{9 + n}x7" in done.text for n in range(3))
+
+
+def test_what_is_shown_of_a_model_and_an_answer_is_short(model):
+    done = model.generate("hello " * 100)
+    assert isinstance(done, Completion)
+    assert (
+        repr(model)
+        == f"Model('mock', takes text and image, {model.facts.limits.max_sequence_tokens} tokens)"
+    )
+    assert len(repr(done)) < 250
+    assert repr(done).startswith("Completion('hello hello")
+    assert "finish_reason='stop'" in repr(done)
+    assert len(repr(done.choices)) < 2000
+
+
+def test_a_notebook_shows_the_stages_of_loading(monkeypatch):
+    """IPython itself is played: its kernel needs sockets and a minute."""
+    shown = []
+
+    class Handle:
+        def update(self, data, *, raw):
+            shown.append(data["text/plain"])
+
+    def display(data, *, raw, display_id):
+        shown.append(data["text/plain"])
+        return Handle()
+
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    vlmkit.load("mock").close()
+    assert shown[0] == "loading model files ..."
+    assert shown[-1].startswith("ready after ")
+    del shell.kernel
+    assert notebook_stages() is None

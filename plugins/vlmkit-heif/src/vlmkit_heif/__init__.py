@@ -1,0 +1,1 @@
+"""Shows models of vlmkit HEIC images."""

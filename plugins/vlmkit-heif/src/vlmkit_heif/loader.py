@@ -1,0 +1,54 @@
+"""The media loader for HEIC files: the primary image of each, upright.
+
+Reads sizes from the file's boxes and decodes nothing: pixels are decoded when a prompt is made, by
+a process of its own, within the memory that is counted for them.
+"""
+
+from vlmkit.ask.decode_cost import FormatCost, decode_cost
+from vlmkit.ask.header import Header
+from vlmkit.ask.image import Image
+from vlmkit.ask.iso_image import IsoHeader, is_heic, read_iso_header
+from vlmkit.ask.message import ImagePart
+from vlmkit.errors import ImageError
+from vlmkit.settings.pipeline import PipelineSettings
+
+DECODER = "vlmkit_heif.decoding:picture"
+COST = FormatCost(pixel_bytes=4, file_ratio=4, is_isolated=True)  # planes come on top
+
+
+class HeifLoader:
+    """Opens HEIC files."""
+
+    def recognises(self, data: bytes) -> bool:
+        """Return whether a file begins as a HEIC file; AVIF files are opened without a plugin."""
+        return is_heic(data)
+
+    def load(self, data: bytes, bounds: PipelineSettings) -> list[ImagePart]:
+        """Return the primary image.
+
+        Raises:
+            ImageError: the file is broken, or larger than the bounds allow.
+        """
+        try:
+            header = read_iso_header(data, "a HEIC file")
+        except ValueError as error:
+            raise ImageError(
+                "image is a HEIC image whose header cannot be read: broken or cut off",
+                hint="save it again, as JPEG",
+            ) from error
+        return [ImagePart(_image(header, data, bounds))]
+
+
+def _image(header: IsoHeader, data: bytes, bounds: PipelineSettings) -> Image:
+    width, height = header.coded_size
+    cost = decode_cost(
+        COST,
+        "RGBA",
+        header.coded_size,
+        num_file_bytes=len(data),
+        is_copied=True,
+        may_turn=header.is_turned,
+        buffer_bytes=int(header.plane_bytes * (1 + header.is_turned) * width * height),
+    )
+    sizes = Header(header.size, header.upright_size, header.is_turned)
+    return Image.of_decoder(DECODER, data, sizes, cost, bounds.images)

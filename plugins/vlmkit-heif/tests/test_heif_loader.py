@@ -1,0 +1,118 @@
+"""HEIC images: sizes from the header, pixels as libheif decodes them, and what is refused."""
+
+import io
+import subprocess
+import sys
+
+import PIL.Image
+import pillow_heif
+import pytest
+
+import vlmkit
+from vlmkit.ask.iso_image import read_iso_header
+from vlmkit.errors import ImageError, MediaError
+from vlmkit.settings.images import ImageLimits
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.testing import MediaLoaderContract
+from vlmkit_heif import decoding
+from vlmkit_heif.loader import HeifLoader
+
+BOUNDS = PipelineSettings()
+
+
+def heic(size=(64, 48), mode="RGB", turn=1, **options):
+    shade = PIL.Image.linear_gradient("L").resize(size)
+    picture = PIL.Image.merge("RGB", [shade, shade.transpose(0), shade]).convert(mode)
+    exif = PIL.Image.Exif()
+    exif[0x0112] = turn
+    file = io.BytesIO()
+    pillow_heif.from_pillow(picture).save(file, quality=60, exif=exif.tobytes(), **options)
+    return file.getvalue()
+
+
+def shown(data, bounds=BOUNDS):
+    (part,) = HeifLoader().load(data, bounds)
+    return part.image
+
+
+class TestHeifLoader(MediaLoaderContract):
+    num_harmed = 8
+
+    def make(self):
+        return HeifLoader()
+
+    def files(self):
+        return [heic(), heic((40, 30))]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_pixels_are_those_that_libheif_decodes(mode):
+    data = heic(mode=mode)
+    image = shown(data)
+    expected = decoding.picture(data)
+    assert (image.width, image.height) == expected.size == (64, 48)
+    if mode != "RGBA":
+        assert image.to_pil().tobytes() == expected.convert("RGB").tobytes()
+    assert image.to_pil().mode == "RGB"
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_the_header_tells_how_a_picture_is_turned(turn):
+    data = heic(turn=turn)
+    image = shown(data)
+    size = (64, 48) if turn < 5 else (48, 64)
+    assert (image.width, image.height) == size == decoding.picture(data).size
+    assert image.to_pil().size == size
+    assert image.turned == (turn != 1)
+
+
+def test_only_the_primary_image_is_shown():
+    pictures = [PIL.Image.new("RGB", (32, 24), name) for name in ("red", "blue")]
+    file = pillow_heif.from_pillow(pictures[0])
+    file.add_from_pillow(pictures[1])
+    written = io.BytesIO()
+    file.save(written, primary_index=1)
+    red, _, blue = shown(written.getvalue()).to_pil().getpixel((5, 5))
+    assert red < 50 < 200 < blue
+
+
+def test_limits_are_checked_before_a_decoder_runs():
+    few = PipelineSettings(images=ImageLimits(max_pixels=1000))
+    with pytest.raises(ImageError, match="over 1000 pixels"):
+        HeifLoader().load(heic(), few)
+
+
+def test_a_picture_of_another_size_than_stated_is_refused():
+    data = bytearray(heic((640, 480)))
+    at = data.index(b"ispe") + 8
+    data[at : at + 8] = (64).to_bytes(4, "big") + (48).to_bytes(4, "big")
+    with pytest.raises(ImageError):
+        shown(bytes(data)).to_pil()
+
+
+@pytest.mark.parametrize("size", [0, 12, 40, 100])
+def test_a_file_that_was_cut_is_refused(size):
+    with pytest.raises(MediaError):
+        shown(heic()[:size]).to_pil()
+
+
+def test_memory_that_is_counted_suffices_for_photos_of_phones():
+    data = heic((4032, 3024))
+    assert shown(data).to_pil().size == (4032, 3024)
+    assert read_iso_header(data, "a HEIC file").plane_bytes <= 3
+
+
+def test_a_path_is_enough_in_python(tmp_path):
+    path = tmp_path / "photo.heic"
+    path.write_bytes(heic())
+    with vlmkit.load("mock") as model:
+        assert "64x48" in model.generate("what?", images=path).text
+        path.write_bytes(heic()[:200])
+        with pytest.raises(ImageError, match=r"photo\.heic"):
+            model.generate("what?", images=path)
+
+
+def test_the_plugin_is_light():
+    code = "import sys, vlmkit_heif.plugin; print({'PIL', 'pillow_heif'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
