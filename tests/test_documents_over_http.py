@@ -16,7 +16,10 @@ from PIL import Image as PilImage
 pytest.importorskip("pypdfium2")
 pytestmark = pytest.mark.posix
 
-GUIDE = (Path(__file__).parents[1] / "docs/how-to/serve.md").read_text()
+GUIDES = [
+    (Path(__file__).parents[1] / "docs/how-to" / name).read_text()
+    for name in ("serve.md", "serve-files-and-batches.md")
+]
 COLOURS = ("red", "green", "blue", "white", "black")
 
 
@@ -168,7 +171,9 @@ def test_it_is_told_that_documents_can_be_opened(client):
 def test_the_guides_program_runs(url, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("report.pdf").write_bytes(document(4))
-    first, _, documents, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (first, *_), (documents, *_) = (
+        re.findall(r"```python\n(.*?)```", g, re.DOTALL) for g in GUIDES
+    )
     program = f"from pathlib import Path\n{first}{documents}client.close()\n"
     program = program.replace('"demo"', '"mock"').replace("http://127.0.0.1:8000", url)
     exec(program, {})

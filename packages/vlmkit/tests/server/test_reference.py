@@ -31,6 +31,7 @@ from vlmkit.settings.server import (
 DOCS = Path(__file__).parents[4] / "docs"
 REFERENCE = (DOCS / "reference/http.md").read_text()
 GUIDE = (DOCS / "how-to/serve.md").read_text()
+GUIDE_TO_BATCHES = (DOCS / "how-to/serve-files-and-batches.md").read_text()
 
 
 @pytest.mark.parametrize("name", ChatRequest.__struct_fields__)
@@ -95,7 +96,7 @@ def test_every_format_of_calls_is_in_the_reference(name):
     + DataSettings.__struct_fields__,
 )
 def test_every_setting_is_in_the_guide(name):
-    assert f"`{name}`" in GUIDE
+    assert f"`{name}`" in GUIDE + GUIDE_TO_BATCHES
 
 
 def test_the_guides_example_config_is_valid():
@@ -122,7 +123,8 @@ def test_the_guides_batch_is_answered(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (8, 6)).save("shapes.png")
-    first, second, *others = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    first, second, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    others = re.findall(r"```python\n(.*?)```", GUIDE_TO_BATCHES, re.DOTALL)
     (batch,) = (each for each in others if "client.batches" in each)
     with running(data=DataSettings(folder="vlmkit-data")) as server:
         program = (first + second + batch + "client.close()\n").replace('"demo"', '"mock"')
