@@ -113,7 +113,7 @@ def _of_avif(header: IsoHeader, num_file_bytes: int) -> Beginning:
     width, height = size = header.coded_size  # its decoder crops nothing
     cost = decode_cost(
         COSTS["AVIF"],
-        "RGBA",
+        "L" if header.is_grey and not header.has_alpha else "RGBA",
         size,
         num_file_bytes=num_file_bytes,
         is_copied=True,

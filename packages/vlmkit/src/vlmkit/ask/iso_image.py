@@ -4,7 +4,7 @@ Reads boxes of ISO/IEC 14496-12 and item properties of ISO/IEC 23008-12, in time
 number of boxes, which is limited. Decodes nothing: whoever decodes compares the size.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vlmkit.ask.too_complex import too_complex
@@ -15,6 +15,7 @@ NEUTRAL_BRANDS = frozenset({b"mif1", b"mif2", b"msf1"})
 MAX_BRANDS = 64
 MAX_BOXES = 2**12
 MAX_ASSOCIATIONS = 2**14
+SAMPLE_ENTRY_BYTES = 78  # of a picture's, before its boxes
 TRACK_SIZE_AT = (76, 88)  # in a track's header, by its version
 TURNS = (1, 8, 3, 6)
 """Orientations of pictures that are turned by quarters against the clock."""
@@ -42,12 +43,16 @@ class IsoHeader(NamedTuple):
         size: the same after cropping, and before turning upright.
         orientation: what makes it upright, as the tag of EXIF has it; 1 is nothing.
         plane_bytes: of one pixel in all planes of a decoder, alpha included.
+        has_alpha: whether it may be transparent.
+        is_grey: whether it has no colours.
     """
 
     coded_size: tuple[int, int]
     size: tuple[int, int]
     orientation: int
     plane_bytes: float
+    has_alpha: bool = False
+    is_grey: bool = False
 
     @property
     def is_turned(self) -> bool:
@@ -148,16 +153,33 @@ class _Boxes:
 
 def _of_track(boxes: _Boxes, movie: Box) -> IsoHeader:
     """Return what the first track with a picture says: it is an animation."""
+    size: tuple[int, int] | None = None
+    configurations: list[Box] = []
     for track in boxes.inside(movie.start, movie.stop):
         if track.kind != b"trak":
             continue
         for box in boxes.inside(track.start, track.stop):
             if box.kind == b"tkhd":
                 at = box.start + TRACK_SIZE_AT[boxes.number(box.start, 1) == 1]
-                size = (boxes.number(at, 4) >> 16, boxes.number(at + 4, 4) >> 16)
-                if all(size):
-                    return IsoHeader(size, size, 1, plane_bytes=8)
-    raise ValueError("no track states a size")
+                found = (boxes.number(at, 4) >> 16, boxes.number(at + 4, 4) >> 16)
+                size = size or (found if all(found) else None)
+            elif box.kind == b"mdia":
+                configurations += _configurations(boxes, box, (b"minf", b"stbl", b"stsd"))
+    if size is None:
+        raise ValueError("no track states a size")
+    has_alpha = len(configurations) > 1  # in a track of its own
+    planes = _planes(boxes, configurations, has_alpha=has_alpha)
+    return IsoHeader(size, size, 1, *planes)
+
+
+def _configurations(boxes: _Boxes, box: Box, path: tuple[bytes, ...]) -> Iterator[Box]:
+    """Yield what the samples of a track say of their decoder."""
+    spare = {b"stsd": 8, b"av01": SAMPLE_ENTRY_BYTES}.get(box.kind, 0)
+    for inner in boxes.inside(box.start + spare, box.stop):
+        if inner.kind == b"av1C":
+            yield inner
+        elif inner.kind == b"av01" or (path and inner.kind == path[0]):
+            yield from _configurations(boxes, inner, path[1:])
 
 
 def _of_items(boxes: _Boxes, items: Box) -> IsoHeader:
@@ -177,10 +199,13 @@ def _of_items(boxes: _Boxes, items: Box) -> IsoHeader:
             associations.append(box)
     indexes = [index for box in associations for index in _indexes(boxes, box, item_id)]
     own = {properties[i - 1].kind: properties[i - 1] for i in indexes if 0 < i <= len(properties)}
-    return _of_properties(boxes, own, _plane_bytes(boxes, properties))
+    has_alpha = any(box.kind == b"auxC" for box in properties)
+    return _of_properties(boxes, own, _planes(boxes, properties, has_alpha=has_alpha))
 
 
-def _of_properties(boxes: _Boxes, own: Mapping[bytes, Box], plane_bytes: float) -> IsoHeader:
+def _of_properties(
+    boxes: _Boxes, own: Mapping[bytes, Box], planes: tuple[float, bool, bool]
+) -> IsoHeader:
     if b"ispe" not in own:
         raise ValueError("no size")
     at = own[b"ispe"].start + 4
@@ -190,7 +215,7 @@ def _of_properties(boxes: _Boxes, own: Mapping[bytes, Box], plane_bytes: float) 
     if b"imir" in own:
         orientation = MIRRORED_TURNS[turns][boxes.number(own[b"imir"].start, 1) & 1]
     crop = _crop(boxes, own[b"clap"]) if b"clap" in own else size
-    return IsoHeader(size, crop, orientation, plane_bytes)
+    return IsoHeader(size, crop, orientation, *planes)
 
 
 def _crop(boxes: _Boxes, box: Box) -> tuple[int, int]:
@@ -219,19 +244,22 @@ def _indexes(boxes: _Boxes, box: Box, item_id: int) -> Iterator[int]:
         at += num_indexes * index_bytes
 
 
-def _plane_bytes(boxes: _Boxes, properties: list[Box]) -> float:
-    """Return the bytes of one pixel in the planes of the item that has most."""
-    each, alpha = 1.0, 0
+def _planes(
+    boxes: _Boxes, properties: Sequence[Box], *, has_alpha: bool
+) -> tuple[float, bool, bool]:
+    """Return the bytes of a pixel in all planes, whether one is alpha, and whether all are grey."""
+    colour_bytes, sample_bytes, has_colours = 1.0, 1, False
     for box in properties:
         if box.kind == b"av1C":
             flags = boxes.number(box.start + 2, 1)
-            sample_bytes = 2 if flags & HIGH_BITS else 1
+            depth = 2 if flags & HIGH_BITS else 1
             chroma = 2 / ((1 + bool(flags & HALF_WIDTH)) * (1 + bool(flags & HALF_HEIGHT)))
-            each = max(each, sample_bytes * (1 + (0 if flags & MONOCHROME else chroma)))
-            alpha = max(alpha, sample_bytes)
+            chroma = 0 if flags & MONOCHROME else chroma
         elif box.kind == b"hvcC":
-            sample_bytes = 2 if boxes.number(box.start + 17, 1) & HEVC_DEPTH else 1
+            depth = 2 if boxes.number(box.start + 17, 1) & HEVC_DEPTH else 1
             chroma = HEVC_CHROMA[boxes.number(box.start + 16, 1) & 3]
-            each, alpha = max(each, sample_bytes * (1 + chroma)), max(alpha, sample_bytes)
-    has_alpha = any(box.kind == b"auxC" for box in properties)
-    return each + alpha * has_alpha
+        else:
+            continue
+        colour_bytes = max(colour_bytes, depth * (1 + chroma))
+        sample_bytes, has_colours = max(sample_bytes, depth), has_colours or chroma > 0
+    return colour_bytes + sample_bytes * has_alpha, has_alpha, not has_colours
