@@ -130,6 +130,58 @@ def tiled(picture: PIL.Image.Image, side: int, *, by_planes: bool = False) -> by
     return b"II*\0" + struct.pack("<L", 8 + len(body)) + body + directory + bytes(4)
 
 
+def _box(kind: bytes, *content: bytes) -> bytes:
+    payload = b"".join(content)
+    return struct.pack(">L", 8 + len(payload)) + kind + payload
+
+
+def grid(picture: PIL.Image.Image, side: int = 512) -> bytes:
+    """Return an AVIF file of tiles, which Pillow reads and does not write; all tiles are alike."""
+    width, height = picture.size
+    across, down = -(-width // side), -(-height // side)
+    tile = saved(picture.resize((side, side)), "AVIF", speed=10, subsampling="4:4:4")
+    coder = tile[tile.index(b"av1C") + 4 :][: _length(tile, b"av1C") - 8]
+    pixels = tile[tile.index(b"mdat") + 4 :][: _length(tile, b"mdat") - 8]
+    layout = struct.pack(">BBBBHH", 0, 0, down - 1, across - 1, width, height)
+    ids = range(2, 2 + across * down)
+    kinds = [(1, b"grid"), *((each, b"av01") for each in ids)]
+    named = [_box(b"infe", b"\2\0\0\0", struct.pack(">HH", n, 0), k + b"\0") for n, k in kinds]
+    shown = struct.pack(f">HH{len(ids)}H", 1, len(ids), *ids)
+    sizes = [struct.pack(">LLL", 0, *size) for size in ((width, height), (side, side))]
+    properties = [_box(b"ispe", size) for size in sizes] + [_box(b"av1C", coder)]
+    properties.append(_box(b"pixi", bytes(4), b"\3\x08\x08\x08"))
+    owned = struct.pack(">HB2s", 1, 2, b"\1\4")
+    owned += b"".join(struct.pack(">HB3s", each, 3, b"\2\x83\4") for each in ids)
+
+    def described(at: int) -> bytes:
+        places = [(1, at, len(layout)), *((n, at + len(layout), len(pixels)) for n in ids)]
+        located = b"".join(struct.pack(">HHHLL", n, 0, 1, *place) for n, *place in places)
+        num = struct.pack(">H", len(kinds))
+        return _box(
+            b"meta",
+            bytes(4),
+            _box(b"hdlr", bytes(8), b"pict", bytes(13)),
+            _box(b"pitm", bytes(4), struct.pack(">H", 1)),
+            _box(b"iloc", bytes(4), b"\x44\0", num, located),
+            _box(b"iinf", bytes(4), num, *named),
+            _box(b"iref", bytes(4), _box(b"dimg", shown)),
+            _box(
+                b"iprp",
+                _box(b"ipco", *properties),
+                _box(b"ipma", bytes(4), struct.pack(">L", len(kinds)), owned),
+            ),
+        )
+
+    begin = _box(b"ftyp", b"avif", bytes(4), b"avifmif1miafMA1A")
+    at = len(begin) + len(described(0)) + 8
+    return begin + described(at) + _box(b"mdat", layout, pixels)
+
+
+def _length(content: bytes, kind: bytes) -> int:
+    at = content.index(kind) - 4
+    return int.from_bytes(content[at : at + 4], "big")
+
+
 KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "PNG, 1 bit": lambda p: saved(p.convert("1"), "PNG"),
     "PNG, grey": lambda p: saved(p.convert("L"), "PNG"),
@@ -196,6 +248,7 @@ KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "AVIF, grey": lambda p: saved(p.convert("L"), "AVIF", speed=10),
     "AVIF, alpha": lambda p: saved(_with_alpha(p), "AVIF", speed=10),
     "AVIF, turned": lambda p: saved(p, "AVIF", speed=10, exif=_tags()),
+    "AVIF, grid": grid,
     "AVIF, animated": lambda p: saved(
         p, "AVIF", speed=10, save_all=True, append_images=[PIL.Image.new("RGB", p.size)]
     ),
