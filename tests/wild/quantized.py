@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from vlmkit.kit.install_command import install_command
 from wild.configs import ENGINE
 from wild.layout import Change, Layout, edit, put
 from wild.weights import Weights, tensors, write
@@ -71,7 +72,18 @@ def needing(method: str, modules: str, packages: str, **stated: Any) -> Layout:
         by(method, **stated),
         f"{ENGINE}its weights are quantized by '{method}', and to read them {modules} must be "
         "installed",
-        f"pip install {packages}; or {UNQUANTIZED}",
+        f"{install_command(packages)}; or {UNQUANTIZED}",
+        needs=("accelerate",),
+    )
+
+
+def never_seen(method: str, modules: str, **stated: Any) -> Layout:
+    return Layout(
+        f"weights by {method}",
+        by(method, **stated),
+        f"{ENGINE}its weights are quantized by '{method}', and to read them {modules} must be "
+        "installed, which was never tried with vlmkit",
+        UNQUANTIZED,
         needs=("accelerate",),
     )
 
@@ -88,9 +100,20 @@ def unknown(method: str, change: Change) -> Layout:
 HOW = f"{ENGINE}its weights are quantized, and config.json does not say how"
 
 LAYOUTS = [
-    needing("gptq", "optimum and gptqmodel", "optimum gptqmodel", bits=4, group_size=128),
-    needing("awq", "gptqmodel", "gptqmodel", bits=4, group_size=128),
+    never_seen("gptq", "optimum and gptqmodel", bits=4, group_size=128),
+    never_seen("awq", "gptqmodel", bits=4, group_size=128),
+    never_seen("hqq", "hqq"),
+    never_seen("quanto", "optimum.quanto"),
     needing("bitsandbytes", "bitsandbytes", "bitsandbytes", load_in_4bit=True),
+    needing("torchao", "torchao", "torchao"),
+    needing("auto-round", "auto_round", "auto-round"),
+    Layout(
+        "weights by bitsandbytes in 8 bits",
+        by("bitsandbytes", load_in_8bit=True),
+        f"{ENGINE}its weights are quantized by 'bitsandbytes' in 8 bits, which rounds activations "
+        "by what else is in a step, so that answers would depend on other requests",
+        UNQUANTIZED,
+    ),
     unknown("modelopt", by("modelopt")),
     unknown("exl2", by("exl2", bits=4)),
     unknown("mlx", edit("config.json", quantization={"group_size": 64, "bits": 4})),

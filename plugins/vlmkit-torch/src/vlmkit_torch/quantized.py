@@ -31,6 +31,12 @@ _NEEDED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "auto-round": (("auto_round", "auto-round"),),
 }
 
+_NEVER_SEEN = frozenset({"gptq", "awq", "hqq", "quanto"})
+"""Methods of which no checkpoint was ever loaded here, so that no hint promises it.
+
+gptqmodel wants CUDA; of the last two, transformers 5.23 writes no checkpoint.
+"""
+
 
 def method_of(checkpoint: Checkpoint) -> str | None:
     """Return how a checkpoint is quantized; None where it is not, and empty where it is not told.
@@ -72,18 +78,35 @@ def objection(checkpoint: Checkpoint) -> Objection | None:
             "'quantization_config'",
             hint="fetch a later form of it, which has; or " + UNQUANTIZED,
         )
-    is_compressed = method == compressed.PACKAGE
     stated = checkpoint.config["quantization_config"]
-    if is_compressed and (reason := compressed.objection(checkpoint, stated)):
+    if method == compressed.PACKAGE and (reason := compressed.objection(checkpoint, stated)):
         return reason
+    if method == "bitsandbytes" and _is_in_eight_bits(stated):
+        return Objection(
+            "its weights are quantized by 'bitsandbytes' in 8 bits, which rounds activations by "
+            "what else is in a step, so that answers would depend on other requests",
+            hint=UNQUANTIZED,
+        )
+    return _absence(method)
+
+
+def _absence(method: str) -> Objection | None:
+    """Say which packages a method needs that are not installed."""
     absent = {name: pip for name, pip in _NEEDED[method] if not is_installed(name)}
     if not absent:
-        return compressed.version_objection() if is_compressed else None
-    return Objection(
+        return compressed.version_objection() if method == compressed.PACKAGE else None
+    problem = (
         f"its weights are quantized by {method!r}, and to read them {' and '.join(absent)} must be "
-        "installed",
-        hint=f"{install_command(*absent.values())}; or {UNQUANTIZED}",
+        "installed"
     )
+    if method in _NEVER_SEEN:
+        return Objection(f"{problem}, which was never tried with vlmkit", hint=UNQUANTIZED)
+    return Objection(problem, hint=f"{install_command(*absent.values())}; or {UNQUANTIZED}")
+
+
+def _is_in_eight_bits(stated: Any) -> bool:
+    is_stated = isinstance(stated, Mapping)
+    return is_stated and bool(stated.get("load_in_8bit") or stated.get("_load_in_8bit"))
 
 
 def expand(stated: Any) -> Any:
