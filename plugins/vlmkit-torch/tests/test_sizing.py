@@ -14,7 +14,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit import memory, processor
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit_torch import sizing
+from vlmkit_torch import plugin, sizing
 from vlmkit_torch.settings import ComputeSettings, EncoderSettings, EngineSettings
 
 MANY = 2**33  # numbers of a large model
@@ -158,11 +158,30 @@ def test_an_encoder_that_leaves_all_open_follows_the_engines_settings() -> None:
     assert sizing.settings_of(context) == own
 
 
+def test_an_engine_objects_to_what_fits_in_no_precision_that_can_be_set(
+    make: Make, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizing, "ACCELERATORS", ())
+    monkeypatch.setattr(sys, "platform", "linux")
+    checkpoint = make(F32, F32=MANY)
+    need = 2 * MANY + sizing.WORKING_BYTES + sizing.LEAST_CACHE_BYTES
+    for available, is_served in ((need, True), (need - 1, False), (None, True)):
+        machine("avx2", available=available)
+        reason = plugin._engine_cannot_serve(checkpoint)
+        assert (reason is None) is is_served
+    machine("avx2", available=need - 1)
+    assert "take 16.6 GiB in bfloat16, and 16.6 GiB are" in str(
+        plugin._engine_cannot_serve(checkpoint)
+    )
+    monkeypatch.setattr(sizing, "ACCELERATORS", (checkpoint.path,))  # a GPU may have room
+    assert plugin._engine_cannot_serve(checkpoint) is None
+
+
 BUILD = """
 import sys
 from pathlib import Path
 
-from vlmkit.errors import CheckpointError
+from vlmkit.errors import VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.loader import load
 from vlmkit.plugins.registry import BuildContext
@@ -171,7 +190,7 @@ context = BuildContext(checkpoint=Checkpoint("large", Path(sys.argv[1])))
 for registry in (load().media_encoders, load().engines):
     try:
         registry.build("torch", {"device": "cpu"}, context)
-    except CheckpointError as error:
+    except VlmkitError as error:
         print(error, "torch" in sys.modules)
 """
 

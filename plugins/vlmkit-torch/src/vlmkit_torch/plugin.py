@@ -2,12 +2,17 @@
 
 from typing import Any
 
+from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_torch import refusal, sizing
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
 VLMKIT_API = (1, 0)
+
+
+def _engine_cannot_serve(checkpoint: Checkpoint) -> str | None:
+    return refusal.engine_cannot_serve(checkpoint) or sizing.objection(checkpoint)
 
 
 def _build_engine(context: BuildContext) -> Any:
@@ -43,7 +48,7 @@ def vlmkit_register_engines(registry: Registry[Any]) -> None:
         "torch",
         _build_engine,
         why_not=refusal.why_not,
-        cannot_serve=refusal.engine_cannot_serve,
+        cannot_serve=_engine_cannot_serve,
         settings=EngineSettings,
         priority=10,
         description="any decoder-only family of transformers; paged cache; CUDA, MPS, CPU",

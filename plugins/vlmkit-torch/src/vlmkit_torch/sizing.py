@@ -16,6 +16,7 @@ import msgspec
 from vlmkit.errors import CheckpointError
 from vlmkit.kit import memory, processor
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.objection import Objection
 from vlmkit.kit.safetensors_header import weights_of
 from vlmkit.plugins.registry import BuildContext
 from vlmkit_torch import quantized
@@ -85,9 +86,28 @@ def refuse_too_large(context: BuildContext) -> None:
         CheckpointError: the model does not fit.
     """
     device = settings_of(context).device
-    has_others = sys.platform == "darwin" or any(path.exists() for path in ACCELERATORS)
-    if device == "cpu" or (device == "auto" and not has_others):
+    if device == "cpu" or (device == "auto" and not may_have_gpu()):
         cpu_plan(context)
+
+
+def may_have_gpu() -> bool:
+    """Whether this machine may have another device than its CPU."""
+    return sys.platform == "darwin" or any(path.exists() for path in ACCELERATORS)
+
+
+def objection(checkpoint: Checkpoint) -> Objection | None:
+    """Say that a model fits into no CPU's memory here, whatever the settings; None where it may."""
+    available = memory.available_bytes()
+    if available is None or may_have_gpu():
+        return None
+    need = weight_bytes(checkpoint, "bfloat16") + WORKING_BYTES + LEAST_CACHE_BYTES
+    if need <= available:
+        return None
+    return Objection(
+        "it does not fit into memory: weights, cache and working memory take "
+        f"{need / GIB:.1f} GiB in bfloat16, and {available / GIB:.1f} GiB are available",
+        hint="take a smaller model",
+    )
 
 
 def plan(checkpoint: Checkpoint, settings: ComputeSettings) -> CpuPlan:
