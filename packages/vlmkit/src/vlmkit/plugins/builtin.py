@@ -106,7 +106,7 @@ def vlmkit_register_media_loaders(registry: Registry[Any]) -> None:
     registry.add(
         "tiff",
         _build_tiff_loader,
-        priority=PRIORITY,
+        priority=-PRIORITY,  # whoever installs another for such files wants that one
         description="pages of TIFF files as pictures",
     )
 
