@@ -160,13 +160,10 @@ def test_what_a_document_says_to_install_answers(
 
 
 def told_command(said: str) -> str:
-    """Return the first command that a hint says installs something."""
-    text = said.replace("for example", "")
-    found = re.search(
-        r"(?:\"[^\"]+\"|\S)*(?: -m pip| ?uv pip| ?uv tool|pip|pipx) (?:install|inject) .*", text
-    )
+    """Return the command by which `vlmkit models list` says that a model can be had."""
+    found = re.search(r"^none; try: (.*), or vlmkit models pull", said, re.MULTILINE)
     assert found, said
-    return re.split(r"[,;.]? (?:or|and) |[;,](?= )|[;,.]?$", found[0].strip(), maxsplit=1)[0]
+    return found[1]
 
 
 NO_MODEL = ("models", "list")
