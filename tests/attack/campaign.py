@@ -20,6 +20,7 @@ from attack.served import Target, resident_bytes
 NUM_CLIENTS = 4
 SETTLE_S = 60.0
 MAX_GROWTH_BYTES = 256 * 2**20
+MAX_RATIO = 1.5  # of a field's CPU time to that of the first of its kind
 
 
 @dataclass
@@ -55,11 +56,11 @@ class Found:
         self.breaches[key] = self.breaches.get(key, 0) + 1
 
 
-def dearest(rows: Sequence[Row]) -> frozenset[str]:
-    """Return the shapes that cost most CPU time and most memory."""
+def dearest(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the shapes that cost most CPU time and most memory, and the CPU time of each."""
     by_cpu = sorted(rows, key=lambda row: row.worst.cost.cpu_s)[-1:]
     by_memory = sorted(rows, key=lambda row: max(p.cost.peak_bytes for p in row.points))[-1:]
-    return frozenset(row.shape for row in [*by_cpu, *by_memory])
+    return {row.shape: row.worst.cost.cpu_s for row in [*by_cpu, *by_memory]}
 
 
 class Campaign:
@@ -84,7 +85,7 @@ class Campaign:
         self._server, self._bodies, self._fields = server, bodies, fields
         self._restore = restore
         self._chance, self.found = random.Random(seed), Found(num_fields=len(fields))
-        self._dear: dict[tuple[str, ...], frozenset[str]] = {}
+        self._dear: dict[tuple[str, ...], dict[str, float]] = {}
         self._lock = threading.Lock()
 
     def reach(self) -> None:
@@ -127,9 +128,12 @@ class Campaign:
     def curves(self, until: float, *, every_shape: bool) -> int:
         """Measure what each field costs as it grows; return how many fields there was no time for.
 
+        The first field of a kind is measured in all shapes. Others of that kind are compared with
+        it in its dearest shapes, and measured where they cost more.
+
         Args:
             until: on the clock of ``time.monotonic``.
-            every_shape: probe all shapes of each field, not only those that are dear elsewhere.
+            every_shape: measure all shapes of each field.
         """
         num_left = 0
         for field in self._fields:
@@ -139,11 +143,24 @@ class Campaign:
                 continue
             family = tuple(shape.name for shape in shapes)
             known = None if every_shape else self._dear.get(family)
-            rows = [self._row(field, g) for g in shapes if known is None or g.name in known]
-            self._dear.setdefault(family, dearest(rows))
+            if known is None:
+                rows = [self._row(field, shape) for shape in shapes]
+                self._dear[family] = dearest(rows)
+            else:
+                rows = [self._compared(field, g, known[g.name]) for g in shapes if g.name in known]
             if rows:
                 self.found.rows.append(max(rows, key=lambda row: row.worst.cost.cpu_s))
         return num_left
+
+    def _compared(self, field: Field, shape: Growth, usual_cpu_s: float) -> Row:
+        """Probe two sizes of a shape, and measure it where it costs more than in its kind."""
+        sizes = shape.sizes
+        points = self._points(field, shape, sorted({sizes[len(sizes) // 2], sizes[-1]}))
+        most_cpu_s = max(judge.NOTED_CPU_S, MAX_RATIO * usual_cpu_s)
+        is_dear = max(point.cost.cpu_s for point in points) > most_cpu_s
+        if is_dear or judge.flaw_of_curve(points):
+            return self._row(field, shape)
+        return Row(field, shape.name, points, "ok")
 
     def _row(self, field: Field, shape: Growth) -> Row:
         """Probe three sizes of a shape, and measure all of them where one is dear."""
