@@ -42,7 +42,8 @@ class PackedWeights:
     """
 
     def __init__(self, linears: Seq[nn.Linear]) -> None:
-        weight = torch.cat([linear.weight for linear in linears])
+        weights: list[Any] = [linear.weight for linear in linears]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)  # a head's is large
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
         biases: list[Any] = [linear.bias for linear in linears]  # all, or none of them
         self._bias = None if biases[0] is None else torch.cat(biases)
