@@ -13,10 +13,11 @@ import weakref
 import numpy as np
 import PIL.Image
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from mock_model import picture, script, wait_until
 
 import vlmkit.ask.image
+from vlmkit.ask.file_type import is_image
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import Message
 from vlmkit.ask.request import Request
@@ -205,6 +206,7 @@ def test_a_damaged_picture_is_refused_in_the_words_of_who_decodes_it_at_once(
     for place, value in damage:
         content[place % len(content)] = value
     content = bytes(content[: max(1, len(content) - num_lost)])
+    assume(is_image(content))  # or media loaders refuse it, in other words
     at_once = verdict(lambda: Image.open(content).to_pil())
     assert verdict(lambda: model.generate("what?", images=[content])) == at_once
 
@@ -259,5 +261,5 @@ def test_pictures_for_a_model_that_is_closed_are_refused_as_any_request():
     model = running()
     request = model.request("what?", images=[saved(), saved(9, 7)])
     model.close()
-    with pytest.raises(EngineError, match="the pipeline is closing"):
+    with pytest.raises(EngineError, match="is closed"):
         model.submit(request)
