@@ -27,7 +27,7 @@ COMMANDS = {
     "doctor": ["vlmkit doctor demo"],
     "serve": ["vlmkit serve demo"],
 }
-ENDS = b" is ready"  # what a server prints last
+ENDS = b"api_key="  # what a server prints last
 # Without the fonts that Rich's own format loads from another host.
 SVG = """<svg viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
 <style>.{unique_id}-matrix {{ font: {char_height}px ui-monospace, Menlo, Consolas, monospace }} \
