@@ -411,7 +411,7 @@ def test_requests_that_wait_for_a_worker_when_the_pipeline_closes_get_an_error()
             await closing
             errors = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(error) for error in errors] == [EngineError] * 3
-            with pytest.raises(EngineError, match="closing"):
+            with pytest.raises(EngineError, match="is closed"):
                 await model.asubmit(model.request("later"))
 
     asyncio.run(main())

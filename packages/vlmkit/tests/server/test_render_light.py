@@ -15,6 +15,7 @@ import pytest
 from running_server import chat, image_part, mock_pipeline, picture, running
 
 from vlmkit.ask import pixels
+from vlmkit.ask.message import ImagePart
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher
@@ -200,6 +201,7 @@ def test_of_a_picture_elsewhere_the_beginning_is_fetched_and_no_more(kind, serve
     fetcher = ImageFetcher(settings, may_connect=lambda _: True)
     images = Images(ServerSettings(), fetcher, OffloadExecutor())
     with site(content.getvalue(), 2**13) as url:  # the rest never comes
-        opened = images.opened([("x", url)], server.runner().facts, "", light=True)
-        ((image, _),) = asyncio.run(opened)
-    assert (image.width, image.height) == (300, 200)
+        shown = images.shown([("x", url)], server.runner().facts, "", light=True)
+        (part,) = asyncio.run(shown)
+    assert isinstance(part, ImagePart)
+    assert (part.image.width, part.image.height) == (300, 200)

@@ -108,10 +108,12 @@ def _unwritten_zeros(num_bytes: int) -> torch.Tensor:
     Raises:
         MemoryError: the system does not reserve that much.
     """
-    # The default on POSIX is shared memory, which containers limit separately.
-    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     try:
-        pages = mmap.mmap(-1, num_bytes, **private)
+        if sys.platform == "win32":
+            pages = mmap.mmap(-1, num_bytes)
+        else:
+            # The default on POSIX is shared memory, which containers limit separately.
+            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{num_bytes} bytes for keys and values: {error.strerror}") from error
     return torch.frombuffer(pages, dtype=torch.uint8)

@@ -121,7 +121,7 @@ class CommandContract:
         """By exit code 2, and in words on standard error."""
         ran = self._run(NO_OPTION)
         assert (ran.code, ran.out) == (MISUSED, "")
-        assert "Error:" in ran.err
+        assert "error:" in ran.err.lower()
         assert "Traceback" not in ran.err
         if self._needs_arguments(ran.err):
             bare = self._run()
