@@ -123,7 +123,7 @@ class CommandContract:
         assert (ran.code, ran.out) == (MISUSED, "")
         assert "error:" in ran.err.lower()
         assert "Traceback" not in ran.err
-        if self._needs_arguments(ran.err):
+        if self._needs_arguments(self._run("--help").out):
             bare = self._run()
             assert (bare.code, bare.out) == (MISUSED, "")
             assert "Traceback" not in bare.err
