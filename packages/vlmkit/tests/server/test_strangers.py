@@ -112,7 +112,7 @@ def test_idle_connections_make_way_for_new_ones():
 
 def test_a_connection_too_many_is_told_to_come_back(caplog):
     caplog.set_level(logging.WARNING)
-    slow = http_request(chat(scripted(text="x", tokens=4000, latency_s=0.05), stream=True))
+    slow = http_request(chat(scripted(text="x", tokens=40, latency_s=0.05), stream=True))
     with running(max_connections=2) as server:
         busy = [opened(server, slow) for _ in range(2)]
         assert all(b" 200 " in stranger.recv(65_536) for stranger in busy)
@@ -125,7 +125,7 @@ def test_a_connection_too_many_is_told_to_come_back(caplog):
 
 
 def test_requests_ahead_of_their_answers_are_few():
-    slow = http_request(chat(scripted(text="x", tokens=4000, latency_s=0.05), stream=True))
+    slow = http_request(chat(scripted(text="x", tokens=40, latency_s=0.05), stream=True))
     with running() as server:
         stranger = opened(server, slow + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20)
         assert is_closed(stranger)
