@@ -189,7 +189,7 @@ def changed(made, **features):
         (lambda m: changed(m, mm_placeholders={"image": [{"offset": -1, "length": 5}] * 2}),
          f"{PLACES}[0].offset"),
         (lambda m: m | {"sampling_params": {"temperature": 9}}, "sampling_params.temperature"),
-        (lambda m: m | {"sampling_params": {"max_tokens": 10**6}}, "sampling_params.max_tokens"),
+        (lambda m: m | {"sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
         (lambda m: m | {"sampling_params": {"bad_words": ["x"]}}, "sampling_params.bad_words"),
         (lambda m: m | {"sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),
         (lambda m: m | {"sampling_params": {"structured_outputs": {"choice": ["a"]}}},

@@ -15,7 +15,8 @@ MOST = 300
 
 @pytest.fixture(scope="module")
 def small():
-    with running({"mock": mock_pipeline(max_sequence_tokens=MOST)}) as served:
+    models = {"mock": mock_pipeline(max_sequence_tokens=MOST)}
+    with running(models, max_tokens_overflow="reject") as served:
         yield served
 
 
@@ -150,3 +151,19 @@ def test_what_may_be_left_out_splits_no_pair_and_spares_what_is_answered(roles):
                     last_caller[part.id] = number
             if message.call_id in last_caller:
                 assert (last_caller[message.call_id] in gone) == (number in gone)
+
+
+def test_a_server_that_clamps_leaves_turns_out_before_it_shortens_the_answer(monkeypatch):
+    turns = [each for n in range(8) for each in (user(f"{n}" * 30), assistant(f"{n}" * 30))]
+    with (
+        running({"mock": mock_pipeline(max_sequence_tokens=MOST)}) as server,
+        asked(server, monkeypatch) as requests,
+    ):
+        told = whole(server, [*turns, user("newest")], **AUTO)
+        assert told.truncated_items
+        assert told.usage.input_tokens + 8 <= MOST
+        fields = {"model": "mock", "truncation": "auto", "max_output_tokens": MOST}
+        answer = server.post(fields | {"input": [user("a"), user("b")]}, PATH)
+        num_tokens = answer.json()["usage"]["input_tokens"]
+        assert answer.headers["x-vlmkit-max-tokens"] == str(MOST - num_tokens)
+    assert texts(requests[-1]) == ["a", "b"]

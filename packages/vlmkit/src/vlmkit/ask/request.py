@@ -33,6 +33,8 @@ class Request:
             with none, the prompt's own tokens are, a choice for each of its texts: see
             :attr:`vlmkit.ask.prompt_tokens.PromptTokens.texts`.
         params: how to choose tokens; None takes the model's own defaults.
+        clamp_max_tokens: whether a ``max_tokens`` above what the context, or the operator's limit,
+            leaves is lowered to that; otherwise it is an error.
         fields: what it says by fields that plugins added to requests, by their names; values as
             JSON has them.
         constraint: what the answer must keep to; None leaves it free.
@@ -61,6 +63,7 @@ class Request:
     task: Literal["generate", "embed", "score"] = "generate"
     continuations: Sequence[str | Sequence[int]] = ()
     params: SamplingParams | None = None
+    clamp_max_tokens: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
     tools: Sequence[Mapping[str, Any]] | None = None

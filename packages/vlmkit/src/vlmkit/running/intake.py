@@ -211,7 +211,7 @@ class Intake:
         if request.task == "score":
             with blaming(self._makers, "tokenizer", "a continuation"):
                 return to_score(request, prompt, self._tokenizer, self._limits)
-        max_tokens = self._max_tokens(prompt, params)
+        max_tokens = self._max_tokens(prompt, params, clamps=request.clamp_max_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         self._check_constraint(asked.constraint, params)
         guides = self._guides(request, asked.constraint, params.n, scope, cancellation)
@@ -284,21 +284,21 @@ class Intake:
                 parts += [name.encode(), msgspec.json.encode(fields[name], order="deterministic")]
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
-    def _max_tokens(self, prompt: Prompt, params: SamplingParams) -> int:
-        """Return how many tokens may be generated; never silently fewer than were asked for.
+    def _max_tokens(self, prompt: Prompt, params: SamplingParams, *, clamps: bool) -> int:
+        """Return how many tokens may be generated: fewer than were asked for only if it clamps.
 
-        An answer that ends before the length that was asked for could not be told from a whole one
-        that the client's own limit ended.
+        An answer that ends before the length that was asked for cannot be distinguished from one
+        that the client's own limit ended, unless the client is told the limit that applied.
         """
         most, num_prompt = self._limits.max_sequence_tokens, len(prompt)
         room, bound = most - num_prompt, self._facts.bounds.max_output_tokens
         asked = params.max_tokens
-        if asked is not None and bound is not None and asked > bound:
+        if asked is not None and bound is not None and asked > bound and not clamps:
             raise RequestError(f"max_tokens is over the limit of {bound}", param="max_tokens")
         if room < 1:
             raise PromptTooLong(most, f"your messages resulted in {num_prompt} tokens")
-        if asked is None:
-            return room if bound is None else min(room, bound)
+        if asked is None or clamps:
+            return min(each for each in (asked, room, bound) if each is not None)
         if asked > room:
             raise PromptTooLong(
                 most,

@@ -121,6 +121,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tls_private_key: file of its key, if that is not in the same file.
         unknown_fields: what is done about keys of a body that nothing here uses and that would not
             change the answer: they are named in the answer's header, refused, or ignored.
+        max_tokens_overflow: what is done about a ``max_tokens`` above what the prompt leaves of the
+            context, or above ``pipeline.max_output_tokens``: ``clamp`` lowers it, and the answer's
+            header ``x-vlmkit-max-tokens`` names the value; ``reject`` answers 400.
         chat_template_kwargs: variables of chat templates that clients may set, and to what: a name,
             a colon, and ``bool``, ``int`` or texts with ``|`` between them.
         allow_generate: answer ``/inference/v1/generate``, whose prompts are tokens as they are,
@@ -189,6 +192,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tls_certificate: InputFile = ""
     tls_private_key: InputFile = ""
     unknown_fields: Literal["report", "refuse", "ignore"] = "report"
+    max_tokens_overflow: Literal["clamp", "reject"] = "clamp"
     chat_template_kwargs: tuple[TemplateVariable, ...] = ("enable_thinking:bool", "thinking:bool")
     allow_generate: bool = False
     max_connections: Positive = 2048
@@ -233,6 +237,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def asks_for_keys(self) -> bool:
         """Whether clients need an API key."""
         return bool(self.keys_file or self.api_key or self.api_key_file)
+
+    @property
+    def clamps_max_tokens(self) -> bool:
+        """Whether a ``max_tokens`` that does not fit is lowered."""
+        return self.max_tokens_overflow == "clamp"
 
     @property
     def timeout_s(self) -> float:

@@ -32,6 +32,7 @@ from vlmkit.server.limits.charge import Charge
 from vlmkit.server.limits.entrance import ACCOUNT
 from vlmkit.server.logs.noted import NOTED, Noted
 from vlmkit.server.work.bodies import Body
+from vlmkit.server.work.clamped import Clamped
 from vlmkit.server.work.deadline import TooLate
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.told_whole import ToldWhole
@@ -137,9 +138,8 @@ class Call(ABC, Generic[B]):
         runner = await self._leases.enter_async_context(leased)
         if self.added:
             self._settle_added(runner.facts)
-        if self._charge is None and self._noted is None and self._whole is None:
-            return runner
-        return Watched(runner, self._charge, self._noted, self._whole)
+        clamped = Clamped(runner.facts, self.headers)
+        return Watched(runner, clamped, self._charge, self._noted, self._whole)
 
     def hold(self, num_bytes: int) -> None:
         """Count what belongs to the body though it was not sent with it, such as what it names.

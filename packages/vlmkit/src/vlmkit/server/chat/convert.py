@@ -102,6 +102,7 @@ class Converter:
         request = Request(
             messages=messages,
             params=params,
+            clamp_max_tokens=self._settings.clamps_max_tokens,
             fields=added,
             constraint=form.constraint if form else None,
             options=replace(prompt_options(chat, self._template_kinds, facts.options), light=light),

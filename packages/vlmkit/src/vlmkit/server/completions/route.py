@@ -66,7 +66,8 @@ class _CompletionCall(Call[CompletionRequest]):
         runner = await self.runner(body.model)
         params = completion_params(body, runner.facts)
         texts = completion_texts(body, params, runner.facts, self.service.settings.max_text_chars)
-        prompts = _Prompts(body, runner, params, texts, self.caller, self.added)
+        clamps = self.service.settings.clamps_max_tokens
+        prompts = _Prompts(body, runner, params, texts, self.caller, self.added, clamps=clamps)
         head = answer_head("cmpl", self.model, runner)
         echoes = await prompts.echoes() if body.echo else []
         scores = await prompts.scores()
@@ -109,8 +110,11 @@ class _Prompts:
         texts: Seq[Plain],
         caller: Caller,
         added: Mapping[str, Any],
+        *,
+        clamps: bool,
     ) -> None:
         self._body = body
+        self._clamps = clamps
         self._runner = runner
         self._params = params
         self._caller = caller
@@ -125,8 +129,13 @@ class _Prompts:
         try:
             for name, text in self._named:
                 with self._blaming(name):
-                    asked = self._plain(text) | {"params": self._params, "fields": self._added}
-                    request = self._request(constraint=constraint, **asked)
+                    request = self._request(
+                        params=self._params,
+                        clamp_max_tokens=self._clamps,
+                        fields=self._added,
+                        constraint=constraint,
+                        **self._plain(text),
+                    )
                     streams.append(await self._runner.asubmit(request))
         except BaseException:
             for stream in streams:

@@ -12,7 +12,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 MAX_AGE_S = 600  # for which a browser need not ask again
 _EXPOSED = (
     "request-id, retry-after, server-timing, x-request-id, x-should-retry, x-vlmkit-ignored, "
-    "x-vlmkit-unconstrained"
+    "x-vlmkit-max-tokens, x-vlmkit-unconstrained"
 )
 
 

@@ -117,6 +117,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             token_ids=tuple(body.token_ids),
             images=images,
             params=params,
+            clamp_max_tokens=self.service.settings.clamps_max_tokens,
             fields=self.added,
             constraint=form.constraint if form else None,
             tenant=self.caller.tenant,

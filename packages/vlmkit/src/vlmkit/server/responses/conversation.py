@@ -15,7 +15,7 @@ from vlmkit.server.chat.wire import ChatRequest
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.responses.items import KeptItem
 from vlmkit.server.responses.store import ResponseStore, Turn
-from vlmkit.server.responses.truncation import Truncated, truncated
+from vlmkit.server.responses.truncation import Truncated, truncated, with_whole_answer
 from vlmkit.server.responses.turns import EARLIER, Body, as_chat, resolve
 from vlmkit.server.work.service import Service
 
@@ -112,14 +112,15 @@ class ConversationCall(MessagesCall[B]):
             )
             if answers:
                 self.note_tools(said.chat, runner.facts)
-            kept = Truncated(asked)
+            whole = with_whole_answer(asked, runner) if body.truncation == "auto" else asked
+            kept = Truncated(whole)
             try:
-                result = await work(asked, said.chat)
+                result = await work(whole, said.chat)
             except PromptTooLong:
-                shorter = await truncated(asked, runner) if body.truncation == "auto" else None
-                if shorter is None:
+                shorter = await truncated(whole, runner) if body.truncation == "auto" else None
+                if shorter is None and whole is asked:
                     raise
-                kept = shorter
+                kept = shorter or Truncated(asked)
                 result = await _blaming(kept, asked, work(kept.request, said.chat))
         except RequestError as error:
             error.param = said.field_of(error)

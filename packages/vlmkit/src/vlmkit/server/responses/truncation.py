@@ -64,6 +64,16 @@ async def truncated(request: Request, runner: Runner) -> Truncated | None:
     return _without(request, parts[:most])
 
 
+def with_whole_answer(request: Request, runner: Runner) -> Request:
+    """Return a request that is too long rather than clamped, if its answer can ever be so long."""
+    params, bound = request.params or runner.facts.defaults, runner.facts.bounds.max_output_tokens
+    if params.max_tokens is None or not request.clamp_max_tokens:
+        return request
+    if bound is not None and params.max_tokens > bound:
+        return request
+    return replace(request, clamp_max_tokens=False)
+
+
 def check_fits(request: Request, found: PromptTokens, runner: Runner) -> None:
     """Refuse a prompt that leaves no room for the answer which is asked for.
 
@@ -72,7 +82,8 @@ def check_fits(request: Request, found: PromptTokens, runner: Runner) -> None:
     """
     params, most = request.params or runner.facts.defaults, runner.facts.limits.max_sequence_tokens
     num_tokens = len(found.token_ids)
-    if num_tokens + (params.max_tokens or 1) > most:
+    num_least = 1 if request.clamp_max_tokens else params.max_tokens or 1
+    if num_tokens + num_least > most:
         raise PromptTooLong(most, f"your messages resulted in {num_tokens} tokens")
 
 

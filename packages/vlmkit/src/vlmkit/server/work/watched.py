@@ -1,9 +1,10 @@
-"""The runner that a call is given where somebody counts what it asks."""
+"""The runner that a call is given: it counts and reports what the call asks."""
 
 from vlmkit.ask.request import Request
 from vlmkit.seams.runner import AnswerStream, Runner
 from vlmkit.server.limits.charge import Charge
 from vlmkit.server.logs.noted import Noted
+from vlmkit.server.work.clamped import Clamped
 from vlmkit.server.work.told_whole import ToldWhole
 
 
@@ -12,6 +13,7 @@ class Watched:
 
     Args:
         runner: answers.
+        clamped: reports clamped lengths of answers.
         charge: of the call; None where there are no limits.
         noted: gets the answers; None where nobody writes lines of requests.
         whole: claims what answers hold in memory; None where they are streamed.
@@ -20,11 +22,13 @@ class Watched:
     def __init__(
         self,
         runner: Runner,
+        clamped: Clamped,
         charge: Charge | None,
         noted: Noted | None,
         whole: ToldWhole | None = None,
     ) -> None:
         self._runner = runner
+        self._clamped = clamped
         self._whole = whole
         self._charge = charge
         self._noted = noted
@@ -40,6 +44,7 @@ class Watched:
 
     async def asubmit(self, request: Request) -> AnswerStream:
         """Start a request as soon as the limits of who asks are known to allow it."""
+        request = self._clamped.reported(request)
         if self._whole is not None:
             request = self._whole.counted(request)
         if self._charge is not None:
