@@ -204,6 +204,8 @@ def test_the_program_for_a_folder_of_pictures_goes_on_where_it_ended(tmp_path):
     source = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo/pictures"
     shutil.copytree(source, tmp_path / "pictures")
     (tmp_path / "pictures/broken.png").write_bytes(b"no picture")
+    for kind in ("avif", "tiff"):
+        PIL.Image.new("RGB", (80, 60), "red").save(tmp_path / "pictures" / f"red.{kind}")
     (program,) = blocks("docs/how-to/folder-of-pictures.md", "python")
     (tmp_path / "describe.py").write_text(program)
     for _ in range(2):
@@ -211,6 +213,7 @@ def test_the_program_for_a_folder_of_pictures_goes_on_where_it_ended(tmp_path):
         lines = (tmp_path / "descriptions.jsonl").read_text().splitlines()
         described = [json.loads(line) for line in lines]
         files = {p.name for p in source.iterdir() if p.suffix in (".png", ".jpg")}
+        files |= {"red.avif", "red.tiff"}
         assert sorted(entry["file"] for entry in described) == sorted(files)
         assert all(entry["text"] for entry in described)
 

@@ -121,6 +121,77 @@ def test_the_doctor_and_info_read_headers_in_place_of_weights(hub: StubHub, run:
     assert hub.num_sent_bytes < 11_000_000  # of which the vocabulary is nine
 
 
+def test_the_doctor_and_info_judge_a_model_before_it_is_fetched(hub: StubHub, run: Run) -> None:
+    pytest.importorskip("onnxruntime")
+    hub.add("org/small", main=demo())
+    onnx = ("--set", "engine.use=onnx")
+    doctor = run("doctor", "org/small", "--json", *onnx)
+    info = json.loads(run("models", "info", "org/small", "--json", *onnx).stdout)
+
+    assert doctor.returncode == 0, doctor.stdout + doctor.stderr
+    report = json.loads(doctor.stdout)
+    chosen = {
+        each["component"]: each["provider"] for each in report["verdicts"] if each["is_chosen"]
+    }
+    assert report["unserved"] == []
+    assert (chosen["engine"], chosen["media_encoder"], chosen["tokenizer"]) == (
+        "onnx",
+        "onnx",
+        "hf",
+    )
+    assert (info["has_chat_template"], info["takes_images"], info["path"]) == (True, True, None)
+    assert hub.num_sent_bytes < 1_000_000
+    assert "org/small" not in run("models", "list").stdout
+
+
+def serve_check(run: Run, folder: Path, model: str, *options: str) -> tuple[int, str]:
+    """Check a config that names a model; return the exit code and what was written."""
+    config = folder / "vlmkit.toml"
+    config.write_text(f'model = "{model}"\n[server]\nport = 0\n')
+    done = run("serve", "--check", "--config", str(config), *options)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_check_of_a_config_asks_the_hub_whether_a_model_can_be_served(
+    hub: StubHub, run: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    hub.add("org/small", main=demo())
+    hub.add("org/large", main=large_model(MAMBA))
+    refused = serve_check(run, tmp_path, "org/large")
+    accepted = serve_check(run, tmp_path, "org/small")
+    absent = serve_check(run, tmp_path, "org/none")
+
+    assert refused[0] == 1
+    assert "no installed engine can serve this model" in refused[1]
+    assert "Mamba" in refused[1]
+    assert (accepted[0], "valid: it would listen on" in accepted[1]) == (0, True), accepted[1]
+    assert "note: the weights of 'org/small' are fetched when it starts" in accepted[1]
+    assert absent[0] == 1
+    assert "'org/none' does not exist on the hub" in absent[1]
+    assert hub.num_sent_bytes < 1_000_000
+    assert run("models", "list", "--json").stdout.count("org/") == 0
+
+
+def test_the_check_of_a_config_asks_no_hub_about_a_model_on_this_disk(
+    hub: StubHub, run: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    hub.add("org/small", main=demo())
+    (path,) = run("models", "pull", "org/small").stdout.splitlines()
+    num_requests = len(hub.requests)
+    for model in ("org/small", path):
+        code, said = serve_check(run, tmp_path, model)
+        assert code == 0, said
+        assert "note:" not in said
+    wrong = serve_check(run, tmp_path, "org/small", "--set", "engine.precision=w1")
+
+    assert wrong[0] == 1
+    assert "precision" in wrong[1]
+    assert len(hub.requests) == num_requests
+
+
 def test_a_model_on_this_disk_costs_no_request(
     hub: StubHub, run: Run, environ: dict[str, str]
 ) -> None:

@@ -12,11 +12,13 @@ import PIL.Image
 import pytest
 
 import vlmkit
+from vlmkit import cli
 from vlmkit.ask.completion import Completion
 from vlmkit.ask.image import Image
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.message import ImagePart
 from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.kit.install_command import install_command
 from vlmkit.kit.notebook_stages import notebook_stages
 
 PICTURE = PIL.Image.new("RGB", (9, 7), "teal")
@@ -235,3 +237,42 @@ def test_a_notebook_shows_the_stages_of_loading(monkeypatch):
     assert shown[-1].startswith("ready after ")
     del shell.kernel
     assert notebook_stages() is None
+
+
+@pytest.mark.parametrize(
+    ("content", "distribution", "other"),
+    [
+        (b"%PDF-1.7\n", "vlmkit-pdf", "export its pages as PNG"),
+        (b"\0\0\0\x18ftypheic", "vlmkit-heif", "save it as JPEG"),
+        (b"\0\0\0\x18ftypmif1", "vlmkit-heif", "save it as JPEG"),
+    ],
+)
+def test_the_command_that_installs_what_opens_a_file_is_for_the_owner_of_the_machine(
+    content, distribution, other, tmp_path, capsys
+):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    expected = f"{install_command(distribution)}; or {other}"
+    with (
+        vlmkit.load("mock", plugins={"only": ["vlmkit-mock"]}) as model,
+        pytest.raises(MediaError) as caught,
+    ):
+        model.generate("what?", images=path)
+    assert caught.value.hint == expected
+
+    with (
+        vlmkit.load("mock", plugins={"only": ["vlmkit-mock"]}) as model,
+        pytest.raises(MediaError) as caught,
+    ):
+        model.generate("what?", images=content)  # as a server gets it
+    assert caught.value.hint == f"install {distribution}, or {other}"
+
+    only = ("--set", 'plugins.only=["vlmkit-mock"]')
+    assert cli.run(["ask", "mock", "what?", "--image", str(path), *only]) == 1
+    assert capsys.readouterr().err.endswith(f"hint: {expected}\n")
+
+
+def test_a_folder_is_no_picture(model, tmp_path):
+    with pytest.raises(MediaError, match="cannot be read") as caught:
+        model.generate("what?", images=tmp_path)
+    assert caught.value.hint == "it is a folder: name the files in it"

@@ -22,8 +22,8 @@ from vlmkit.plugins.kinds import KINDS, Kind
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import Registry
 from vlmkit.sources import (
-    described,
     find,
+    inspected,
     name_of,
     packaged_models,
     remove,
@@ -448,19 +448,23 @@ def test_a_model_is_checked_before_it_is_fetched_and_not_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("family", "shown"), [("first", "first"), ("", "last")])
-def test_a_model_is_described_by_what_shows_of_it(family: str, shown: str, tmp_path: Path) -> None:
+def test_a_model_is_inspected_by_what_shows_of_it(family: str, shown: str, tmp_path: Path) -> None:
     plugins = with_previews(tmp_path)
-    with described("shown://m", plugins, check=refusing(family, [])) as checkpoint:
-        assert (checkpoint.model_type, checkpoint.is_preview) == (shown, True)
-    assert not checkpoint.path.exists()
+    folders: list[Path] = []
+
+    def inspect(checkpoint: Checkpoint) -> str:
+        assert checkpoint.is_preview
+        folders.append(checkpoint.path)
+        return json.loads((checkpoint.path / "config.json").read_text())["model_type"]
+
+    found = inspected("shown://m", plugins, inspect=inspect, is_final=lambda found: found == family)
+    assert found == shown
+    assert not any(folder.exists() for folder in folders)
     assert not (tmp_path / "fetched").exists()
 
     resolve("shown://m", plugins)
-    with (
-        pytest.raises(CheckpointError, match="is not on this disk"),  # it lists nothing
-        described("shown://m", plugins, check=refusing("", [])),
-    ):
-        pass
+    with pytest.raises(CheckpointError, match="is not on this disk"):  # it lists nothing
+        inspected("shown://m", plugins, inspect=inspect, is_final=bool)
 
 
 @pytest.mark.parametrize(

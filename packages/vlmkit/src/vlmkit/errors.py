@@ -115,10 +115,12 @@ class MediaError(RequestError):
     Attributes:
         index: which of the images and files of a request it is, from 0; None where that is not
             known.
+        distribution: what opens such files once it is installed; the hint names it, too.
     """
 
     code = "invalid_media"
     index: int | None = None
+    distribution: str = ""
 
 
 class ImageError(MediaError):

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from vlmkit.config.paths import expanded
 from vlmkit.config.structs import ModelEntry
@@ -25,6 +26,8 @@ from vlmkit.plugins.provider import Provider
 from vlmkit.plugins.registry import Registry
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Check = Callable[[Checkpoint], None]
 """Called with a preview of a model; raises a VlmkitError if its weights are not to be fetched."""
@@ -82,14 +85,19 @@ def resolve(
     return checkpoint
 
 
-@contextmanager
-def described(
-    reference: str, plugins: Plugins, revision: str | None = None, *, check: Check
-) -> Iterator[Checkpoint]:
-    """Lend what shows of a model without its weights, which are not fetched.
+def inspected(
+    reference: str,
+    plugins: Plugins,
+    revision: str | None = None,
+    *,
+    inspect: Callable[[Checkpoint], T],
+    is_final: Callable[[T], bool],
+) -> T:
+    """Return what ``inspect`` finds out about a model without its weights, which are not fetched.
 
-    That is its folder if it is on this disk. Else it is the first preview that ``check`` refuses,
-    or the last of all.
+    It inspects the model's folder if that is on this disk. Else it inspects the previews of its
+    source in turn, the last of which shows most, until ``is_final`` accepts a finding. A source may
+    delete a preview as soon as it is asked for the next one.
 
     Raises:
         CheckpointError: nothing of that name is known, or its source shows no model without
@@ -98,18 +106,15 @@ def described(
     found = find(reference, plugins)
     if isinstance(found, Provider) and found.previews is not None:
         models, context = _asked(reference, plugins, revision)
+        findings: list[T] = []
         with closing(_previews(models.key(found), plugins, context)) as previews:
-            shown_last = None
             for preview in previews:
-                shown_last = preview
-                try:
-                    check(preview)
-                except VlmkitError:
+                findings.append(inspect(preview))
+                if is_final(findings[-1]):
                     break
-            if shown_last is not None:
-                yield shown_last
-                return
-    yield resolve_local(reference, plugins, revision)
+        if findings:
+            return findings[-1]
+    return inspect(resolve_local(reference, plugins, revision))
 
 
 def remove(reference: str, plugins: Plugins, revision: str | None = None) -> int:

@@ -21,21 +21,30 @@ class FileType(NamedTuple):
     Attributes:
         name: with its article, such as ``a PDF document``.
         remedy: what a user can do about it.
+        distribution: what opens such files once it is installed; empty where nothing is known to.
     """
 
     name: str
     remedy: str
+    distribution: str = ""
+
+    @property
+    def hint(self) -> str:
+        """Every remedy in one sentence, for people who may not know this machine."""
+        return (
+            f"install {self.distribution}, or {self.remedy}" if self.distribution else self.remedy
+        )
 
 
 EMPTY = FileType("empty", "check that it was saved or downloaded completely")
 UNKNOWN = FileType("of no type that is known here", SAVE_AS)
 
 _VIDEO = "extract frames as images, for example with ffmpeg"
-_HEIC = FileType("a HEIC image", "install vlmkit-heif, or save it as JPEG")
+_HEIC = FileType("a HEIC image", "save it as JPEG", "vlmkit-heif")
 _ISO_BRANDS = {
     **dict.fromkeys([b"avif", b"avis"], FileType("an AVIF image", SAVE_AS)),
     **dict.fromkeys([b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm"], _HEIC),
-    **dict.fromkeys([b"mif1", b"msf1", b"mif2"], FileType("a HEIF image", _HEIC.remedy)),
+    **dict.fromkeys([b"mif1", b"msf1", b"mif2"], _HEIC._replace(name="a HEIF image")),
     **dict.fromkeys([b"M4A ", b"M4B "], FileType("MPEG-4 audio", "send an image")),
     b"crx ": FileType("a camera raw file", "export it as JPEG or TIFF"),
     b"jxl ": FileType("a JPEG XL image", SAVE_AS),
@@ -72,7 +81,7 @@ _BEGINNINGS = (
         FileType("a pointer to a file in Git LFS", "fetch the file itself: git lfs pull"),
     ),
 )
-_PDF = FileType("a PDF document", "install vlmkit-pdf, or export its pages as PNG")
+_PDF = FileType("a PDF document", "export its pages as PNG", "vlmkit-pdf")
 _SVG = FileType("an SVG drawing", "export it as PNG")
 _HTML = FileType(
     "an HTML page", "open it in a browser to see what was saved, and download the image itself"

@@ -313,7 +313,9 @@ def _not_decoded(content: bytes) -> ImageError:
     """Return the refusal of a file that is no image of a format that is decoded here."""
     found = file_type(content)
     what = "image file is empty" if found is EMPTY else f"image is {found.name}: it is not decoded"
-    return ImageError(what, hint=found.remedy)
+    error = ImageError(what, hint=found.hint)
+    error.distribution = found.distribution
+    return error
 
 
 def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:

@@ -118,8 +118,17 @@ def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
     except (OSError, ValueError) as error:  # a zero byte in the path is a ValueError
         reason = getattr(error, "strerror", None) or "it is not a path"
         raise MediaError(
-            f"file {str(path)!r} cannot be read: {reason}", hint="check the path"
+            f"file {str(path)!r} cannot be read: {reason}", hint=_hint(path)
         ) from error
     if len(data) > max_bytes:
         raise MediaError(f"file {str(path)!r} is over {max_bytes} bytes", code="media_too_large")
     return data
+
+
+def _hint(path: str | PathLike[str]) -> str:
+    """Return what to do about a path that cannot be read."""
+    try:
+        is_folder = Path(path).is_dir()
+    except (OSError, ValueError):
+        is_folder = False
+    return "it is a folder: name the files in it" if is_folder else "check the path"

@@ -1,9 +1,11 @@
 """``vlmkit serve --check``: everything that would keep a server from starting, and no server.
 
-Reads small files of models and fetches none; loads no weights.
+Reads small files of models, and fetches those of a hub's model that is not on this disk. Neither
+fetches nor loads weights.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +15,7 @@ from vlmkit.errors import ConfigError, VlmkitError
 
 if TYPE_CHECKING:
     from vlmkit.config import Config, ModelEntry
+    from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.plugins.loader import Plugins
 
 
@@ -39,7 +42,7 @@ def check(config: "Config", plugins: "Plugins", models: Sequence[str]) -> bool:
 def _model_errors(
     config: "Config", plugins: "Plugins", models: Sequence[str], *, is_sound: bool
 ) -> Iterator[VlmkitError]:
-    """Yield why models cannot be served, as far as small files on this disk tell.
+    """Yield why models cannot be served, as far as their small files tell.
 
     Providers are asked only if their plugins and settings are sound.
     """
@@ -63,21 +66,44 @@ def _model_errors(
             yield error
 
 
-def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> Iterator[VlmkitError]:
-    """Yield what providers say against one model."""
-    from vlmkit.assembly import choose
-    from vlmkit.config.providers import registry_of
+def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "list[VlmkitError]":
+    """Return what providers say against one model.
+
+    A model on this disk causes no request. Of another one the hub is asked for its small files,
+    as at the start, and for no weights.
+    """
     from vlmkit.plugins.provider import Provider
-    from vlmkit.plugins.registry import BuildContext
-    from vlmkit.sources import fetched, find, name_of, resolve_local
+    from vlmkit.sources import fetched, find, inspected, name_of
 
     found = find(entry.model, plugins)
-    is_source = isinstance(found, Provider) and not found.is_packaged
-    if is_source and not any(entry.model in fetched(each) for each in plugins.models):
-        click.echo(f"note: {name_of(entry)!r} is fetched when the server starts", err=True)
-        return
-    checkpoint = resolve_local(entry.model, plugins, entry.revision)
-    choice = choose(entry, config, plugins, checkpoint)
+    source = found if isinstance(found, Provider) and not found.is_packaged else None
+    is_here = source is None or any(entry.model in fetched(each) for each in plugins.models)
+    flaws: list[VlmkitError] = []
+    if is_here or (source is not None and source.previews is not None):
+        flaws = inspected(
+            entry.model,
+            plugins,
+            entry.revision,
+            inspect=partial(_refusals, entry, config, plugins),
+            is_final=bool,
+        )
+    if not is_here and not flaws:
+        click.echo(f"note: the weights of {name_of(entry)!r} are fetched when it starts", err=True)
+    return flaws
+
+
+def _refusals(
+    entry: "ModelEntry", config: "Config", plugins: "Plugins", checkpoint: "Checkpoint"
+) -> "list[VlmkitError]":
+    """Return why the providers that would be chosen cannot serve a model."""
+    from vlmkit.assembly import choose
+    from vlmkit.config.providers import registry_of
+    from vlmkit.plugins.registry import BuildContext
+
+    try:
+        choice = choose(entry, config, plugins, checkpoint)
+    except VlmkitError as error:
+        return [error]
     context = BuildContext(
         entry.model,
         checkpoint,
@@ -85,8 +111,10 @@ def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> Iterato
         registries=plugins.by_kind,
         components=choice,
     )
+    refusals = []
     for section, (name, settings) in choice.items():
         try:
             registry_of(plugins, section).examine(name, settings, context)
         except VlmkitError as error:
-            yield error
+            refusals.append(error)
+    return refusals

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +34,21 @@ def doctor(
     Describes this machine first. Reads no weights and fetches none. Exits with 1 if MODEL cannot be
     served.
     """
-    from vlmkit.cli.loading import lent, read_with_plugins
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
     from vlmkit.plugins.machine import facts
+    from vlmkit.sources import inspected
 
     layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
     report: dict[str, Any] = {"machine": facts(plugins)}
     if model is not None:
-        with lent(model, layered.config, plugins) as checkpoint:
-            report["model"] = {"name": checkpoint.name, "family": checkpoint.model_type or None}
-            report["verdicts"] = list(verdicts(checkpoint, layered.config, plugins))
-            report["generation_config"] = _ignored_generation_config(checkpoint)
-        report["unserved"] = _unserved(report["verdicts"])
+        (entry,) = wanted_entries([model], layered.config, plugins)
+        report |= inspected(
+            entry.model,
+            plugins,
+            entry.revision,
+            inspect=partial(_judged, config=layered.config, plugins=plugins),
+            is_final=lambda judged: bool(judged["unserved"]),
+        )
     if as_json:
         output.json(report)
     else:
@@ -52,8 +57,19 @@ def doctor(
         click.get_current_context().exit(1)
 
 
-def _unserved(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the components for which nobody is chosen."""
+def _judged(checkpoint: "Checkpoint", config: "Config", plugins: "Plugins") -> dict[str, Any]:
+    """Return what the report says of a model."""
+    found = list(verdicts(checkpoint, config, plugins))
+    return {
+        "model": {"name": checkpoint.name, "family": checkpoint.model_type or None},
+        "verdicts": found,
+        "generation_config": _ignored_generation_config(checkpoint),
+        "unserved": unserved(found),
+    }
+
+
+def unserved(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the components for which no provider is chosen."""
     components = dict.fromkeys(verdict["component"] for verdict in verdicts)
     served = {verdict["component"] for verdict in verdicts if verdict["is_chosen"]}
     return [component for component in components if component not in served]
@@ -75,8 +91,8 @@ def _write(report: dict[str, Any]) -> None:
         click.echo("\nvalues of generation_config.json that are ignored")
         rows = [(each["field"], each["value"], each["reason"]) for each in ignored]
         output.columns(("FIELD", "VALUE", "REASON"), rows)
-    if unserved := report["unserved"]:
-        lacking = " and no ".join(component.replace("_", " ") for component in unserved)
+    if report["unserved"]:
+        lacking = " and no ".join(component.replace("_", " ") for component in report["unserved"])
         name = report["model"]["name"]
         click.echo(err=True)
         click.secho(f"error: no {lacking} here can serve model {name!r}", err=True, fg="red")

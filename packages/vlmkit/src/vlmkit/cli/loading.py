@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from vlmkit.config import Config, LayeredConfig, ModelEntry, read_config
 from vlmkit.plugins.loader import Plugins
 
 if TYPE_CHECKING:
-    from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.model import Model
 
 QUIET_STAGES = ("model files", "ready")  # a source shows its own progress; the end needs none
@@ -54,18 +52,6 @@ class Stages:
         if self._status is not None:
             self._status.stop()
             self._status = None
-
-
-@contextmanager
-def lent(model: str, config: Config, plugins: Plugins) -> "Iterator[Checkpoint]":
-    """Lend what shows of a model without its weights, of which none are fetched."""
-    from vlmkit.assembly import refuse_unservable
-    from vlmkit.sources import described
-
-    entry = wanted_entries([model], config, plugins)[0]
-    check = partial(refuse_unservable, entry, config, plugins)
-    with described(entry.model, plugins, entry.revision, check=check) as checkpoint:
-        yield checkpoint
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from vlmkit.kit.install_command import install_command
 from vlmkit.kit.model_uri import shown
 
 if TYPE_CHECKING:
+    from vlmkit.config import Config
     from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.plugins.loader import Plugins
 
@@ -105,19 +107,18 @@ def info(
     *, model: str, as_json: bool, config_file: Path | None, assignments: Sequence[str]
 ) -> None:
     """Describe MODEL from its small files; fetches no weights."""
-    from vlmkit.assembly import sees
-    from vlmkit.cli.doctor import verdicts
-    from vlmkit.cli.loading import lent, read_with_plugins
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
+    from vlmkit.sources import inspected
 
     layered, plugins = read_with_plugins(config_file, assignments)
-    with lent(model, layered.config, plugins) as checkpoint:
-        computed = {
-            verdict["component"]: verdict["how"]
-            for verdict in verdicts(checkpoint, layered.config, plugins)
-            if verdict["how"]
-        }
-        takes_images = sees(checkpoint, plugins)
-        facts = {**describe(checkpoint), "takes_images": takes_images, "precision": computed}
+    (entry,) = wanted_entries([model], layered.config, plugins)
+    facts, _ = inspected(
+        entry.model,
+        plugins,
+        entry.revision,
+        inspect=partial(_facts, config=layered.config, plugins=plugins),
+        is_final=lambda found: bool(found[1]),
+    )
     if as_json:
         output.json(facts)
     else:
@@ -126,6 +127,23 @@ def info(
             ("FACT", "VALUE"),
             [(name.replace("_", " "), _written(value)) for name, value in shown.items()],
         )
+
+
+def _facts(
+    checkpoint: "Checkpoint", config: "Config", plugins: "Plugins"
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what is known of a model, and the components that have no provider for it."""
+    from vlmkit.assembly import sees
+    from vlmkit.cli.doctor import unserved, verdicts
+
+    found = list(verdicts(checkpoint, config, plugins))
+    computed = {verdict["component"]: verdict["how"] for verdict in found if verdict["how"]}
+    facts = {
+        **describe(checkpoint),
+        "takes_images": sees(checkpoint, plugins),
+        "precision": computed,
+    }
+    return facts, unserved(found)
 
 
 def describe(checkpoint: "Checkpoint") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from vlmkit.ask.media import FilePart, read_file
 from vlmkit.ask.message import ImagePart, Message, parts_of
 from vlmkit.ask.tiff import has_pages
 from vlmkit.errors import ImageError, MediaError
+from vlmkit.kit.install_command import install_command
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
 
@@ -103,12 +104,23 @@ def naming_files(messages: Sequence[Message]) -> Iterator[None]:
 
 
 def named(error: MediaError, name: str) -> MediaError:
-    """Return an error that says which file it is about; unless it does so already."""
+    """Return an error that says which file it is about; unless it does so already.
+
+    It is for the owner of this machine: its hint has the command that installs what is lacking.
+    """
     if not name or repr(name) in str(error):
         return error
-    made = type(error)(f"{name!r}: {error}", param=error.param, code=error.code, hint=error.hint)
-    made.index = error.index
+    hint = _with_command(error.hint, error.distribution)
+    made = type(error)(f"{name!r}: {error}", param=error.param, code=error.code, hint=hint)
+    made.index, made.distribution = error.index, error.distribution
     return made
+
+
+def _with_command(hint: str, distribution: str) -> str:
+    """Return a hint with the command that installs a distribution in place of its name."""
+    if not distribution:
+        return hint
+    return hint.replace(f"install {distribution},", f"{install_command(distribution)};", 1)
 
 
 def fetcher_of(settings: "FetchSettings") -> "ImageFetcher | None":

@@ -144,16 +144,18 @@ class FileOpener:
         raise MediaError("pages are chosen of a file that has none", param="messages")
 
     def _not_recognised(self, file: FilePart) -> MediaError:
-        found, error = file_type(file.data), ImageError if file.is_image else MediaError
+        found, made = file_type(file.data), ImageError if file.is_image else MediaError
         if found is EMPTY:
-            return error("the file is empty", param="messages", hint=found.remedy)
+            return made("the file is empty", param="messages", hint=found.hint)
         problem = "no media loader recognises"
         is_known = found is not UNKNOWN_TYPE
         problem = (
             f"the file is {found.name}, which {problem}" if is_known else f"{problem} the file"
         )
         here = ", ".join(self._loaders) or "none"
-        return error(f"{problem} (here: {here})", param="messages", hint=found.remedy)
+        error = made(f"{problem} (here: {here})", param="messages", hint=found.hint)
+        error.distribution = found.distribution
+        return error
 
     def _recognises(self, name: str, data: bytes) -> bool:
         """Tell whether a loader takes a file; one that fails at it does not."""
