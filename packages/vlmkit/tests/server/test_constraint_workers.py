@@ -75,6 +75,38 @@ def _ask_and_leave(server, order, leaves):
         leaves.wait()
 
 
+def test_the_first_constraint_finds_the_worker_of_a_ready_server(tmp_path):
+    with served(tmp_path) as server:
+        (worker,) = processes_of(server.process.pid)
+        assert server.post(constrained("any")).status_code == 200
+        assert eventually(lambda: not trials(server))
+        assert processes_of(server.process.pid) == [worker]
+
+
+def test_a_compiler_that_no_worker_can_build_is_logged_and_its_requests_are_refused(tmp_path):
+    plugin = tmp_path / "only_in_servers.py"
+    plugin.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(PLUGIN.parent)!r})\n"
+        "import vlmkit\n"
+        "from hostile_compiler import HostileCompiler\n"
+        "VLMKIT_API = (1, 0)\n"
+        "def build(context):\n"
+        "    if 'constraint_worker' in sys.argv[0]:\n"
+        "        raise RuntimeError\n"
+        "    return HostileCompiler()\n"
+        "@vlmkit.hookimpl\n"
+        "def vlmkit_register_constraints(registry):\n"
+        "    registry.add('hostile', build, description='hostile')\n"
+    )
+    with served(tmp_path, **{"plugins.files": [str(plugin)]}) as server:
+        assert eventually(lambda: "constraints are refused" in server.log.read_text())
+        for _ in range(2):
+            status, error = refusal(server.post(constrained("any")))
+            assert (status, error["message"]) == (500, "the server failed; see its log")
+        assert "ended; another is started" not in server.log.read_text()
+
+
 def test_a_constraint_that_passes_is_kept_to(server):
     answer = server.post(constrained("any"))
     assert answer.status_code == 200, answer.text

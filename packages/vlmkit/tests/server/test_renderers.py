@@ -169,11 +169,13 @@ def code(answer):
 
 
 def children(server):
+    """The renderers of a server; its constraint worker is none."""
     pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == server.process.pid and fields[0] != "Z":
+            is_child = int(fields[1]) == server.process.pid and fields[0] != "Z"
+            if is_child and b"vlmkit.renderer" in (stat.parent / "cmdline").read_bytes():
                 pids.append(int(stat.parent.name))
     return pids
 

@@ -150,9 +150,10 @@ def test_batches_do_not_hold_it_up(tmp_path):
 
 
 def renderers(server):
-    """The children of the server."""
+    """The renderers of the server."""
     path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    return [int(pid) for task in path.parents[1].iterdir() for pid in children(task)]
+    pids = [int(pid) for task in path.parents[1].iterdir() for pid in children(task)]
+    return [pid for pid in pids if b"vlmkit.renderer" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def children(task):

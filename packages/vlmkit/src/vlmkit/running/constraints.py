@@ -214,6 +214,8 @@ class Constraints:
         spoken = (token_id for token_id, added in enumerate(token_bytes) if added)
         self._free = words_of(spoken, self._vocab_size)
         self._token_bytes = token_bytes
+        if self._worker is not None:
+            self._worker.start(token_bytes)  # it builds its compiler while this process does
         return self._make(Vocabulary(token_bytes, self._tokenizer.encode))
 
     def _added_by(self, token_id: int) -> bytes:

@@ -1,7 +1,8 @@
-"""The constraint worker of one model, seen from the server: started when it is first needed.
+"""The constraint worker of one model, seen from the server: started with the model's compiler.
 
-Blocks the thread that asks, which is one that prepares requests. Kills a trial when its request is
-cancelled or the time is over. How many run at once is bounded by those threads.
+Starting it blocks nobody. A trial blocks the thread that asks, which is one that prepares requests,
+and is killed when its request is cancelled or the time is over. How many run at once is bounded by
+those threads.
 """
 
 import itertools
@@ -11,12 +12,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import Future
 from functools import partial
 from typing import BinaryIO
-
-import msgspec
 
 from vlmkit.ask.constraint import Constraint
 from vlmkit.errors import ConstraintError, PromptNotMade
@@ -33,7 +33,14 @@ from vlmkit.running.constraint_trials.messages import (
 from vlmkit.running.constraint_trials.trial import MAX_BYTES, MAX_CPU_S
 from vlmkit.running.inbox import closing
 from vlmkit.running.renderers.renderer import child_environment
-from vlmkit.running.renderers.wire import Frame, Refusal, error_of, read_frame, write_frame
+from vlmkit.running.renderers.wire import (
+    Frame,
+    Refusal,
+    error_of,
+    read_frame,
+    refusal_of,
+    write_frame,
+)
 from vlmkit.seams.cancellation import Cancellation
 
 log = logging.getLogger(__name__)
@@ -65,6 +72,20 @@ class ConstraintWorker:
         """The worker's process; None while there is none."""
         return None if self._process is None else self._process.pid
 
+    def start(self, token_bytes: Seq[bytes]) -> None:
+        """Start the process, if there is none, and return before it is ready.
+
+        Args:
+            token_bytes: what each token adds.
+
+        Raises:
+            EngineError: the worker is closed.
+        """
+        try:
+            self._running(token_bytes)
+        except PromptNotMade as error:
+            log.warning("%s; the next constraint starts it again", error)
+
     def tried(
         self, constraint: Constraint, token_bytes: Seq[bytes], cancellation: Cancellation
     ) -> int:
@@ -81,24 +102,36 @@ class ConstraintWorker:
             PromptNotMade: the trial was killed by something else, or not in time.
             VlmkitError: the worker cannot build the compiler.
         """
-        with self._lock:
-            if self._is_closed:
-                raise closing()
-            if self._process is None or not self._process.is_alive:
-                if self._process is not None:
-                    log.warning("the constraint worker ended; another is started")
-                    self._process.close()
-                self._process = _Process(self._make_plan(token_bytes))
-            process = self._process
+        deadline = time.monotonic() + self._timeout_s
+        process = self._running(token_bytes)
+        try:
+            refusal = process.ready.result(self._timeout_s)
+        except TimeoutError:
+            raise _late() from None
+        if refusal is not None:
+            raise error_of(refusal)
         number, result = process.start(constraint)
         try:
             with cancellation.calling(partial(process.stop, number)):
-                found = result.result(self._timeout_s)
+                found = result.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             process.stop(number)
-            raise PromptNotMade("its constraint was not tried in time") from None
+            raise _late() from None
         cancellation.check()
         return _checked(found)
+
+    def _running(self, token_bytes: Seq[bytes]) -> "_Process":
+        """Return the process, started anew where it has ended."""
+        with self._lock:
+            if self._is_closed:
+                raise closing()
+            if self._process is None or self._process.has_ended:
+                if self._process is not None:
+                    if self._process.was_ready:
+                        log.warning("the constraint worker ended; another is started")
+                    self._process.close()
+                self._process = _Process(self._make_plan(token_bytes))
+            return self._process
 
     def close(self) -> None:
         """Kill the worker and all trials; harmless when done twice."""
@@ -125,6 +158,14 @@ def _checked(result: Result) -> int:
     raise PromptNotMade("the process that tried its constraint was killed")
 
 
+def _not_started() -> PromptNotMade:
+    return PromptNotMade("the constraint worker could not be started")
+
+
+def _late() -> PromptNotMade:
+    return PromptNotMade("its constraint was not tried in time")
+
+
 def _too_large() -> ConstraintError:
     return ConstraintError(
         f"the constraint is too complex: compiling it takes more than {MAX_BYTES >> 20} MiB"
@@ -132,41 +173,46 @@ def _too_large() -> ConstraintError:
 
 
 class _Process:
-    """One process, and the thread that reads its answers."""
+    """One process, and the thread that tells it what to build and reads its answers.
+
+    Attributes:
+        ready: None when trials can be started, or why the compiler cannot be built.
+    """
 
     def __init__(self, plan: Frame) -> None:
+        self.ready: Future[Refusal | None] = Future()
         self._numbers = itertools.count()
         self._results: dict[int, Future[Result]] = {}
         self._lock = threading.Lock()
-        self._popen: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - a module of this package
-            [sys.executable, "-P", "-m", MODULE],
-            env=child_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the server's to answer
-        )
+        try:
+            self._popen: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - a module of this package
+                [sys.executable, "-P", "-m", MODULE],
+                env=child_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is the server's to answer
+            )
+        except OSError:
+            raise _not_started() from None
         assert self._popen.stdin is not None  # noqa: S101 - it is a pipe
         assert self._popen.stdout is not None  # noqa: S101 - it is a pipe
         self._asked: BinaryIO = self._popen.stdin  # type: ignore[assignment]
         self._answers: BinaryIO = self._popen.stdout  # type: ignore[assignment]
-        try:
-            write_frame(self._asked, plan)
-            answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
-        except (EOFError, OSError, ValueError):
-            self.close()
-            raise PromptNotMade("the constraint worker could not be started") from None
-        if isinstance(answer, Refusal):
-            self.close()
-            raise error_of(answer)
-        threading.Thread(target=self._listen, name="vlmkit-constraints", daemon=True).start()
+        threading.Thread(
+            target=self._serve, args=(plan,), name="vlmkit-constraints", daemon=True
+        ).start()
 
     @property
     def pid(self) -> int:
         return self._popen.pid
 
     @property
-    def is_alive(self) -> bool:
-        return self._popen.poll() is None
+    def was_ready(self) -> bool:
+        return self.ready.done() and self.ready.result() is None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._popen.poll() is not None
 
     def start(self, constraint: Constraint) -> tuple[int, "Future[Result]"]:
         """Start a trial; return its number, and what its result will be."""
@@ -178,7 +224,7 @@ class _Process:
                 write_frame(self._asked, frame_of(try_of(number, constraint)))
             except (OSError, ValueError):
                 self._results.pop(number).set_result(Killed(0))
-        if not self.is_alive:
+        if self.has_ended:
             self._fail_all()
         return number, result
 
@@ -206,8 +252,14 @@ class _Process:
                     continue
         self._fail_all()
 
-    def _listen(self) -> None:
+    def _serve(self, plan: Frame) -> None:
+        """Have the compiler built, then pass the results of trials on until the process ends."""
         try:
+            write_frame(self._asked, plan)
+            answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
+            if isinstance(answer, Refusal):
+                log.error("constraints are refused: %s (%s)", answer.message, answer.hint)
+            self.ready.set_result(answer if isinstance(answer, Refusal) else None)
             while True:
                 answer = answer_of(read_frame(self._answers, MAX_ANSWER_BYTES))
                 if isinstance(answer, Tried):
@@ -215,9 +267,11 @@ class _Process:
                         result = self._results.pop(answer.number, None)
                     if result is not None:
                         result.set_result(answer.result)
-        except (EOFError, OSError, ValueError, msgspec.MsgspecError):
+        except (EOFError, OSError, ValueError):  # those of msgspec are ValueErrors
             self._popen.kill()
             self._popen.wait()
+            if not self.ready.done():
+                self.ready.set_result(refusal_of(_not_started()))
             self._fail_all()
 
     def _fail_all(self) -> None:
