@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-Positive = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
+from vlmkit.settings.bounds import Count, Positive, Sequences, SequenceTokens
+
 Seconds = Annotated[float, Meta(ge=0.0, le=3600.0)]
 
 
@@ -69,7 +69,7 @@ class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         replies: answers to what clients say of themselves; the first that fits is given.
-        capacity_tokens: tokens that the cache holds.
+        capacity_tokens: tokens that the cache holds, 4,194,304 at most.
         max_sequence_tokens: longest sequence, prompt and answer together.
         max_sequences: most sequences admitted at once.
         max_chunk_tokens: most tokens of one sequence in a step.
@@ -81,9 +81,9 @@ class MockEngineSettings(Script, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     replies: tuple[Reply, ...] = ()
-    capacity_tokens: Positive = 2**17
-    max_sequence_tokens: Positive = 2**15
-    max_sequences: Positive = 256
+    capacity_tokens: Annotated[int, Meta(ge=1, le=2**22)] = 2**17
+    max_sequence_tokens: SequenceTokens = 2**15
+    max_sequences: Sequences = 256
     max_chunk_tokens: Positive = 2**12
     max_draft_tokens: Count = 8
     block_tokens: Positive = 16

@@ -5,9 +5,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from vlmkit.settings.bounds import CacheTokens, Gibibytes, Positive, SequenceTokens, Threads
 from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
 
-Positive = Annotated[int, Meta(ge=1)]
 # The patterns are in the config's JSON schema, too, where there is no \Z; and $ alone lets a line
 # break pass at the end in Python.
 Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)(?!\n)$")]
@@ -19,13 +19,14 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         device: ``auto`` is the CPU; ``cuda`` or ``cuda:1`` needs a graph in half precision.
-        num_threads: CPU threads of one computation; None takes one for each core.
+        num_threads: CPU threads of one computation; None takes one for each core,
+            and 1,024 are the most.
         variant: which files of an onnx-community folder to take, such as ``q4`` or ``fp16``; None
             takes what runs best here.
     """
 
     device: Device = "auto"
-    num_threads: Positive | None = None
+    num_threads: Threads | None = None
     variant: Variant | None = None
 
 
@@ -49,11 +50,13 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     Attributes:
         precision: of the graphs; a safetensors checkpoint is exported in it. None takes graphs as
             they are, and exports in ``w8a8``.
-        cache_tokens: tokens that the cache holds; None derives it from ``cache_gib``.
+        cache_tokens: tokens that the cache holds, 67,108,864 at most; None derives it from
+            ``cache_gib``.
         cache_gib: memory for the cache. On a CUDA device, where it is set aside at once, the
             default of ``max_sequence_tokens`` follows from it.
         prefix_cache: whether computed prefixes are reused by later prompts.
-        max_sequence_tokens: longest sequence; None is what the model was made for.
+        max_sequence_tokens: longest sequence, 16,777,216 at most; None is what the model was made
+            for.
         max_sequences: most sequences with a slot in the cache.
         max_chunk_tokens: most tokens of a prompt in one step; while answers run, the scheduler's
             budget of time allows fewer. Parts that may not be cut are longer where they must be.
@@ -62,10 +65,10 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     """
 
     precision: Precision | None = None
-    cache_tokens: Positive | None = None
-    cache_gib: Annotated[float, Meta(gt=0)] = 4.0
+    cache_tokens: CacheTokens | None = None
+    cache_gib: Gibibytes = 4.0
     prefix_cache: bool = True
-    max_sequence_tokens: Positive | None = None
+    max_sequence_tokens: SequenceTokens | None = None
     max_sequences: Annotated[int, Meta(ge=1, le=256)] = 16
     max_chunk_tokens: Positive = 256
     self_check: bool = True

@@ -21,4 +21,4 @@ class PdfSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dpi: Annotated[int, Meta(ge=18, le=600)] = 144
     max_page_pixels: Annotated[int, Meta(ge=10_000, le=50_000_000)] = 4_000_000
     timeout_s: Seconds = 20.0
-    memory_bytes: Annotated[int, Meta(ge=256 * 2**20)] = 2**30
+    memory_bytes: Annotated[int, Meta(ge=256 * 2**20, le=2**53 - 1)] = 2**30

@@ -27,6 +27,7 @@ from vlmkit_torch.views import Views
 from vlmkit_torch.weights import LoadedModel
 
 MAX_DRAFT_TOKENS = 16  # more are never right often enough to pay
+MAX_BLOCKS = 2**22  # what is noted of each takes about 200 bytes
 DEFAULT_CONTEXT_TOKENS = 4096  # where a checkpoint does not say how long it may read
 
 
@@ -196,7 +197,8 @@ def limits(
         num_picture_rows: that are kept besides, in the same memory.
 
     Raises:
-        ConfigError: the cache would not hold one block for each of two sequences.
+        ConfigError: the cache would not hold one block for each of two sequences, or has too many
+            blocks.
     """
     longest = max_sequence_tokens(views, settings)
     if settings.cache_tokens is not None:
@@ -210,6 +212,12 @@ def limits(
             f"the cache has room for {capacity} tokens, and {2 * settings.block_tokens} are the "
             f"least; a token takes {needs.token_bytes} bytes",
             hint="raise engine.cache_gib or engine.cache_tokens",
+        )
+    if capacity // settings.block_tokens > MAX_BLOCKS:
+        raise ConfigError(
+            f"the cache has {capacity // settings.block_tokens} blocks of {settings.block_tokens} "
+            f"tokens, and {MAX_BLOCKS} are the most",
+            hint="raise engine.block_tokens, or lower engine.cache_tokens",
         )
     return EngineLimits(
         vocab_size=needs.vocab_size,

@@ -1,11 +1,18 @@
 """What a user can set for the engine and for the vision encoder. Nothing here imports torch."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta
 
-Positive = Annotated[int, Meta(ge=1)]
+from vlmkit.settings.bounds import (
+    CacheTokens,
+    Gibibytes,
+    Positive,
+    Sequences,
+    SequenceTokens,
+    Threads,
+)
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -16,12 +23,13 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         device: ``auto`` takes cuda, then mps, then cpu; or a name such as ``cuda:1``.
         dtype: ``auto`` is the checkpoint's own; on a CPU, the fastest that keeps it and fits into
             memory: float32 for a bfloat16 checkpoint on a CPU without units for bfloat16.
-        num_threads: CPU threads that torch may use, for the whole process; None leaves it alone.
+        num_threads: CPU threads that torch may use, for the whole process, 1,024 at most;
+            None leaves it alone.
     """
 
     device: str = "auto"
     dtype: Dtype = "auto"
-    num_threads: Positive | None = None
+    num_threads: Threads | None = None
 
 
 class EncoderSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,14 +46,15 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
     """Settings of the LLM engine.
 
     Attributes:
-        cache_tokens: tokens that the cache holds; None derives it from ``cache_gib``.
+        cache_tokens: tokens that the cache holds, 67,108,864 at most; None derives it from
+            ``cache_gib``.
         cache_gib: memory for the cache; None takes a part of what is free. A CPU's is resident only
             where tokens were written.
         block_tokens: tokens in a cache block; prefixes are shared in multiples of it.
         prefix_cache: whether computed prefixes are reused by later prompts.
-        max_sequence_tokens: longest sequence; None is what the checkpoint was made for, and where
-            longer sequences are rotated otherwise, what it was first made for.
-        max_sequences: most sequences with room in the cache.
+        max_sequence_tokens: longest sequence, 16,777,216 at most; None is what the checkpoint was
+            made for, and where longer sequences are rotated otherwise, what it was first made for.
+        max_sequences: most sequences with room in the cache, 65,536 at most.
         max_chunk_tokens: most tokens of one sequence in one step; an image block that may not be
             cut has to fit.
         packed_weights: on a CPU, bring linear layers into the layout that small batches read
@@ -54,12 +63,12 @@ class EngineSettings(ComputeSettings, frozen=True, kw_only=True, forbid_unknown_
             and of two small pictures.
     """
 
-    cache_tokens: Positive | None = None
-    cache_gib: Annotated[float, Meta(gt=0)] | None = None
+    cache_tokens: CacheTokens | None = None
+    cache_gib: Gibibytes | None = None
     block_tokens: Positive = 16
     prefix_cache: bool = True
-    max_sequence_tokens: Positive | None = None
-    max_sequences: Positive = 64
+    max_sequence_tokens: SequenceTokens | None = None
+    max_sequences: Sequences = 64
     max_chunk_tokens: Positive = 2048
     packed_weights: bool = True
     self_check: bool = True

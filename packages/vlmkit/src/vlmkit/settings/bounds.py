@@ -1,8 +1,20 @@
-"""Numbers that every setting may use; nothing else."""
+"""Numbers that every setting may use; nothing else.
+
+A bound of what a client may send can be as large as any number that JSON carries. What takes memory
+or time by itself, such as threads, has a bound of its own.
+"""
 
 from typing import Annotated
 
 from msgspec import Meta
 
-Positive = Annotated[int, Meta(ge=1, le=2**53 - 1)]
+MOST = 2**53 - 1
+
+Positive = Annotated[int, Meta(ge=1, le=MOST)]
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+Threads = Annotated[int, Meta(ge=1, le=1024)]
+CacheTokens = Annotated[int, Meta(ge=1, le=2**26)]
+SequenceTokens = Annotated[int, Meta(ge=1, le=2**24)]
+Sequences = Annotated[int, Meta(ge=1, le=2**16)]
+Gibibytes = Annotated[float, Meta(gt=0.0, le=2**20)]
 Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]

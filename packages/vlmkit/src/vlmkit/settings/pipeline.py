@@ -1,10 +1,8 @@
 """Bounds of one pipeline."""
 
-from typing import Annotated
-
 import msgspec
 
-from vlmkit.settings.bounds import Positive, Seconds
+from vlmkit.settings.bounds import Count, Positive, Seconds, Threads
 from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.images import ImageLimits
 
@@ -32,8 +30,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             decoded.
         prepare_timeout_s: time that a request waits for this, and that a renderer has for its
             prompt.
-        num_workers: threads that open files, decode and preprocess images, and tokenize long texts;
-            one tenant uses all but one of them.
+        num_workers: threads that open files, decode and preprocess images, and tokenize long texts,
+            1,024 at most; one tenant uses all but one of them.
         slow_step_s: time of one step, or of encoding one lot of media, after which the log says
             what is being computed; ten times the longest that was seen, if that is more.
         stuck_step_s: time after which the model counts as failed; thirty times the longest that
@@ -47,13 +45,13 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_media_bytes: Positive = 64 * 2**20
     max_output_tokens: Positive | None = None
     max_unread_tokens: Positive = 256
-    feature_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 2**20
-    constraint_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * 2**20
+    feature_cache_bytes: Count = 256 * 2**20
+    constraint_cache_bytes: Count = 64 * 2**20
     max_decoding_pixels: Positive = 200_000_000
     max_decoding_bytes: Positive = 512 * 2**20
     max_prepared_bytes: Positive = 2 * 2**30
     prepare_timeout_s: Seconds = 60.0
-    num_workers: Positive = 4
+    num_workers: Threads = 4
     slow_step_s: Seconds = 60.0
     stuck_step_s: Seconds | None = 900.0
     images: ImageLimits = ImageLimits()

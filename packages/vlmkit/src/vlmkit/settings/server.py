@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from vlmkit.settings.bounds import Positive, Seconds
+from vlmkit.settings.bounds import MOST, Count, Positive, Seconds
 from vlmkit.settings.fleet import FleetSettings
 from vlmkit.settings.limits import LimitsSettings
 from vlmkit.settings.paths import DataPath, InputFile, OutputFile
@@ -55,7 +55,7 @@ class ResponsesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         max_stored_bytes: of all of them, the turns that they follow and their images included.
     """
 
-    max_stored: Annotated[int, Meta(ge=0)] = 1024
+    max_stored: Count = 1024
     max_stored_bytes: Positive = 256 * 2**20
 
 
@@ -68,7 +68,7 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         max_stored_bytes: of all of them.
     """
 
-    max_stored: Annotated[int, Meta(ge=0)] = 256
+    max_stored: Count = 256
     max_stored_bytes: Positive = 256 * 2**20
 
 
@@ -160,8 +160,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         renderer_memory_bytes: memory that one of these may take besides what it has when idle,
             where the system can bound it.
         constraint_workers: try each constraint in a process of its own, which is killed where it
-            takes too much CPU time or memory, before the server compiles it. A model that is asked
-            for constraints then has one more process, which holds its vocabulary.
+            takes too much CPU time or memory, before the server compiles it. A model then has one
+            more process, which holds its vocabulary.
         fetch: images named by URL.
         responses: what is kept of the Responses API.
         files: what is kept of the files that clients send by themselves, in memory.
@@ -211,7 +211,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     send_timeout_s: Seconds = 60.0
     drain_timeout_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
     num_renderers: Annotated[int, Meta(ge=0, le=256)] | None = None
-    renderer_memory_bytes: Annotated[int, Meta(ge=256 * 2**20)] = 3 * 2**30
+    renderer_memory_bytes: Annotated[int, Meta(ge=256 * 2**20, le=MOST)] = 3 * 2**30
     constraint_workers: bool = True
     fetch: FetchSettings = FetchSettings()
     responses: ResponsesSettings = ResponsesSettings()
