@@ -167,7 +167,7 @@ def test_all_that_a_prompt_depends_on_and_holds_travels() -> None:
     needless += ("tenant", "account", "cache_salt", "priority", "id", "admit", "trace", "fields")
     assert {each.name for each in fields(Request)} == {*wire.SENT, *needless}
     assert {each.name for each in fields(MediaSlot)} == {*wire.SlotAt.__struct_fields__}
-    told = {*wire.Reply.__struct_fields__} - {"shown", "decodes"}
+    told = {*wire.Reply.__struct_fields__} - {"shown", "decodes", "origins"}
     assert {each.name for each in fields(Prompt)} == told
 
 

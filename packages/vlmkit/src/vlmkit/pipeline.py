@@ -213,7 +213,7 @@ class Pipeline:
 
     def _submit(self, request: Request, place: Place) -> Stream:
         started = time.perf_counter()
-        params, prompt, sequences, pages, image_timings = self._intake.read(request, place)
+        params, prompt, sequences, pages, timings, sent = self._intake.read(request, place)
         place.keep(prompt)
         if request.admit is not None:
             request.admit(_demand(prompt, sequences))
@@ -234,7 +234,8 @@ class Pipeline:
             max_unread_tokens=self.facts.bounds.max_unread_tokens,
             images=_shown_images(prompt, pages),
             encoded=sequences[0].encoded,
-            image_timings=image_timings,
+            image_timings=timings,
+            sent=sent,
             account=request.account,
             observers=self._observers,
         )

@@ -8,13 +8,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 
 from vlmkit.ask.completion import Chunk, FinishReason, Timings, Usage
 from vlmkit.ask.shown_image import ShownImage
 from vlmkit.ask.stage import NO_STAGE, ImageTimings, Stage
-from vlmkit.errors import EngineError, VlmkitError
+from vlmkit.errors import EngineError, MediaError, VlmkitError
 from vlmkit.running.observers import Observers
 from vlmkit.running.text import AnswerText
 from vlmkit.running.wakeups import Wakeups
@@ -67,6 +68,7 @@ class Channel:
             were encoded for it.
         encoded: those places for which something was, and when; the loop adds to them.
         image_timings: where the time of each image went until it could be encoded, by those places.
+        sent: which of the images and files that were sent each image is of, by those places.
         account: whose turn it takes; the tenant's when empty.
         observers: who is told how the request fares; None where nobody listens.
 
@@ -82,6 +84,7 @@ class Channel:
         images: Mapping[int, ShownImage] = MappingProxyType({}),
         encoded: Mapping[int, Stage] = MappingProxyType({}),
         image_timings: Mapping[int, ImageTimings] = MappingProxyType({}),
+        sent: Mapping[int, int] = MappingProxyType({}),
         account: str = "",
         observers: Observers | None = None,
     ) -> None:
@@ -95,6 +98,7 @@ class Channel:
         self._images = images
         self._encoded = encoded
         self._image_timings = image_timings
+        self._sent = sent
         self._max_unread = max_unread_tokens * num_choices
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
@@ -134,7 +138,13 @@ class Channel:
             self._wake(wakeups)
 
     def fail(self, error: VlmkitError, wakeups: Wakeups) -> None:
-        """End the whole request with an error, after the chunks that are there."""
+        """End the whole request with an error, after the chunks that are there.
+
+        An error of one of the prompt's media is passed on as one of what was sent.
+        """
+        if isinstance(error, MediaError) and (place := error.index) is not None:
+            error = copy(error)
+            error.index = self._sent.get(place)
         with self._lock:
             self.clock.end()
             if self._observers is not None and not self.is_done:

@@ -54,6 +54,7 @@ class Asked(NamedTuple):
         sequences: one for each choice.
         pages: for each image of the prompt the page of a document that it is, or None.
         images: where the time of each image went, by its place among the prompt's media.
+        sent: which of the images and files that were sent each image is of, by that place.
     """
 
     params: SamplingParams
@@ -61,6 +62,7 @@ class Asked(NamedTuple):
     sequences: list[Sequence]
     pages: Seq[int | None]
     images: Mapping[int, ImageTimings]
+    sent: Mapping[int, int]
 
 
 class Intake:
@@ -156,7 +158,8 @@ class Intake:
         if len(sequences) != params.n:
             params = msgspec.structs.replace(params, n=len(sequences))
         pages = tuple(part.page for part in image_parts_of(made.messages))
-        return Asked(params, asked.prompt, sequences, pages, dict(made.image_timings()))
+        timings, sent = dict(made.image_timings()), made.sent_media()
+        return Asked(params, asked.prompt, sequences, pages, timings, sent)
 
     def _is_in_vocabulary(self, token_id: int) -> bool:
         return 0 <= token_id < self._limits.vocab_size

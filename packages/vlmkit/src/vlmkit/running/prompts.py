@@ -48,11 +48,18 @@ class Made(NamedTuple):
         prompt: may be too long.
         messages: the conversation with all of its files opened.
         decodes: how long decoding took, by the places of images.
+        origins: for each of its images, which of the images and files it was that were sent.
     """
 
     prompt: Prompt
     messages: Seq[Message]
     decodes: Mapping[int, Stage]
+    origins: Seq[int] = ()
+
+    def sent_media(self) -> dict[int, int]:
+        """Return which of the images and files that were sent each image is of, by its place."""
+        places = [place for place, slot in enumerate(self.prompt.media) if slot.kind == "image"]
+        return dict(zip(places, self.origins, strict=False))
 
     def image_timings(self) -> Iterator[tuple[int, ImageTimings]]:
         """Yield where the time of each image went so far, with its place among the media."""
@@ -188,7 +195,7 @@ class Prompts:
             raise
         if options.continue_final_message:
             prompt = replace(prompt, is_plain=True)
-        return Made(prompt, messages, decodes)
+        return Made(prompt, messages, decodes, opened.origins)
 
     def _placed(self, shown: Seq[Message], request: Request, place: Place) -> Made:
         """Return the prompt of tokens that images stand among."""
@@ -201,7 +208,8 @@ class Prompts:
         media = placed(request.images, prompt, token_ids, self._tokenizer.banned_ids)
         for text in between(media, token_ids):  # an image's own tokens may have no logit
             check_ids(text, self._limits, "token_ids")
-        return Made(Prompt(token_ids, media, is_plain=True), shown, decodes)
+        prompt = Prompt(token_ids, media, is_plain=True)
+        return Made(prompt, shown, decodes, range(len(media)))
 
     def _plain(self, request: Request) -> tuple[int, ...]:
         """Return the tokens of a text that is no conversation."""

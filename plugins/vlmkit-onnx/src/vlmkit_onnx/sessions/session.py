@@ -20,6 +20,7 @@ from vlmkit_onnx.sessions.runtime import onnxruntime
 from vlmkit_onnx.settings import ComputeSettings
 
 NO_MEMORY = "Failed to allocate memory"
+DEVICE_ERRORS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
 CUDA = "CUDAExecutionProvider"
 FATAL = 4  # ONNX Runtime logs only what ends the process
 
@@ -102,6 +103,11 @@ def giving_back(session: onnxruntime.InferenceSession) -> onnxruntime.RunOptions
 def is_out_of_memory(error: Exception) -> bool:
     """Tell whether a run failed for want of memory, which ONNX Runtime may say in words only."""
     return isinstance(error, MemoryError) or NO_MEMORY in str(error)
+
+
+def is_of_device(error: Exception) -> bool:
+    """Tell whether a device failed, not the graph with what it was given."""
+    return any(text in str(error) for text in DEVICE_ERRORS)
 
 
 def device_of(settings: ComputeSettings) -> tuple[str, int]:

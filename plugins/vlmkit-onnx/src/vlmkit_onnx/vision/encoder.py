@@ -4,6 +4,7 @@ How images become the graph's inputs is a :class:`vlmkit_onnx.vision.feeding.Com
 rows mean to the decoder is the engine's business.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from vlmkit.errors import EngineError, ImageError, OutOfMemory
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.kit.traces import trace_of
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
 from vlmkit_onnx.folder.graph_facts import stored_precision
@@ -18,13 +20,15 @@ from vlmkit_onnx.folder.graph_header import read_header
 from vlmkit_onnx.folder.layout import VisionGraph
 from vlmkit_onnx.sessions.node_types import BOOLEANS, FLOATS, INTEGERS
 from vlmkit_onnx.sessions.runtime import onnxruntime
-from vlmkit_onnx.sessions.session import giving_back, is_out_of_memory
+from vlmkit_onnx.sessions.session import giving_back, is_of_device, is_out_of_memory
 from vlmkit_onnx.trials.exported import refuse_unlike
 from vlmkit_onnx.vision.batches import Batches
 from vlmkit_onnx.vision.feeding import AnyArray, Computation, Floats
 from vlmkit_onnx.vision.foreign import ForeignGraph
 from vlmkit_onnx.vision.names import FEATURES
 from vlmkit_onnx.vision.own import own_feeding
+
+log = logging.getLogger(__name__)
 
 DTYPES = FLOATS | INTEGERS | BOOLEANS
 
@@ -77,10 +81,18 @@ class OnnxVisionEncoder:
         """Return the features of each image, in order.
 
         Raises:
-            ImageError: the graph's rows for an image are not as many as the prompt has places for.
-            EngineError: the arrays of these images do not fit the graph.
+            ImageError: the graph fails at one image, or its rows are not as many as the prompt has
+                places for.
+            EngineError: the device failed, or one of several images did.
+            OutOfMemory: there is no room for them now.
         """
-        rows = self._computation.compute(slots, self._run)
+        try:
+            rows = self._computation.compute(slots, self._run)
+        except _RunFailed as error:
+            if len(slots) > 1 or error.is_of_device:
+                raise
+            log.warning("the vision graph failed at one image\n%s", trace_of(error))
+            raise ImageError("the model's vision graph cannot take this image") from error
         return [_features(slot, own) for slot, own in zip(slots, rows, strict=True)]
 
     def refuse_unlike_export(self) -> None:
@@ -104,7 +116,7 @@ class OnnxVisionEncoder:
         except Exception as error:  # its exceptions have no common parent
             if is_out_of_memory(error):
                 raise OutOfMemory("the images of this request") from error
-            raise EngineError("the vision graph does not take an image's arrays") from error
+            raise _RunFailed(is_of_device=is_of_device(error)) from error
         return {
             name: np.asarray(value, np.float32)
             for name, value in zip(self._outputs, values, strict=True)
@@ -113,6 +125,18 @@ class OnnxVisionEncoder:
     def _cast(self, name: str, array: AnyArray) -> AnyArray:
         dtype = self._dtypes.get(name)
         return np.ascontiguousarray(array if dtype is None else array.astype(dtype, copy=False))
+
+
+class _RunFailed(EngineError):  # noqa: N818
+    """A run of the graph failed.
+
+    Attributes:
+        is_of_device: whether the device failed, not what it was given.
+    """
+
+    def __init__(self, *, is_of_device: bool) -> None:
+        super().__init__("the vision graph failed")
+        self.is_of_device = is_of_device
 
 
 def _computation(

@@ -84,6 +84,7 @@ class Reply(msgspec.Struct, tag="made"):
     channels: Any
     shown: list[ShownAt]
     decodes: dict[int, tuple[float, float]]
+    origins: list[int]
 
 
 class Refusal(msgspec.Struct, tag="refused"):
@@ -206,6 +207,7 @@ def reply_of(made: Made, sheet: Sheet) -> Reply:
             for part in image_parts_of(made.messages)
         ],
         dict(made.decodes),
+        list(made.origins),
     )
 
 
@@ -256,7 +258,7 @@ def made_of(reply: Reply | Ready, sheet: Sheet) -> Made:
         for each in reply.shown
     )
     decodes = {place: Stage(*stage) for place, stage in reply.decodes.items()}
-    return Made(prompt, (Message("user", shown),), decodes)
+    return Made(prompt, (Message("user", shown),), decodes, reply.origins)
 
 
 def _one_of(value: Any, *kinds: type[Any]) -> Any:

@@ -16,6 +16,7 @@ from vlmkit.server.chat.rounds import begun, check_alone
 from vlmkit.server.chat.sse import AnswerEvents
 from vlmkit.server.chat.wire import CHAT, ChatRequest
 from vlmkit.server.http.operation import Operation
+from vlmkit.server.work.named_errors import media_names, naming_media
 from vlmkit.server.work.obfuscated import Obfuscated
 from vlmkit.server.work.pieces import taken
 from vlmkit.server.work.service import Service
@@ -66,13 +67,15 @@ class _ChatCall(MessagesCall[ChatRequest]):
         except RequestError as error:
             error.param = field_of_chat(error, body)
             raise
+        names = media_names(request, lambda error: field_of_chat(error, body))
+        answer = naming_media(stream, names)
         logprobs = logprobs_of(runner, request.params) if body.logprobs else None
         has_token_ids = bool(body.return_token_ids)
         has_transforms = bool(body.return_image_transforms)
         has_places = request.places  # what is sent later holds neither the request nor its images
         if not body.stream:
             return WholeAnswer(
-                stream,
+                answer,
                 lambda completion: completion_pieces(
                     head,
                     completion,
@@ -98,4 +101,4 @@ class _ChatCall(MessagesCall[ChatRequest]):
         )
         hides = bool(options and options.include_obfuscation)
         told = Obfuscated(events) if hides else events
-        return EventStream(stream, told, self.service, self.headers, images_s)
+        return EventStream(answer, told, self.service, self.headers, images_s)

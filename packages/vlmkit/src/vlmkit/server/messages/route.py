@@ -29,6 +29,7 @@ from vlmkit.server.messages.wire import (
     CountRequest,
     MessagesRequest,
 )
+from vlmkit.server.work.named_errors import media_names, naming_media
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
 from vlmkit.server.work.whole import WholeAnswer
@@ -98,6 +99,8 @@ class _MessageCall(MessagesCall[MessagesRequest]):
         except RequestError as error:
             error.param = field_of_messages(error, said)
             raise
+        names = media_names(request, lambda error: field_of_messages(error, said))
+        answer = naming_media(stream, names)
         told = {
             "has_transforms": bool(body.return_image_transforms),
             "has_places": bool(body.return_places),
@@ -106,9 +109,9 @@ class _MessageCall(MessagesCall[MessagesRequest]):
             events = MessageEvents(
                 head, len(stream.prompt_token_ids), serves=bool(body.server_tools), **told
             )
-            return EventStream(stream, events, self.service, self.headers, images_s)
+            return EventStream(answer, events, self.service, self.headers, images_s)
         return WholeAnswer(
-            stream,
+            answer,
             lambda completion: [
                 message_body(
                     head, completion, stream.rounds if isinstance(stream, Rounds) else (), **told

@@ -35,6 +35,7 @@ from vlmkit.server.prompts.wire_generate import (
     GenerateRequest,
     ShownImage,
 )
+from vlmkit.server.work.named_errors import media_names, naming_media
 from vlmkit.server.work.obfuscated import Obfuscated
 from vlmkit.server.work.pieces import taken
 from vlmkit.server.work.service import Service
@@ -90,6 +91,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         except RequestError as error:
             error.param = _field_of(error, body)
             raise
+        answer = naming_media(stream, media_names(asked, lambda error: _field_of(error, body)))
         has_logprobs = asked.params is not None and asked.params.logprobs
         events = GeneratedEvents(
             head,
@@ -100,8 +102,8 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
         if body.stream:
             hides = bool(options and options.include_obfuscation)
             told = Obfuscated(events) if hides else events
-            return EventStream(stream, told, self.service, self.headers)
-        return WholeAnswer(stream, events.whole, self.service, self.headers)
+            return EventStream(answer, told, self.service, self.headers)
+        return WholeAnswer(answer, events.whole, self.service, self.headers)
 
     async def _asked(self, body: GenerateRequest, facts: RunnerFacts, request_id: str) -> Asked:
         """Return what a body asks of the runner."""

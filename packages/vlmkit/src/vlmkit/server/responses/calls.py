@@ -47,6 +47,7 @@ from vlmkit.server.responses.wire import (
     ResponsesRequest,
 )
 from vlmkit.server.work.detached import Detached
+from vlmkit.server.work.named_errors import Answering, naming_media
 from vlmkit.server.work.obfuscated import Obfuscated
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.streaming import EventStream
@@ -141,16 +142,17 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
             keep=answer.keep,
         )
+        named = naming_media(stream, done.media)
         if answer.log is not None:
-            await self._detach(stream, events, answer, answer.log)
+            await self._detach(named, events, answer, answer.log)
             if body.stream:
                 return Followed(answer.log, -1, self.service, self.headers, hides_sizes=hides)
             return ASGIResponse(body=answer.bodies.begun(), headers=self.headers)
         if body.stream:
             told = Obfuscated(events) if hides else events
-            app: ASGIApp = EventStream(stream, told, self.service, self.headers, done.images_s)
+            app: ASGIApp = EventStream(named, told, self.service, self.headers, done.images_s)
         else:
-            app = WholeAnswer(stream, whole, self.service, self.headers, done.images_s)
+            app = WholeAnswer(named, whole, self.service, self.headers, done.images_s)
         return _ending(app, answer.abandon)
 
     def _is_kept(self, body: ResponsesRequest) -> bool:
@@ -203,7 +205,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
 
     async def _detach(
         self,
-        stream: AnswerStream | Rounds,
+        stream: Answering,
         events: ResponseEvents,
         answer: "_Answer",
         log: EventLog,

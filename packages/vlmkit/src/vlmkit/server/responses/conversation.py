@@ -17,6 +17,7 @@ from vlmkit.server.responses.items import KeptItem
 from vlmkit.server.responses.store import ResponseStore, Turn
 from vlmkit.server.responses.truncation import Truncated, truncated, with_whole_answer
 from vlmkit.server.responses.turns import EARLIER, Body, as_chat, resolve
+from vlmkit.server.work.named_errors import Names, media_names
 from vlmkit.server.work.service import Service
 
 EFFORT = "reasoning.effort"
@@ -35,6 +36,7 @@ class Done(NamedTuple, Generic[T]):
         before: the turn that is answered upon, if there is one.
         images_s: how long fetching and checking the images took.
         num_truncated: how many items of the conversation were left out.
+        media: what errors are to call its images and files.
     """
 
     result: T
@@ -42,6 +44,7 @@ class Done(NamedTuple, Generic[T]):
     before: Turn | None
     images_s: float
     num_truncated: int
+    media: Names
 
 
 class ConversationCall(MessagesCall[B]):
@@ -125,8 +128,14 @@ class ConversationCall(MessagesCall[B]):
         except RequestError as error:
             error.param = said.field_of(error)
             raise
+
+        def field_of(error: RequestError) -> str | None:
+            kept.blame(error, asked)
+            return said.field_of(error)
+
+        names = media_names(kept.request, field_of)
         num_truncated = sum(said.num_items[number] for number in kept.left_out)
-        return Done(result, kept.request, before, images_s, num_truncated)
+        return Done(result, kept.request, before, images_s, num_truncated, names)
 
 
 async def _blaming(kept: Truncated, whole: Asked, work: Awaitable[T]) -> T:

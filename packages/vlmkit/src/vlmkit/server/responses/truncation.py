@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from vlmkit.ask.message import Message, images_of
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.message import ImagePart, Message
 from vlmkit.ask.prompt_tokens import PromptTokens
 from vlmkit.ask.request import Request
 from vlmkit.ask.tool_call import ToolCallPart
-from vlmkit.errors import ImageError, PromptTooLong, RequestError
+from vlmkit.errors import MediaError, PromptTooLong, RequestError
 from vlmkit.seams.runner import Runner
 from vlmkit.seams.tokenizer import Option
 
@@ -32,10 +33,15 @@ class Truncated(NamedTuple):
     left_out: frozenset[int] = frozenset()
 
     def blame(self, error: RequestError, whole: Request) -> None:
-        """Let an error about an image name it by its number in the whole conversation."""
-        if self.left_out and isinstance(error, ImageError) and error.index is not None:
-            owners = [n for n, message in enumerate(whole.messages) for _ in images_of([message])]
-            kept = [image for image, n in enumerate(owners) if n not in self.left_out]
+        """Let an error about an image or a file name it by its number in the whole conversation."""
+        if self.left_out and isinstance(error, MediaError) and error.index is not None:
+            owners = [
+                number
+                for number, message in enumerate(whole.messages)
+                for part in message.parts
+                if isinstance(part, ImagePart | FilePart)
+            ]
+            kept = [medium for medium, number in enumerate(owners) if number not in self.left_out]
             error.index = kept[error.index]
 
 
