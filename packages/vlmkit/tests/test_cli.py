@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import platform
 import re
@@ -36,7 +37,7 @@ from vlmkit.cli.models import describe
 from vlmkit.cli.serve import _example
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.kit.safetensors_header import weights_of
+from vlmkit.kit.safetensors_header import BITS, weights_of
 from vlmkit.plugins import machine
 from vlmkit.settings.server import ServerSettings
 
@@ -1059,10 +1060,10 @@ def test_a_pulled_model_is_listed_and_described(
 
 def safetensors(folder: Path, name: str, **tensors: tuple[str, list[int]]) -> None:
     """Write a file whose header describes tensors; their values play no part here."""
-    described = {
-        key: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
-        for key, (dtype, shape) in tensors.items()
-    }
+    described, end = {}, 0
+    for key, (dtype, shape) in tensors.items():
+        begin, end = end, end + BITS[dtype] // 8 * math.prod(shape)
+        described[key] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     header = json.dumps({"__metadata__": {"format": "pt"}, **described}).encode()
     (folder / name).write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 10)
 

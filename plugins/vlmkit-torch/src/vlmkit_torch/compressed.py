@@ -220,6 +220,5 @@ def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """Yield the name and the data type of each tensor in a checkpoint's files."""
     for file in safetensors_header.weights_of(checkpoint).files:
         header, _ = safetensors_header.read_header(checkpoint.path / file)
-        for name, facts in header.items():
-            if name != "__metadata__":
-                yield name, str(facts["dtype"])
+        for name, tensor in header.items():
+            yield name, tensor.dtype

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from vlmkit.kit.checkpoint import FETCH_AGAIN, Checkpoint
 from vlmkit.kit.lfs_pointer import FETCH, is_pointer
 from vlmkit.kit.objection import Objection
-from vlmkit.kit.safetensors_header import MAX_HEADER_BYTES
+from vlmkit.kit.safetensors_header import read_header
 
 WHOLE = "model.safetensors"
 INDEX = f"{WHOLE}.index.json"
@@ -26,10 +24,6 @@ _OTHERS = {
     "Flax's": ("*.msgpack",),
     "NumPy's": ("*.npz",),
 }
-
-
-class _Tensor(msgspec.Struct):
-    data_offsets: tuple[int, int] = (0, 0)  # the header's own notes have none
 
 
 def objection(checkpoint: Checkpoint) -> Objection | None:
@@ -137,7 +131,7 @@ def _flaw(checkpoint: Checkpoint, file: str) -> Objection | None:
         return Objection(f"{file!r} is missing", hint=FETCH_AGAIN)
     except OSError as error:
         return Objection(f"{file!r} cannot be read: {error.strerror}", hint="see who may read it")
-    except (ValueError, msgspec.MsgspecError):
+    except ValueError:
         return Objection(f"{file!r} is not a safetensors file", hint=FETCH_AGAIN)
     if stated != found and not checkpoint.is_preview:
         return Objection(f"{file!r} has {found} bytes, and should have {stated}", hint=FETCH_AGAIN)
@@ -151,12 +145,5 @@ def _stated_bytes(path: Path) -> int:
         ValueError: it is not a safetensors file.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= MAX_HEADER_BYTES:
-            raise ValueError(length)
-        header = file.read(length)
-    if len(header) < length:
-        raise ValueError(len(header))
-    tensors = msgspec.json.decode(header, type=dict[str, _Tensor])
-    return 8 + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    tensors, begin = read_header(path)
+    return begin + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
