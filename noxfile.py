@@ -150,9 +150,10 @@ def attack(session: nox.Session) -> None:
     if session.posargs:
         session.run("python", "-m", "attack", *session.posargs)
         return
-    texts = r"(prompt|input|content(\[\]\.text)?|description|arguments)$"
-    session.run("python", "-m", "attack", "--minutes", "8")
-    session.run("python", "-m", "attack", "--minutes", "2", "--model", "demo", "--fields", texts)
+    apis = "tokenize|v1/(completions|chat/completions|messages|responses|embeddings)"
+    texts = rf"^POST /({apis}) json:(prompt|input|messages\[\]\.content)$"
+    session.run("python", "-m", "attack", "--minutes", "7")
+    session.run("python", "-m", "attack", "--minutes", "3", "--model", "demo", "--fields", texts)
 
 
 @nox.session

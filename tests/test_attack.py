@@ -82,7 +82,7 @@ def test_a_sample_of_attacks_finds_no_breach(server, known):
     watchers = Watchers(server)
     attacked.reach()
     attacked.mutate(per_field=2, per_operation=3)
-    assert curves.curves(time.monotonic() + 600, every_shape=False) == 0
+    assert curves.curves(time.monotonic() + 600, every_shape=False) == []
     seen = watchers.close()
     attacked.read_log()
     assert not attacked.found.breaches
@@ -90,6 +90,42 @@ def test_a_sample_of_attacks_finds_no_breach(server, known):
     assert not seen.wrong
     assert attacked.found.num_unreached < SAMPLED / 10
     assert attacked.found.statuses[400] > SAMPLED
+
+
+def test_fields_that_there_was_no_time_for_are_returned(server, known):
+    fields = [f for f in known.fields() if growths(f, Bodies(known))][::40]
+    late = campaign(server, known, fields)
+    left = late.curves(time.monotonic(), every_shape=False)
+    assert sorted(field.place for field in left) == sorted(field.place for field in fields)
+    assert not late.found.rows
+
+
+class Dear:
+    """A server of which one route takes a second for each request."""
+
+    def measured(self, sent):
+        (answer,), cost = self.measured_together([sent])
+        return answer, cost
+
+    def measured_together(self, sent):
+        cpu_s = sum(1.0 if sent.path == "/v1/messages/render" else 0.01 for sent in sent)
+        return [Answer(200, {}, b"{}") for _ in sent], Cost(cpu_s, 0, cpu_s)
+
+
+def test_a_field_that_costs_more_than_others_of_its_declaration_is_found_among_them(known):
+    declared = {}
+    for field in known.fields():
+        if field.steps[-1] == "text":
+            declared.setdefault(field.declaration, []).append(field)
+    fields = max(declared.values(), key=len)
+    assert len(fields) > 8
+    attacked = Campaign(Dear(), Bodies(known), fields, 0, dict)
+    assert attacked.curves(time.monotonic() + 600, every_shape=False) == []
+    rows = attacked.found.rows
+    assert sorted(row.field.place for row in rows) == sorted(field.place for field in fields)
+    dear = [row for row in rows if row.worst.cost.cpu_s == 1.0]
+    assert dear
+    assert {row.field.route for row in dear} == {"/v1/messages/render"}
 
 
 FIELD = Field("post", "/v1/x", "json", ("stop", "[]"), {"type": "string"}, "X")

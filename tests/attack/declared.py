@@ -4,6 +4,7 @@ The document is generated from the routes, the types of their bodies and the fie
 a field that is declared anywhere appears here.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,12 @@ class Field:
         """How reports write it."""
         inner = ".".join(step for step in self.steps if step[0] != "|").replace(".[]", "[]")
         return f"{self.method.upper()} {self.route} {self.where}:{inner or '(body)'}"
+
+    @property
+    def declaration(self) -> tuple[str, ...]:
+        """What fields have in common that are one declaration, of which several routes make use."""
+        shape = json.dumps(self.schema, sort_keys=True)
+        return (self.owner or self.route, self.where, self.name, self.steps[-1], shape)
 
     @property
     def kind(self) -> str:

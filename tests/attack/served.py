@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from attack.bodies import MODEL, SPARE, Sent
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 POLL_S = 0.05
 ANSWER_S, REST_S = 30.0, 10.0
+NUM_TOGETHER = 8
 FIELDS_PLUGIN = Path(__file__).parents[2] / "packages/vlmkit/tests/server/dry_plugin.py"
 CONFIG = """
 [[models]]
@@ -89,6 +92,7 @@ class Target:
         self.process: subprocess.Popen[bytes]
         self._peak_bytes = 0
         self._is_over = threading.Event()
+        self._pool = ThreadPoolExecutor(NUM_TOGETHER)
         self.start()
         threading.Thread(target=self._poll, daemon=True).start()
 
@@ -113,6 +117,7 @@ class Target:
     def close(self) -> None:
         """End it, as a process manager does."""
         self._is_over.set()
+        self._pool.shutdown()
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(60)
@@ -166,9 +171,14 @@ class Target:
 
     def measured(self, sent: Sent) -> tuple[Answer, Cost]:
         """Send a request; return the answer and what it took, until the server is at rest."""
+        (answer,), cost = self.measured_together([sent])
+        return answer, cost
+
+    def measured_together(self, sent: Sequence[Sent]) -> tuple[list[Answer], Cost]:
+        """Send requests at once; return the answers and what they took together."""
         self._peak_bytes = before_bytes = self.memory_bytes()
         cpu_s, started = self.cpu_s(), time.monotonic()
-        answer = self.send(sent, timeout_s=ANSWER_S)
+        answers = [*self._pool.map(partial(self.send, timeout_s=ANSWER_S), sent)]
         wall_s = time.monotonic() - started
         if self.cpu_s() - cpu_s > 0.1:  # it may work on after its answer
             deadline = started + wall_s + ANSWER_S
@@ -176,7 +186,8 @@ class Target:
                 pass
         taken = max(0.0, self.cpu_s() - cpu_s)
         peak_bytes = max(0, self._peak_bytes - before_bytes)
-        return answer, Cost(taken, peak_bytes, wall_s, len(sent.content))
+        sent_bytes = sum(len(each.content) for each in sent)
+        return answers, Cost(taken, peak_bytes, wall_s, sent_bytes)
 
     def _taken_in(self, pause_s: float) -> float:
         before = self.cpu_s()
