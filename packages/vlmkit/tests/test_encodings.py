@@ -154,8 +154,27 @@ def test_the_encoder_has_a_thread_of_its_own_and_is_never_called_twice_at_once()
         streams = [shows(model, picture(5 + i)) for i in range(20)]
         for stream in streams:
             stream.result()
-        assert len(encoder.threads) == 1
         assert encoder.threads.isdisjoint({model.runner._loop._thread.ident, threading.get_ident()})
+
+
+def test_the_encoders_thread_ends_when_nothing_waits():
+    encoder = Gated()
+    before = set(threading.enumerate())
+    with running(encoder) as model:
+        for number in range(2):
+            stream = shows(model, picture(5 + number))
+            wait_until(lambda: encoder.calls)
+            assert "vlmkit-encode" in {t.name for t in threading.enumerate() if t not in before}
+            encoder.gate.set()
+            stream.result()
+            wait_until(
+                lambda: (
+                    "vlmkit-encode"
+                    not in {t.name for t in threading.enumerate() if t not in before}
+                )
+            )
+            encoder.gate.clear()
+            encoder.calls.clear()
 
 
 def test_a_pipeline_that_sees_no_picture_starts_no_encoder_thread():

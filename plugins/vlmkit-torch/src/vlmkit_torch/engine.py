@@ -40,6 +40,7 @@ from vlmkit_torch.decompression import exact_activations
 from vlmkit_torch.grouping import Costs
 from vlmkit_torch.health import Health
 from vlmkit_torch.kv_cache import KVCache
+from vlmkit_torch.own_thread import in_own_thread
 from vlmkit_torch.prompt_inputs import Layout, PromptReader
 from vlmkit_torch.refusal import ANOTHER
 from vlmkit_torch.settings import EngineSettings
@@ -296,15 +297,25 @@ class TorchEngine:
         """
         device = self._board.cache.device
         try:
-            model = self._views.model
-            with hardware.alone(device), torch.no_grad(), exact_activations(model):
-                picture_check.check(self, self._views, self._reader, prompts, encoder)
+            if hardware.computes_in_teams(device):
+                in_own_thread(partial(self._check_pictures, prompts, encoder))
+            else:
+                self._check_pictures(prompts, encoder)
         except Exception as error:
             if failure := faults.told(error, device, "a small picture", ""):
                 raise failure from error
             raise
         finally:
             faults.free_memory(device)
+
+    def _check_pictures(self, prompts: Seq[Prompt], encoder: MediaEncoder) -> None:
+        model = self._views.model
+        with (
+            hardware.alone(self._board.cache.device),
+            torch.no_grad(),
+            exact_activations(model),
+        ):
+            picture_check.check(self, self._views, self._reader, prompts, encoder)
 
     def close(self) -> None:
         """Free the cache and let go of the weights."""

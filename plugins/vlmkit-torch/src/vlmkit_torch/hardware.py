@@ -83,6 +83,11 @@ def is_mps(device: torch.device) -> bool:
     return device.type == "mps"
 
 
+def computes_in_teams(device: torch.device) -> bool:
+    """Tell whether each thread that computes on a device gets threads of its own for it."""
+    return device.type == "cpu" and not is_mps(device)
+
+
 def alone(device: torch.device) -> AbstractContextManager[object]:
     """Return what lets one thread at a time compute on a device, where two would end the process.
 

@@ -1,11 +1,13 @@
 """The hooks of vlmkit-torch. Imports nothing heavy: the build functions do."""
 
+from functools import partial
 from typing import Any
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
 from vlmkit_torch import refusal, sizing
+from vlmkit_torch.own_thread import in_own_thread
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 
 VLMKIT_API = (1, 0)
@@ -19,14 +21,14 @@ def _build_engine(context: BuildContext) -> Any:
     sizing.refuse_too_large(context)  # before torch is imported, which takes seconds
     from vlmkit_torch.engine import build
 
-    return build(context)
+    return in_own_thread(partial(build, context))
 
 
 def _build_encoder(context: BuildContext) -> Any:
     sizing.refuse_too_large(context)
     from vlmkit_torch.encoder import build
 
-    return build(context)
+    return in_own_thread(partial(build, context))
 
 
 def _examine_engine(context: BuildContext) -> str:

@@ -1,7 +1,9 @@
 """The thread in which a pipeline's media encoder runs, beside the loop.
 
 Takes media, gives back features or what went wrong with each. Whatever waits when the encoder
-becomes free is its next batch. Knows no requests and no caches.
+becomes free is its next batch. The thread ends when nothing waits: libraries that compute keep
+threads of their own for each thread that called them, which can slow down the loop's for good.
+Knows no requests and no caches.
 """
 
 import threading
@@ -25,7 +27,7 @@ Result = tuple[Key, MediaFeatures | Exception, Stage]
 
 
 class EncoderThread:
-    """Encodes one batch after the other; its thread starts with the first medium.
+    """Encodes one batch after the other, in a thread that exists while media wait.
 
     Args:
         encoder: encodes; None fails every medium.
@@ -35,7 +37,7 @@ class EncoderThread:
     def __init__(self, encoder: MediaEncoder | None, on_results: Callable[[], None]) -> None:
         self._encoder = encoder
         self._on_results = on_results
-        self._bell = threading.Condition()
+        self._lock = threading.Lock()
         self._queue: dict[Key, MediaSlot] = {}
         self._results: list[Result] = []
         self._panic: BaseException | None = None
@@ -46,23 +48,23 @@ class EncoderThread:
 
     @property
     def ident(self) -> int | None:
-        """The thread's, once there is one."""
-        return None if self._thread is None else self._thread.ident
+        """The thread's, while there is one."""
+        thread = self._thread
+        return None if thread is None else thread.ident
 
     def put(self, slots: Mapping[Key, MediaSlot]) -> None:
         """Encode media, soon and together."""
-        with self._bell:
+        with self._lock:
             if self._is_stopped or not slots:
                 return
             self._queue.update(slots)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="vlmkit-encode", daemon=True)
                 self._thread.start()
-            self._bell.notify()
 
     def cancel(self, key: Key) -> bool:
         """Forget a medium that waits; False if it is being encoded or is done."""
-        with self._bell:
+        with self._lock:
             return self._queue.pop(key, None) is not None
 
     def take(self) -> list[Result]:
@@ -71,7 +73,7 @@ class EncoderThread:
         Raises:
             BaseException: the encoder broke in a way that is no Exception.
         """
-        with self._bell:
+        with self._lock:
             if self._panic is not None:
                 raise self._panic
             results, self._results = self._results, []
@@ -79,18 +81,18 @@ class EncoderThread:
 
     def stop(self) -> None:
         """Forget what waits and what was not taken; the thread ends after its batch."""
-        with self._bell:
+        with self._lock:
             self._is_stopped = True
             self._queue.clear()
             self._results.clear()
-            self._bell.notify()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the encoder does nothing more, and tell; call :meth:`stop` before."""
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -100,22 +102,24 @@ class EncoderThread:
             self._panic = error
             self._on_results()
 
-    def _encode_next(self) -> bool:  # a frame of its own, so that an idle thread holds no media
-        """Wait for media and encode all that are there; False at the end."""
-        with self._bell:
-            self._bell.wait_for(lambda: self._queue or self._is_stopped)
+    def _encode_next(self) -> bool:
+        """Encode all media that wait; False at the end, where there are none."""
+        with self._lock:
             batch, self._queue = self._queue, {}
+            if not batch:
+                self._thread = None
+                return False
         began_s = time.time()
         self.batch, self.since = batch, time.perf_counter()
-        results = isolated(self._encode, list(batch.values())) if batch else []
+        results = isolated(self._encode, list(batch.values()))
         self.batch, self.since = {}, 0.0
         stage = Stage.since(began_s)
-        with self._bell:
+        with self._lock:
             if not self._is_stopped:
                 self._results += (
                     (key, result, stage) for key, result in zip(batch, results, strict=True)
                 )
-            return not self._is_stopped
+        return True
 
     def _encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
         if self._encoder is None:
