@@ -132,9 +132,9 @@ def test_a_schema_that_allows_all_allows_any_json(model, schema, said):
 @pytest.mark.parametrize(
     ("constraint", "reason"),
     [
-        (JsonSchema.of({"type": "object", "if": {"minProperties": 1}}), "uses if, which is not"),
+        (JsonSchema.of({"if": {"minProperties": 1}, "then": {}}), "uses if, which is not"),
         (JsonSchema.of({"$ref": "http://127.0.0.1:9/schema.json"}), "."),
-        (JsonSchema.of({"type": "object", "x-guidance": {"lenient": True}, "if": {}}), "uses if"),
+        (JsonSchema.of({"x-guidance": {"lenient": True}, "if": {}, "else": {}}), "uses if"),
         (JsonSchema.of({"type": "integer", "minimum": -1e30}), "bounds of a number"),
         (Regex("(?=secret)b"), "no look-around"),
         (Lark('start: "secret'), "syntax is wrong .line 1, column 15."),

@@ -130,12 +130,20 @@ class ImageError(MediaError):
 
 
 class ConstraintError(RequestError):
-    """A constraint makes no sense, or the answer cannot go on within it."""
+    """A constraint makes no sense, or the answer cannot go on within it.
+
+    Args:
+        message: what is wrong, safe to show to the client.
+        hint: what to do about it.
+        keyword: the keyword of a JSON schema that is at fault; empty where that is not known.
+    """
 
     code = "invalid_constraint"
+    keyword = ""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", keyword: str = "") -> None:
         super().__init__(message, param="constraint", hint=hint)
+        self.keyword = keyword
 
 
 class QueueFull(RequestError):  # noqa: N818

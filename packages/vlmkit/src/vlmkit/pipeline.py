@@ -389,7 +389,14 @@ def _shown_images(prompt: Prompt, pages: Seq[int | None]) -> dict[int, ShownImag
 
 def _demand(prompt: Prompt, sequences: Seq[Sequence]) -> Demand:
     num_answer_tokens = sum(sequence.max_tokens for sequence in sequences)
-    return Demand(len(prompt), _image_tokens(prompt), num_answer_tokens, len(sequences))
+    guide = sequences[0].guide if sequences else None
+    return Demand(
+        len(prompt),
+        _image_tokens(prompt),
+        num_answer_tokens,
+        len(sequences),
+        () if guide is None else guide.unconstrained,
+    )
 
 
 def _image_tokens(prompt: Prompt) -> tuple[int, ...]:

@@ -12,9 +12,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
-from vlmkit.seams.constraint import MakeMatcher, Vocabulary
+from vlmkit.seams.constraint import MakeMatcher, SchemaSupport, Vocabulary
 from vlmkit_guidance.matcher import GuidanceMatcher
-from vlmkit_guidance.reasons import reason_of
+from vlmkit_guidance.reasons import KEYWORDS, keyword_of, reason_of
 from vlmkit_guidance.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -24,6 +24,20 @@ MAX_LEXER_STATES = 20_000  # of one constraint, about 2 kB each
 MAX_ITEMS = 800  # ways to read an answer; time grows with their square, to 50 ms for a mask
 ANY_OBJECT = '{"type": "object"}'
 NO_FORCING = '%llguidance {"no_forcing": true}'  # what the library forces has no bound of length
+
+FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6"),
+        *("uri", "uuid", "unknown"),
+    }
+)
+
+# What patterns have elsewhere, and not here: look-around, back-references, edges of words.
+_OTHER_PATTERNS = re.compile(
+    r"(?P<other>\\(?:[1-9]|k[<{]|[bBZGcK])|\(\?(?:[=!>|(]|<[=!]|P[=>]|R))"
+    r"|\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?",
+    re.DOTALL,
+)
 
 # Comments, texts, patterns and tokens of a grammar; and "and" or "not", but no number of times.
 _PIECES = re.compile(
@@ -46,6 +60,11 @@ class GuidanceCompiler:
             max_items_in_row=MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
         )
 
+    @property
+    def schema_support(self) -> SchemaSupport:
+        """Which schemas the library takes."""
+        return SchemaSupport(frozenset(KEYWORDS), FORMATS, takes_pattern)
+
     def compile(self, constraint: Constraint) -> MakeMatcher:
         """Compile a constraint, and compute its first mask: some are too complex for one."""
         grammar = f"{NO_FORCING}\n{_grammar(constraint)}"
@@ -55,8 +74,16 @@ class GuidanceCompiler:
         if first.is_error():
             num_lines = NO_FORCING.count("\n") + 1 if _has_lines(constraint) else None
             reason = reason_of(first.get_error(), num_lines)
-            raise ConstraintError(f"the constraint cannot be compiled: {reason}")
+            raise ConstraintError(
+                f"the constraint cannot be compiled: {reason}",
+                keyword=keyword_of(first.get_error()),
+            )
         return lambda: GuidanceMatcher(first.deep_copy(), self._tokens)
+
+
+def takes_pattern(pattern: str) -> bool:
+    """Tell whether a regular expression has only what the library's have, by its syntax."""
+    return not any(found["other"] for found in _OTHER_PATTERNS.finditer(pattern))
 
 
 def _has_lines(constraint: Constraint) -> bool:
@@ -67,7 +94,7 @@ def _has_lines(constraint: Constraint) -> bool:
 def _grammar(constraint: Constraint) -> str:
     """Return a constraint as a grammar of llguidance's kind."""
     match constraint:
-        case JsonSchema(text):
+        case JsonSchema(text=text):
             return f"start: %json {_inner(text)}"
         case JsonObject():
             return f"start: %json {_inner(ANY_OBJECT)}"
@@ -78,7 +105,7 @@ def _grammar(constraint: Constraint) -> str:
             quoted = map(_quoted, texts)
             # In capitals it is one pattern, and not a rule with a branch for each text.
             return f"start: TEXT\nTEXT: {' | '.join(quoted)}"
-        case Lark(rules, schemas, tokens):
+        case Lark(rules=rules, schemas=schemas, tokens=tokens):
             _refuse_logic(rules)
             named = [f"{name}: %json {_inner(schema.text)}" for name, schema in schemas]
             named += [f"{name}: <[{token_id}]>" for name, token_id in tokens]

@@ -38,7 +38,35 @@ KEYWORDS = (
     *("propertyNames", "dependencies", "dependentRequired", "dependentSchemas"),
     *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
 )
+FAULTY = (
+    ("regex parse error", "pattern"),
+    ("lookarounds not supported", "pattern"),
+    ("Unknown format", "format"),
+    ("oneOf", "oneOf"),
+    ("patternPropert", "patternProperties"),
+    ("min/maxProperties", "minProperties"),
+    ("multiple of", "multipleOf"),
+    ("Failed to generate regex", "minimum"),
+    ("minLength", "minLength"),
+    ("minItems", "minItems"),
+    ("exclusiveMinimum", "exclusiveMinimum"),
+    ("exclusiveMaximum", "exclusiveMaximum"),
+    ("maximum", "maximum"),
+    ("minimum", "minimum"),
+    ("$ref", "$ref"),
+    ("Pointer '", "$ref"),
+)
+"""What the library's own words tell of the keyword that is at fault."""
+
 _POSITION = re.compile(r"(?:^|\bat )(\d{1,9})\((\d{1,9})\)")
+
+
+def keyword_of(said: str) -> str:
+    """Return the keyword of a schema for which the library refused a constraint, if it tells."""
+    _, is_listed, listed = said.partition("Unimplemented keys")
+    if is_listed:
+        return next((word for word in KEYWORDS if f'"{word}"' in listed), "")
+    return next((keyword for theirs, keyword in FAULTY if theirs in said), "")
 
 
 def reason_of(said: str, num_lines: int | None = None) -> str:

@@ -21,9 +21,17 @@ class JsonSchema:
 
     Attributes:
         text: the schema, as JSON; :meth:`of` makes it of Python's values.
+        is_strict: whether each of its keywords must be enforced. Otherwise, those that cannot be
+            and only narrow a value are left out.
+        tool: whose arguments it describes; empty for an answer. The arguments of a tool are left
+            free where a schema that is not strict cannot be enforced at all.
+        place: where in the tool's schema it stands, as a JSON pointer.
     """
 
     text: str
+    is_strict: bool = True
+    tool: str = ""
+    place: str = ""
 
     def __post_init__(self) -> None:
         _check_text(self.text, "a schema")
@@ -35,16 +43,30 @@ class JsonSchema:
             raise ConstraintError("a schema must be a JSON object, true or false")
 
     @classmethod
-    def of(cls, schema: Mapping[str, Any] | bool) -> "JsonSchema":
+    def of(
+        cls,
+        schema: Mapping[str, Any] | bool,
+        *,
+        is_strict: bool = True,
+        tool: str = "",
+        place: str = "",
+    ) -> "JsonSchema":
         """Make one of a schema in Python's values; properties are answered in their order.
+
+        Args:
+            schema: in Python's values.
+            is_strict: whether each of its keywords must be enforced.
+            tool: whose arguments it describes.
+            place: where in the tool's schema it stands.
 
         Raises:
             ConstraintError: JSON cannot say it.
         """
         try:
-            return cls(json.dumps(schema, ensure_ascii=False, separators=(",", ":")))
+            text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConstraintError("a schema must be made of JSON's values") from error
+        return cls(text, is_strict, tool, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +117,14 @@ class Lark:
         rules: in Lark's notation; ``start`` is the whole text.
         schemas: more rules, by name: each is a JSON value that a schema describes.
         tokens: more rules, by name: each is one token, also one that adds nothing to the text.
+        unconstrained: what whoever wrote the rules left free though a schema narrows it: tools with
+            paths in their schemas, such as ``search#/properties/word/pattern``.
     """
 
     rules: str
     schemas: tuple[tuple[str, JsonSchema], ...] = ()
     tokens: tuple[tuple[str, int], ...] = ()
+    unconstrained: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_text(self.rules, "a grammar")

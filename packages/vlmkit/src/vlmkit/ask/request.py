@@ -41,6 +41,9 @@ class Request:
         tools: definitions of what the answer may call, in OpenAI's form.
         tool_choice: whether it may, must or must not call, or the one that it must call.
         parallel_tool_calls: whether it may call more than once.
+        strict_tools: names of tools whose schemas must be enforced in all their keywords, besides
+            those whose definitions say ``"strict": true``. Of other schemas, what cannot be
+            enforced is left out; ``admit`` is called with what that is.
         options: how the template writes the conversation.
         places: whether places that the answer names in its one image are told as numbers.
         tenant: whose request it is; caches are never shared between tenants.
@@ -69,6 +72,7 @@ class Request:
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: ToolChoice | NamedTool = "auto"
     parallel_tool_calls: bool = True
+    strict_tools: Sequence[str] = ()
     options: PromptOptions = field(default_factory=PromptOptions)
     places: bool = False
     tenant: str = ""

@@ -4,7 +4,7 @@ Text is free up to the mark of a call, what is thought is free up to its end, an
 tool's schema says.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from vlmkit.ask.constraint import JsonSchema, Lark, OneOf, Regex
@@ -12,6 +12,7 @@ from vlmkit.ask.tool_choice import NamedTool, ToolChoice, tool_name, tool_schema
 from vlmkit.errors import ConstraintError
 from vlmkit.kit.channel_grammar import channel_grammar
 from vlmkit.kit.lark_rules import LarkRules, literal, pattern, quoted
+from vlmkit.kit.tool_schemas import ToolSchemas
 from vlmkit.kit.written_call import is_text
 from vlmkit.seams.chat_format import (
     CallFormat,
@@ -30,6 +31,7 @@ def call_grammar(
     is_parallel: bool = True,
     opens_reasoning: bool = False,
     content: JsonSchema | Regex | OneOf | None = None,
+    strict: Collection[str] = (),
 ) -> Lark:
     """Return the grammar of an answer to a conversation with tools.
 
@@ -39,16 +41,19 @@ def call_grammar(
         is_parallel: whether it may call more than once; where calls end an answer, none does.
         opens_reasoning: whether the prompt began the reasoning already; channels say it themselves.
         content: what an answer that calls nothing keeps to; free when None.
+        strict: names of tools whose schemas must be enforced in all their keywords, besides those
+            whose definitions say so. What is left free of others, the grammar says.
 
     Raises:
-        ConstraintError: an answer without channels may call, or be within other than a schema.
+        ConstraintError: an answer without channels may call, or be within other than a schema; or
+            a strict schema cannot be enforced.
     """
     form = calling.format
     if isinstance(form, ChannelFormat):
-        return channel_grammar(form, calling.tools, choice, content=content)
+        return channel_grammar(form, calling.tools, choice, content=content, strict=strict)
     if isinstance(content, Regex | OneOf):
         raise ConstraintError("tools and a constraint that is no JSON schema exclude each other")
-    return _Grammar(calling, form, choice, is_parallel, content).made(opens_reasoning)
+    return _Grammar(calling, form, choice, is_parallel, content, strict).made(opens_reasoning)
 
 
 class _Grammar:
@@ -61,6 +66,7 @@ class _Grammar:
         choice: ToolChoice | NamedTool,
         is_parallel: bool,
         content: JsonSchema | None,
+        strict: Collection[str],
     ) -> None:
         self._calling = calling
         self._form = form
@@ -68,6 +74,7 @@ class _Grammar:
         self._is_parallel = is_parallel
         self._content = content
         self._rules = LarkRules()
+        self._schemas = ToolSchemas(self._rules, strict)
 
     def made(self, opens_reasoning: bool) -> Lark:
         thought = self._thought(opens_reasoning)
@@ -142,10 +149,10 @@ class _Grammar:
         return "call"
 
     def _call(self, number: int, tool: Mapping[str, Any]) -> str:
-        form, name, schema = self._form.call, tool_name(tool), tool_schema(tool)
+        form, name = self._form.call, tool_name(tool)
         if isinstance(form, TaggedCall):
-            return self._tagged(form, number, name, schema)
-        arguments = self._rules.schema(f"arguments_{number}", JsonSchema.of(schema))
+            return self._tagged(form, number, tool)
+        arguments = self._schemas.arguments(f"arguments_{number}", tool)
         if isinstance(form, NamedCall):
             return f"{literal(name + form.between)} {arguments}"
         return self._object(form, name, arguments)
@@ -154,25 +161,29 @@ class _Grammar:
         head = f"{{{quoted(form.name)}: {quoted(name)}, {quoted(form.arguments)}: "
         return f'{literal(head)} {arguments} "}}"'
 
-    def _tagged(self, form: TaggedCall, number: int, name: str, schema: Mapping[str, Any]) -> str:
+    def _tagged(self, form: TaggedCall, number: int, tool: Mapping[str, Any]) -> str:
         """Return what matches a call with its arguments in the schema's order."""
-        pieces = [literal(form.before_name + name + form.after_name)]
+        schema = tool_schema(tool)
+        pieces = [literal(form.before_name + tool_name(tool) + form.after_name)]
         properties, required = schema.get("properties"), schema.get("required")
-        for place, (key, own) in enumerate((properties or {}).items()):
+        named = properties if isinstance(properties, Mapping) else {}
+        for place, (key, own) in enumerate(named.items()):
             head = literal(form.before_key + key + form.after_key + form.before_value)
-            value = self._value(form, f"value_{number}_{place}", own, schema.get("$defs"))
+            value = self._value(form, f"value_{number}_{place}", tool, key, own)
             is_needed = isinstance(required, list) and key in required
             pieces.append(f"({head} {value})" + "?" * (not is_needed))
         return " ".join([*pieces, literal(form.end)])
 
-    def _value(self, form: TaggedCall, rule: str, schema: Any, defs: Any) -> str:
+    def _value(
+        self, form: TaggedCall, rule: str, tool: Mapping[str, Any], key: str, schema: Any
+    ) -> str:
         """Return what matches an argument's value and what is behind it."""
         behind = literal(form.after_value)
         if not is_text(schema):
-            own = {**schema, "$defs": defs} if defs and isinstance(schema, dict) else schema
-            return f"{self._rules.schema(rule, JsonSchema.of(own))} {behind}"
+            return f"{self._schemas.value(rule, tool, key, schema)} {behind}"
         if fixed := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
             return "(" + " | ".join(literal(value) for value in fixed) + f") {behind}"
+        self._schemas.leave_text_free(tool, key, schema)
         self._rules.add(f"{rule}[lazy]: /(?s:.*){pattern(form.after_value)}/")
         return rule
 

@@ -4,12 +4,13 @@ What is thought is free, and so is what is said, unless it keeps to something; a
 tool's schema says, and ends the answer. Which token ends it is not said here.
 """
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Collection, Mapping, Sequence as Seq
 from typing import Any
 
 from vlmkit.ask.constraint import JsonSchema, Lark, OneOf, Regex
-from vlmkit.ask.tool_choice import NamedTool, ToolChoice, tool_name, tool_schema
+from vlmkit.ask.tool_choice import NamedTool, ToolChoice, tool_name
 from vlmkit.kit.lark_rules import LarkRules, literal, within_slashes
+from vlmkit.kit.tool_schemas import ToolSchemas
 from vlmkit.seams.chat_format import ChannelFormat
 
 
@@ -19,6 +20,7 @@ def channel_grammar(
     choice: ToolChoice | NamedTool,
     *,
     content: JsonSchema | Regex | OneOf | None = None,
+    strict: Collection[str] = (),
 ) -> Lark:
     """Return the grammar of an answer, behind what the prompt wrote of its first message.
 
@@ -27,8 +29,12 @@ def channel_grammar(
         tools: what may be called.
         choice: whether the answer must call.
         content: what the last message keeps to, if the answer calls nothing; free when None.
+        strict: names of tools whose schemas must be enforced in all their keywords.
+
+    Raises:
+        ConstraintError: a schema is too large, and strict.
     """
-    grammar = _Grammar(form)
+    grammar = _Grammar(form, strict)
     rules = grammar.rules
     rules.add("TEXT: /(?s:.+)/")
     if form.opens == form.said:
@@ -55,8 +61,9 @@ def channel_grammar(
 class _Grammar:
     """Rules of one format."""
 
-    def __init__(self, form: ChannelFormat) -> None:
+    def __init__(self, form: ChannelFormat, strict: Collection[str]) -> None:
         self.rules = LarkRules()
+        self._schemas = ToolSchemas(self.rules, strict)
         self._form = form
         self._channel = self.rules.mark("channel", form.channel)
         self._body = self.rules.mark("body", form.body)
@@ -87,7 +94,7 @@ class _Grammar:
         recipient = form.recipient + form.namespace + tool_name(tool)
         kind = f'({literal(" " + form.json)} | " "? {self.rules.mark("kind", form.kind)}'
         kind = f"{kind} {literal(form.json)})?"
-        arguments = self.rules.schema(f"arguments_{number}", JsonSchema.of(tool_schema(tool)))
+        arguments = self._schemas.arguments(f"arguments_{number}", tool)
         behind = f"{kind} {self._body} {arguments}"
         first = f"{literal(recipient)} {self._channel} {literal(form.calls)}"
         return f"({first} | {self._channel} {literal(form.calls + recipient)}) {behind}"

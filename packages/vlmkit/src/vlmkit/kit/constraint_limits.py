@@ -62,11 +62,11 @@ def check_limits(constraint: Constraint) -> None:
     """
     multiples = _Multiples([], [])
     match constraint:
-        case JsonSchema(text):
+        case JsonSchema(text=text):
             multiples = _check_schema(json.loads(text))
         case Regex(pattern):
             _check_pattern(pattern)
-        case Lark(rules, schemas, _):
+        case Lark(rules=rules, schemas=schemas):
             _refuse_over(
                 num_chars_of(constraint), MAX_ALL_CHARS, "characters of all schemas together"
             )
@@ -79,18 +79,18 @@ def check_limits(constraint: Constraint) -> None:
 def num_chars_of(constraint: Constraint) -> int:
     """Return how many characters a constraint is written in."""
     match constraint:
-        case JsonSchema(text) | Regex(text):
+        case JsonSchema(text=text) | Regex(text):
             return len(text)
         case OneOf(texts):
             return sum(map(len, texts))
-        case Lark(rules, schemas, _):
+        case Lark(rules=rules, schemas=schemas):
             return len(rules) + sum(len(schema.text) for _, schema in schemas)
     return 0
 
 
-def _refuse_over(value: float, limit: int, what: str) -> None:
+def _refuse_over(value: float, limit: int, what: str, keyword: str = "") -> None:
     if value > limit:
-        raise ConstraintError(f"{what}: {value} is over the limit of {limit}")
+        raise ConstraintError(f"{what}: {value} is over the limit of {limit}", keyword=keyword)
 
 
 class _Multiples(NamedTuple):
@@ -117,7 +117,8 @@ class _Multiples(NamedTuple):
         if _common_multiple(self.combined) > MAX_MULTIPLE or sum({*self.all}) > MAX_MULTIPLE:
             raise ConstraintError(
                 f"multipleOf is over the limit of {MAX_MULTIPLE}: the sum of its values, or the "
-                "least common multiple of those that are combined, without their decimal points"
+                "least common multiple of those that are combined, without their decimal points",
+                keyword="multipleOf",
             )
 
 
@@ -176,10 +177,10 @@ def _inner(node: Mapping[str, Any]) -> Iterator[Any]:
 def _check_keywords(node: Mapping[str, Any]) -> list[int]:
     for key, limit in _NUMBERS.items():
         if isinstance(value := node.get(key), int | float):
-            _refuse_over(value, limit, key)
+            _refuse_over(value, limit, key, key)
     for key, limit in _LISTS.items():
         if isinstance(value := node.get(key), list):
-            _refuse_over(len(value), limit, f"values of {key}")
+            _refuse_over(len(value), limit, f"values of {key}", key)
     patterns = [node.get("pattern")]
     if isinstance(named := node.get("patternProperties"), Mapping):
         patterns += named
@@ -227,7 +228,8 @@ class _Repeats:
         stated = [count for count in counts if count]
         num = max((int(count) if len(count) < 10 else 10**9 for count in stated), default=1)
         self.atom(self._last * max(1, num))
-        _refuse_over(self._last, MAX_REPEATS, "repetitions in a pattern, those around it included")
+        what = "repetitions in a pattern, those around it included"
+        _refuse_over(self._last, MAX_REPEATS, what, "pattern")
 
     @property
     def most(self) -> int:

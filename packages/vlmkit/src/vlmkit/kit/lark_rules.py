@@ -17,6 +17,7 @@ class LarkRules:
         self._rules: list[str] = []
         self._schemas: list[tuple[str, JsonSchema]] = []
         self._tokens: list[tuple[str, int]] = []
+        self._unconstrained: list[str] = []
 
     def add(self, rule: str) -> None:
         """Add a rule."""
@@ -26,6 +27,10 @@ class LarkRules:
         """Add a rule that is a schema; return its name."""
         self._schemas.append((rule, schema))
         return rule
+
+    def leave_free(self, what: str) -> None:
+        """Take note of a part of a schema that no rule enforces."""
+        self._unconstrained.append(what)
 
     def mark(self, rule: str, mark: Mark) -> str:
         """Return what matches a mark: a rule of this name, which is its token, or its spelling."""
@@ -38,7 +43,8 @@ class LarkRules:
     def made(self, start: str) -> Lark:
         """Return the grammar of a text."""
         rules = "\n".join([f"start: {start}", *self._rules])
-        return Lark(rules, tuple(self._schemas), tuple(self._tokens))
+        schemas, tokens = tuple(self._schemas), tuple(self._tokens)
+        return Lark(rules, schemas, tokens, tuple(self._unconstrained))
 
 
 def quoted(text: str) -> str:

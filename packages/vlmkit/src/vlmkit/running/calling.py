@@ -73,6 +73,7 @@ def answering(request: Request, prompt: Prompt, *, holds: bool) -> Answering:
         is_parallel=request.parallel_tool_calls,
         opens_reasoning=prompt.opens_reasoning,
         content=_said_last(request),
+        strict=request.strict_tools,
     )
     return Answering(prompt, grammar)
 
@@ -97,6 +98,7 @@ def _in_channels(
         calling or Calling(channels, ()),
         request.tool_choice if calling is not None else "none",
         content=_said_last(request),
+        strict=request.strict_tools,
     )
     return Answering(read, grammar)
 

@@ -19,8 +19,15 @@ from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.constraint_trials.worker import ConstraintWorker
 from vlmkit.running.guide import Guide
 from vlmkit.running.isolation import engine_error
+from vlmkit.running.lenient import Compiled, compiled
 from vlmkit.seams.cancellation import Cancellation
-from vlmkit.seams.constraint import ConstraintCompiler, MakeMatcher, Vocabulary
+from vlmkit.seams.constraint import (
+    ConstraintCompiler,
+    DeclaresSchemaSupport,
+    MakeMatcher,
+    SchemaSupport,
+    Vocabulary,
+)
 from vlmkit.seams.tokenizer import Tokenizer
 
 MakeCompiler = Callable[[Vocabulary], ConstraintCompiler]
@@ -34,7 +41,7 @@ MAX_CHECKED_CHARS = 2048  # a longer constraint takes milliseconds to check: its
 
 
 class _Entry(NamedTuple):
-    make: MakeMatcher
+    compiled: Compiled
     account: str
     num_bytes: int
 
@@ -60,17 +67,17 @@ class ConstraintCache:
         """Memory that the cached constraints are counted with."""
         return self._holdings.num_bytes
 
-    def get(self, scope: bytes, constraint: Constraint) -> MakeMatcher | None:
+    def get(self, scope: bytes, constraint: Constraint) -> Compiled | None:
         """Return what was compiled before in a scope, or None."""
         with self._lock:
             entry = self._entries.get((scope, constraint))
             if entry is None:
                 return None
             self._entries.move_to_end((scope, constraint))
-            return entry.make
+            return entry.compiled
 
     def put(
-        self, scope: bytes, constraint: Constraint, make: MakeMatcher, account: str, num_bytes: int
+        self, scope: bytes, constraint: Constraint, made: Compiled, account: str, num_bytes: int
     ) -> None:
         """Keep a compiled constraint, unless it alone is over the bound."""
         if num_bytes > self._max_bytes:
@@ -80,7 +87,7 @@ class ConstraintCache:
                 return
             while not self._holdings.has_room(1, num_bytes):
                 self._evict(account, num_bytes)
-            self._entries[scope, constraint] = _Entry(make, account, num_bytes)
+            self._entries[scope, constraint] = _Entry(made, account, num_bytes)
             self._holdings.add(account, 1, num_bytes)
 
     def _evict(self, account: str, num_bytes: int) -> None:
@@ -174,12 +181,12 @@ class Constraints:
             PluginError: it could not be built.
         """
         try:
-            make = self._compiled(constraint, scope, account, cancellation or Cancellation())
+            made = self._compiled(constraint, scope, account, cancellation or Cancellation())
             free = self._free
             if isinstance(constraint, Lark) and constraint.tokens:
                 named = (token_id for _, token_id in constraint.tokens)
                 free = free | words_of(named, self._vocab_size)
-            return [Guide(make, free, self._ends) for _ in range(num)]
+            return [Guide(made.make, free, self._ends, made.unconstrained) for _ in range(num)]
         except VlmkitError:
             raise
         except Exception as error:  # a compiler may raise anything
@@ -188,20 +195,26 @@ class Constraints:
 
     def _compiled(
         self, constraint: Constraint, scope: bytes, account: str, cancellation: Cancellation
-    ) -> MakeMatcher:
-        if (make := self.cache.get(scope, constraint)) is not None:
-            return make
-        num_chars = num_chars_of(constraint)
-        if self._worker is None or num_chars <= MAX_CHECKED_CHARS:
-            check_limits(constraint)
+    ) -> Compiled:
+        if (made := self.cache.get(scope, constraint)) is not None:
+            return made
         compiler = self._ready_compiler()
-        num_bytes = ENTRY_BYTES + CHAR_BYTES * num_chars
-        if self._worker is not None:
-            taken = self._worker.tried(constraint, self._token_bytes, cancellation)
-            num_bytes = max(num_bytes, taken)
-        make = compiler.compile(constraint)
-        self.cache.put(scope, constraint, make, account, num_bytes)
-        return make
+        declares = isinstance(compiler, DeclaresSchemaSupport)
+        support = compiler.schema_support if declares else SchemaSupport()
+        num_bytes = ENTRY_BYTES + CHAR_BYTES * num_chars_of(constraint)
+
+        def attempt(reduced: Constraint) -> MakeMatcher:
+            nonlocal num_bytes
+            if self._worker is None or num_chars_of(reduced) <= MAX_CHECKED_CHARS:
+                check_limits(reduced)
+            if self._worker is not None:
+                taken = self._worker.tried(reduced, self._token_bytes, cancellation)
+                num_bytes = max(num_bytes, taken)
+            return compiler.compile(reduced)
+
+        made = compiled(constraint, support, attempt)
+        self.cache.put(scope, constraint, made, account, num_bytes)
+        return made
 
     def _ready_compiler(self) -> ConstraintCompiler:
         with self._making:

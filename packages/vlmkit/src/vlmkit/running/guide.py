@@ -30,9 +30,16 @@ class Guide:
         make: makes a matcher that has seen nothing.
         free: ``[words]`` the tokens that no other rule bans, without the ends.
         ends: ``[words]`` the tokens that end an answer.
+        unconstrained: parts of the constraint's schemas that it does not enforce.
+
+    Attributes:
+        unconstrained: as above.
     """
 
-    def __init__(self, make: MakeMatcher, free: Words, ends: Words) -> None:
+    def __init__(
+        self, make: MakeMatcher, free: Words, ends: Words, unconstrained: tuple[str, ...] = ()
+    ) -> None:
+        self.unconstrained = unconstrained
         self._make = make
         self._matcher = make()
         self._free = free

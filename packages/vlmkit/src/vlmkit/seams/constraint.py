@@ -8,7 +8,7 @@ and nowhere else.
 
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vlmkit.ask.constraint import Constraint
 
@@ -83,4 +83,35 @@ class ConstraintCompiler(Protocol):
             ConstraintError: it makes no sense, is too large, or of a form that this one does not
                 take.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaSupport:
+    """Which parts of JSON Schema a compiler enforces.
+
+    Attributes:
+        unsupported: keywords that it refuses.
+        formats: values of ``format`` that it enforces; None where it takes any.
+        takes_pattern: returns whether it takes a regular expression, as far as its syntax tells;
+            called with up to 65,536 characters, it takes time proportional to them.
+    """
+
+    unsupported: frozenset[str] = frozenset()
+    formats: frozenset[str] | None = None
+    takes_pattern: Callable[[str], bool] = bool
+
+
+@runtime_checkable
+class DeclaresSchemaSupport(Protocol):
+    """An optional part of a compiler: it declares which schemas it takes.
+
+    Keywords that it does not take are then left out of schemas that are not strict, each at its
+    place, before anything is compiled. Without it, the ``keyword`` of the ``ConstraintError`` that
+    the compiler raises says what to leave out; without that, a schema is left out as a whole.
+    """
+
+    @property
+    def schema_support(self) -> SchemaSupport:
+        """What it takes; never changes."""
         ...

@@ -17,7 +17,7 @@ from vlmkit.ask.message import ImagePart, Message, image_parts_of
 from vlmkit.ask.request import Request
 from vlmkit.ask.stage import Stage
 from vlmkit.ask.transform import Transform
-from vlmkit.errors import MediaError, RequestError, VlmkitError
+from vlmkit.errors import ConstraintError, MediaError, RequestError, VlmkitError
 from vlmkit.running.prompts import Made
 from vlmkit.running.renderers.plain import Unpacking, to_plain
 from vlmkit.running.renderers.sheet import Sheet
@@ -96,6 +96,7 @@ class Refusal(msgspec.Struct, tag="refused"):
     param: str | None = None
     code: str | None = None
     index: int | None = None
+    keyword: str = ""
 
 
 class Ready(msgspec.Struct, tag="ready"):
@@ -274,7 +275,8 @@ def refusal_of(error: Exception) -> Refusal:
     kind = next(each for each in type(error).__mro__ if getattr(errors, each.__name__, 0) is each)
     param, code = getattr(error, "param", None), getattr(error, "code", None)
     index = getattr(error, "index", None)
-    return Refusal(kind.__name__, str(error), error.hint, param, code, index)
+    keyword = getattr(error, "keyword", "")
+    return Refusal(kind.__name__, str(error), error.hint, param, code, index, keyword)
 
 
 def error_of(refusal: Refusal) -> Exception:
@@ -288,4 +290,6 @@ def error_of(refusal: Refusal) -> Exception:
         error.param, error.code = refusal.param, refusal.code or error.code
     if isinstance(error, MediaError):
         error.index = refusal.index
+    if isinstance(error, ConstraintError):
+        error.keyword = refusal.keyword
     return error

@@ -36,9 +36,8 @@ from vlmkit.server.work.clamped import Clamped
 from vlmkit.server.work.deadline import TooLate
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.told_whole import ToldWhole
+from vlmkit.server.work.unconstrained import HEADER as UNCONSTRAINED_HEADER, Unconstrained
 from vlmkit.server.work.watched import Watched
-
-UNCONSTRAINED_HEADER = "x-vlmkit-unconstrained"
 
 B = TypeVar("B", bound=msgspec.Struct)
 
@@ -139,7 +138,8 @@ class Call(ABC, Generic[B]):
         if self.added:
             self._settle_added(runner.facts)
         clamped = Clamped(runner.facts, self.headers)
-        return Watched(runner, clamped, self._charge, self._noted, self._whole)
+        unconstrained = Unconstrained(self.headers)
+        return Watched(runner, clamped, unconstrained, self._charge, self._noted, self._whole)
 
     def hold(self, num_bytes: int) -> None:
         """Count what belongs to the body though it was not sent with it, such as what it names.

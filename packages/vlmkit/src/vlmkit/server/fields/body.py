@@ -10,6 +10,7 @@ import msgspec
 
 from vlmkit.errors import OutOfMemory, RequestError
 from vlmkit.server.fields.ignored import HINTS, ignored_names
+from vlmkit.server.fields.known_values import known_values
 from vlmkit.server.fields.structure import check_structure
 from vlmkit.server.fields.unused import unused_keys
 
@@ -114,9 +115,16 @@ class BodyReader(Generic[B]):
             return RequestError(message, param=place, code="unsupported_parameter")
         if text.startswith("Invalid enum value"):
             message = f"{place} is not supported with this value by this server"
+            message += self._expected(found)
             return RequestError(message, param=place, code="unsupported_parameter")
         if text.startswith("Invalid value"):
             message = f"{place} has a value that this server does not support"
+            message += self._expected(found)
             return RequestError(message, param=place, code="unsupported_value")
         wrong = text[: found.start()] if found else text
         return RequestError(f"{place or 'the body'}: {wrong}", param=place or None)
+
+    def _expected(self, found: re.Match[str] | None) -> str:
+        """Return which values are taken in a place, as the end of a sentence."""
+        values = known_values(self.shape, found.group(1)) if found else ()
+        return f"; supported are {', '.join(values)}" if values else ""

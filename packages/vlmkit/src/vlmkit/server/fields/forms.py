@@ -5,6 +5,7 @@ its like. How an answer is held to a constraint is the runner's business.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Meta, Raw
 from vlmkit.ask.constraint import MAX_CHARS, Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError, RequestError
 
+SchemaName = Annotated[str, Meta(max_length=512)]
 MAX_SCHEMA_BYTES = 8 * MAX_CHARS  # as it was sent, spaces between its parts included
 
 
@@ -20,23 +22,28 @@ class TextForm(msgspec.Struct, tag_field="type", tag="text"):
     """Any text, as it is the case anyway."""
 
 
-class JsonObjectForm(msgspec.Struct, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+class JsonObjectForm(msgspec.Struct, kw_only=True, tag_field="type", tag="json_object"):
+    """Any JSON object, or one that a schema describes."""
+
+    schema: Raw = msgspec.field(default_factory=Raw)
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """A schema and what it is called; ``strict: false`` is kept to as strictly."""
+    """A schema and what it is called; with ``strict``, each of its keywords must be enforced."""
 
-    name: Annotated[str, Meta(max_length=512)]
+    name: SchemaName | None = None
     description: str | None = None
     schema: Raw = msgspec.field(default_factory=Raw)
     strict: bool | None = None
 
 
 class JsonSchemaForm(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
-    """JSON that a schema describes."""
+    """JSON that a schema describes, which stands in ``json_schema`` or beside the type."""
 
-    json_schema: NamedSchema
+    json_schema: NamedSchema | None = None
+    schema: Raw = msgspec.field(default_factory=Raw)
+    name: SchemaName | None = None
+    strict: bool | None = None
 
 
 ResponseFormat = TextForm | JsonObjectForm | JsonSchemaForm
@@ -96,10 +103,12 @@ def _asked(body: Formed) -> Iterator[tuple[str, Callable[[Any], Constraint], Any
     """Yield each field that asks, what makes a constraint of it, and what it holds."""
     form, outputs = body.response_format, body.structured_outputs or StructuredOutputs()
     if isinstance(form, JsonObjectForm):
-        yield "response_format", _object, None
-    elif isinstance(form, JsonSchemaForm):
-        schema = _given(form.json_schema.schema)
+        schema = _given(form.schema)
         yield "response_format", _object if schema is None else _described, schema
+    elif isinstance(form, JsonSchemaForm):
+        schema, is_strict = _schema_of(form)
+        described = partial(_described, is_strict=is_strict)
+        yield "response_format", _object if schema is None else described, schema
     if outputs.json_object:
         yield "structured_outputs.json_object", _object, None
     for field, make, said in (
@@ -114,6 +123,28 @@ def _asked(body: Formed) -> Iterator[tuple[str, Callable[[Any], Constraint], Any
     ):
         if said is not None:
             yield field, make, said
+
+
+def _schema_of(form: JsonSchemaForm) -> tuple[Raw | None, bool]:
+    """Return the schema of a form, if it has one, and whether it is strict.
+
+    Raises:
+        RequestError: it has two, or no place for one.
+    """
+    schema, named = _given(form.schema), form.json_schema
+    if named is None and schema is None:
+        raise RequestError(
+            "response_format of type json_schema needs json_schema.schema, or schema",
+            param="response_format",
+        )
+    if named is not None and schema is not None:
+        raise RequestError(
+            "response_format.json_schema and response_format.schema exclude each other",
+            param="response_format.schema",
+        )
+    if named is None:
+        return schema, bool(form.strict)
+    return _given(named.schema), bool(named.strict or form.strict)
 
 
 def _object(_: None) -> JsonObject:
@@ -131,8 +162,8 @@ def _schema(value: Raw) -> JsonSchema:
     return JsonSchema(schema) if isinstance(schema, str) else JsonSchema.of(schema)
 
 
-def _described(value: Raw) -> JsonSchema:
-    return JsonSchema.of(_decoded(value))
+def _described(value: Raw, *, is_strict: bool = False) -> JsonSchema:
+    return JsonSchema.of(_decoded(value), is_strict=is_strict)
 
 
 def _decoded(value: Raw) -> Any:

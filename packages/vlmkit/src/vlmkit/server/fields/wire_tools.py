@@ -58,6 +58,9 @@ def tool_values(body: ToolFields) -> dict[str, Any]:
     )
     return {
         "tools": [_definition(tool.function) for tool in body.tools] if body.tools else None,
+        "strict_tools": tuple(
+            tool.function.name for tool in body.tools or () if tool.function.strict
+        ),
         "tool_choice": choice or ("auto" if body.tools else "none"),
         "parallel_tool_calls": body.parallel_tool_calls is not False or not body.tools,
     }

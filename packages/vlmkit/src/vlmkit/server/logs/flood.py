@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 EVERY_S = 10.0
 MAX_KINDS = 256  # what is beyond is one kind
+_OTHERS = ("vlmkit", logging.WARNING, "warnings of other kinds")
 UNBOUNDED = "vlmkit.server.fleet"  # speaks of models, which are few, and each line counts
 
 
@@ -57,12 +58,12 @@ class Floods(logging.Filter):
         kind = (record.name, record.levelno, text)
         with self._lock:
             if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
-                kind = ("vlmkit", logging.WARNING, "warnings of other kinds")
+                kind = _OTHERS
             found = self._kinds.get(kind)
             if found is not None:
                 found.num_held += 1
                 return False
-            text = kind[2] if kind[0] == "vlmkit" else record.getMessage().partition("\n")[0]
+            text = kind[2] if kind == _OTHERS else record.getMessage().partition("\n")[0]
             self._kinds[kind] = _Kind(*kind[:2], text, self._clock() + self._every_s)
             self._wait()
             return True

@@ -80,4 +80,7 @@ def _tool(tool: OwnTool) -> Tool:
     schema = tool.input_schema
     if tool.input_examples:
         schema = schema | {"examples": tool.input_examples}
-    return Tool(function=Function(name=tool.name, description=tool.description, parameters=schema))
+    function = Function(
+        name=tool.name, description=tool.description, parameters=schema, strict=tool.strict
+    )
+    return Tool(function=function)

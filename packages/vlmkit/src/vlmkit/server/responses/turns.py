@@ -147,7 +147,7 @@ def _fields(body: Body, places: dict[str, str]) -> dict[str, Any]:
 def _form(given: ResponseFormat | own.SchemaForm) -> ResponseFormat:
     if not isinstance(given, own.SchemaForm):
         return given
-    schema = NamedSchema(name=given.name, schema=given.schema)
+    schema = NamedSchema(name=given.name, schema=given.schema, strict=given.strict)
     return JsonSchemaForm(json_schema=schema)
 
 

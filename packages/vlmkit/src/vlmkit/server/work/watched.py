@@ -6,6 +6,7 @@ from vlmkit.server.limits.charge import Charge
 from vlmkit.server.logs.noted import Noted
 from vlmkit.server.work.clamped import Clamped
 from vlmkit.server.work.told_whole import ToldWhole
+from vlmkit.server.work.unconstrained import Unconstrained
 
 
 class Watched:
@@ -14,6 +15,7 @@ class Watched:
     Args:
         runner: answers.
         clamped: reports clamped lengths of answers.
+        unconstrained: reports what answers are not held to.
         charge: of the call; None where there are no limits.
         noted: gets the answers; None where nobody writes lines of requests.
         whole: claims what answers hold in memory; None where they are streamed.
@@ -23,12 +25,14 @@ class Watched:
         self,
         runner: Runner,
         clamped: Clamped,
+        unconstrained: Unconstrained,
         charge: Charge | None,
         noted: Noted | None,
         whole: ToldWhole | None = None,
     ) -> None:
         self._runner = runner
         self._clamped = clamped
+        self._unconstrained = unconstrained
         self._whole = whole
         self._charge = charge
         self._noted = noted
@@ -44,7 +48,7 @@ class Watched:
 
     async def asubmit(self, request: Request) -> AnswerStream:
         """Start a request as soon as the limits of who asks are known to allow it."""
-        request = self._clamped.reported(request)
+        request = self._unconstrained.reported(self._clamped.reported(request))
         if self._whole is not None:
             request = self._whole.counted(request)
         if self._charge is not None:
