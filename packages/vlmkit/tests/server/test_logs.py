@@ -276,8 +276,10 @@ def test_a_flood_is_one_line_and_a_sum():
 @pytest.mark.parametrize(
     ("message", "values"), [("%s: %s", ("the disk is full", 3)), ("%r\nof it", (1,)), ("100%", ())]
 )
-def test_a_sum_shows_the_first_line_of_its_kind_with_its_values(message, values):
+@pytest.mark.parametrize("name", ["vlmkit.test", "vlmkit"])
+def test_a_sum_shows_the_first_line_of_its_kind_with_its_values(name, message, values):
     logger, handler, floods = logger_with_floods()
+    logger.name = name
     for _ in range(3):
         logger.error(message, *values)
     floods.tell()
