@@ -306,9 +306,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def reference(session: nox.Session) -> None:
-    """Write the reference of seams, values and Python, ``docs/reference``, of the sources."""
+    """Write the reference of seams, values, Python and fields, ``docs/reference``."""
     install(session, CORE)
     session.run("python", "tests/seams_page.py")
+    session.run("python", "tests/fields_page.py")
 
 
 @nox.session(default=False)

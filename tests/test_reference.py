@@ -3,6 +3,7 @@
 import pkgutil
 import re
 
+import fields_page
 import seams_page
 import vlmkit.ask
 import vlmkit.kit
@@ -14,6 +15,10 @@ from vlmkit.plugins.kinds import KINDS
 def test_the_pages_are_what_the_sources_say():
     for path, text in seams_page.pages().items():
         assert path.read_text() == text, "renew it: nox -s reference"
+
+
+def test_the_page_of_fields_is_what_the_table_says():
+    assert fields_page.PATH.read_text() == fields_page.page(), "renew it: nox -s reference"
 
 
 def test_every_seam_is_on_it():

@@ -1,10 +1,9 @@
 """``/v1/capabilities`` says what is so: of each model, what is taken and what is refused."""
 
-import json
-
 import pytest
+from bodies import MINIMAL, with_field
 from litestar.routes import HTTPRoute
-from running_server import chat, mock_pipeline, picture, running
+from running_server import chat, mock_pipeline, running
 from spelling import SpellingCompiler
 
 from vlmkit.pipeline import Pipeline
@@ -12,26 +11,10 @@ from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.sampler import FOLLOWED
 from vlmkit.server.app import create_app
 from vlmkit.server.fields.forms import Formed
-from vlmkit.server.fields.ignored import CHANGING
+from vlmkit.server.fields.table import TABLE
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
-
-MINIMAL = {
-    "/v1/chat/completions": chat(),
-    "/v1/chat/completions/render": chat(),
-    "/v1/completions": {"model": "mock", "prompt": "x"},
-    "/v1/completions/render": {"model": "mock", "prompt": "x"},
-    "/v1/embeddings": {"model": "mock", "input": "x"},
-    "/v1/messages": chat(max_tokens=1),
-    "/v1/messages/count_tokens": chat(),
-    "/v1/messages/render": chat(max_tokens=1),
-    "/v1/responses": {"model": "mock", "input": "x"},
-    "/v1/responses/render": {"model": "mock", "input": "x"},
-    "/v1/responses/input_tokens": {"model": "mock", "input": "x"},
-    "/tokenize": {"model": "mock", "prompt": "x"},
-    "/detokenize": {"model": "mock", "tokens": []},
-}
 
 
 def told(server, name="mock"):
@@ -56,37 +39,16 @@ def test_a_model_is_described_by_what_runs(server):
     assert model["defaults"]["temperature"] == facts.defaults.temperature
 
 
-def with_field(body, place, value):
-    """Return a body that has a field, in the first thing that can hold it."""
-    *parents, name = place.split(".")
-    body = json.loads(json.dumps(body))
-    if parents[:1] == ["messages"] and "messages" not in body:
-        body = chat()
-    inner = body
-    for parent in parents:
-        if parent == "content":
-            inner[parent] = [{"type": "image_url", "image_url": {"url": picture()}}]
-            inner = inner[parent][0]
-        elif parent == "messages":
-            inner = inner[parent][0]
-        else:
-            inner = inner.setdefault(parent, {})
-    inner[name] = value
-    if place in OF_ASSISTANT:
-        inner["role"] = "assistant"
-    return body
-
-
-OF_ASSISTANT = {
-    f"messages.{name}" for name in ("audio", "function_call", "refusal", "partial", "prefix")
-}
+def some(names, path):
+    """All names for chats, and some for other routes: requests take a while."""
+    return sorted(names)[:: 1 if path == "/v1/chat/completions" else 11]
 
 
 @pytest.mark.parametrize("path", sorted(MINIMAL))
 def test_what_is_told_to_be_refused_is_refused(server, path):
     endpoint = told(server)["endpoints"][path]
     assert not set(endpoint["parameters"]) & set(endpoint["refused"])
-    for name in set(endpoint["refused"]) - set(Formed.__struct_fields__):
+    for name in some(set(endpoint["refused"]) - set(Formed.__struct_fields__), path):
         answer = server.post(with_field(MINIMAL[path], name, "x"), path)
         assert answer.status_code == 400, name
         error = answer.json()["error"]
@@ -99,12 +61,34 @@ def test_what_is_told_to_be_refused_is_refused(server, path):
 def test_what_is_refused_by_name_is_told_to_be(server, path):
     """Fields by which other servers change the answer, too, which have no place in a body here."""
     endpoint = told(server)["endpoints"][path]
-    for name in CHANGING:
-        if "messages" not in MINIMAL[path] and name.startswith("messages."):
+    for name in some(TABLE, path):
+        if "." in name and name not in endpoint["refused"]:
             continue
-        error = server.post(with_field(MINIMAL[path], name, "x"), path).json().get("error", {})
-        is_refused = error.get("message", "").endswith("is not supported by this server")
+        if name in {*Formed.__struct_fields__, "json_schema", "regex"}:
+            continue  # is refused with another text: the model keeps to no constraint
+        error = server.post(with_field(MINIMAL[path], name, 7.5), path).json().get("error") or {}
+        is_refused = f"{name} is not supported by this server" in error.get("message", "")
         assert is_refused == (name in endpoint["refused"]), name
+
+
+@pytest.mark.parametrize("path", sorted(MINIMAL))
+def test_what_is_told_to_have_no_effect_is_taken_and_reported_or_a_label(server, path):
+    endpoint = told(server)["endpoints"][path]
+    assert not set(endpoint["without_effect"]) & {*endpoint["refused"], *endpoint["aliases"]}
+    for name in some(endpoint["without_effect"], path):
+        if "." not in name and name not in endpoint["parameters"]:
+            answer = server.post(with_field(MINIMAL[path], name, 7.5), path)
+            assert answer.headers["x-vlmkit-ignored"] == name
+
+
+@pytest.mark.parametrize("path", sorted(MINIMAL))
+def test_an_alias_is_told_with_the_field_that_it_stands_for(server, path):
+    endpoint = told(server)["endpoints"][path]
+    assert set(endpoint["aliases"].values()) <= set(endpoint["parameters"])
+    for name in endpoint["aliases"]:
+        wrong = server.post(MINIMAL[path] | {name: {"a": 1}}, path)
+        assert wrong.status_code == 400, name
+        assert name in wrong.json()["error"]["message"]
 
 
 SAYING = {

@@ -205,7 +205,6 @@ def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
         ({"truncation": "oldest"}, "truncation"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_object"}}, "response_format": {"type": "json_object"}},
          "response_format"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -226,9 +225,13 @@ def test_a_model_that_is_not_served_is_not_found(server):
 
 def test_what_is_ignored_is_told_or_refused(server):
     items = [user("a"), THOUGHT | {"encrypted_content": "x"}]
-    sent = body(items, reasoning={"summary": "auto"})
+    wishes = {"reasoning": {"summary": "detailed"}, "text": {"verbosity": "low"}}
+    sent = body(items, **wishes)
     answer = server.post(sent, PATH)
-    assert answer.headers["x-vlmkit-ignored"] == "input.encrypted_content, reasoning.summary"
+    names = "input.encrypted_content, reasoning.summary, text.verbosity"
+    assert answer.headers["x-vlmkit-ignored"] == names
+    neutral = {"reasoning": {"summary": "auto"}, "text": {"verbosity": "medium"}}
+    assert "x-vlmkit-ignored" not in server.post(body("a", **neutral), PATH).headers
     refused = server.post(sent, PATH, headers={"x-vlmkit-strict": "1"})
     assert refused.json()["error"]["code"] == "unknown_parameter"
 

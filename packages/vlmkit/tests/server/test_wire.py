@@ -25,7 +25,7 @@ WITHOUT_EFFECT = {
     "response_format": {"type": "text"},
 }
 REFUSED_VALUES = {
-    "verbosity": "low",
+    "verbosity": "endless",
     "modalities": ["text", "audio"],
 }
 SECRET = "s3cret-v4lue"
@@ -50,7 +50,8 @@ def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
 @pytest.mark.parametrize("name", sorted(REFUSED_FIELDS))
 def test_a_field_that_cannot_be_honoured_is_refused_by_name_unless_it_is_empty(name):
     assert parsed(chat(**{name: []}))
-    for value in ("x", 1, {}, [{"type": "function"}], True):
+    assert parsed(chat(**{name: {}}))
+    for value in ("x", 1, {"a": 1}, [{"type": "function"}], True):
         error = refusal(chat(**{name: value}))
         assert error.param == name
         assert error.code == "unsupported_parameter"
@@ -124,7 +125,7 @@ def test_a_wrong_value_is_refused_with_its_place(fields, param):
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"presence_penalty": 3}, "presence_penalty"),
@@ -140,7 +141,6 @@ def test_a_wrong_value_is_refused_with_its_place(fields, param):
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 32_768}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
         ({"max_tokens": 1, "min_tokens": 2}, "min_tokens"),

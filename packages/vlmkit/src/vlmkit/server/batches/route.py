@@ -27,7 +27,7 @@ from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Access, Operation
 from vlmkit.server.work.service import Service
 
-BATCHES = BodyReader(BatchRequest)
+BATCHES = BodyReader(BatchRequest, about=frozenset())
 _ACCESS: dict[Endpoint, Access] = {"/v1/embeddings": "embed"}  # "chat" for all others
 
 

@@ -32,7 +32,7 @@ from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.work.service import Service
 
-REQUESTS = BodyReader(MessageBatchRequest)
+REQUESTS = BodyReader(MessageBatchRequest, about=frozenset())
 _LINES = "application/octet-stream"
 
 

@@ -13,7 +13,6 @@ from msgspec.structs import fields
 from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS
 from vlmkit.ask.sampling import NumTokens, NumTop
 from vlmkit.server.fields.body import BodyReader
-from vlmkit.server.fields.ignored import HINTS
 from vlmkit.server.fields.wire_sampling import Label
 from vlmkit.server.fields.wire_tools import ToolFields
 
@@ -137,6 +136,7 @@ ServerTools = Annotated[list[Label], Meta(max_length=128)] | None
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 ChatMessages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 TemplateValues = Annotated[dict[str, Any], Meta(max_length=64)]
 
 
@@ -166,9 +166,8 @@ class ChatRequest(ToolFields, kw_only=True):
     metadata: Annotated[dict[Label, Label], Meta(max_length=16)] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
 
-    verbosity: Literal["medium"] | None = None
-
     # Ignored, and told: they change no answer.
+    verbosity: Verbosity | None = None
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Label | None = None
@@ -195,8 +194,16 @@ OURS = (
 REFUSED_FIELDS = frozenset(f.name for f in fields(ChatRequest) if f.type == NotSupported)
 """What OpenAI's chat API has and this server refuses."""
 
+_HINTS = (
+    "prediction",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "service_tier",
+    "store",
+    "verbosity",
+)
 _REFUSED_NAMES = REFUSED_FIELDS.union(
     f.name for f in fields(AssistantMessage) if f.type == NotSupported
 )
-CHAT = BodyReader(ChatRequest, _REFUSED_NAMES, HINTS, takes_added=True)
+CHAT = BodyReader(ChatRequest, _REFUSED_NAMES, _HINTS, takes_added=True)
 """Reads bodies of the chat API."""

@@ -51,4 +51,4 @@ class Embeddings(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-EMBEDDINGS = BodyReader(EmbeddingRequest)
+EMBEDDINGS = BodyReader(EmbeddingRequest, about=frozenset({"prompt", "vector"}))

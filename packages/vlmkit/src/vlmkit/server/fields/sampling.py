@@ -24,6 +24,8 @@ _SAME_NAME = (
     "n",
 )
 
+KEEPS_ALL = -1  # of top_k, as other servers write it
+
 
 def sampling_values(body: SamplingFields) -> dict[str, Any]:
     """Return what a body says of its answer, by the names of :class:`vlmkit.SamplingParams`.
@@ -33,15 +35,14 @@ def sampling_values(body: SamplingFields) -> dict[str, Any]:
     """
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
-    values = said_values(body)
-    if body.no_stop_trim:
-        values["include_stop_str_in_output"] = True
-    return values
+    return said_values(body)
 
 
 def said_values(said: Any) -> dict[str, Any]:
     """Return those values of sampling parameters that are said by their own names."""
     values = {name: value for name in _SAME_NAME if (value := getattr(said, name)) is not None}
+    if values.get("top_k") == KEEPS_ALL:
+        values["top_k"] = 0
     if said.stop is not None:
         values["stop"] = (said.stop,) if isinstance(said.stop, str) else tuple(said.stop)
     return values

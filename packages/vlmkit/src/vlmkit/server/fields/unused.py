@@ -7,9 +7,18 @@ import msgspec
 from msgspec import Raw, Struct
 
 MAX_KEYS = 2**16  # of all objects of one text: a client's keys take memory while they are compared
-START_BYTES = 16
+START_BYTES = 256
 LONG_BYTES = 2**14
 MAX_QUOTES = 2**18
+_KINDS = {
+    b"{": "an object",
+    b"[": "an array",
+    b'"': "a string",
+    b"t": "a boolean",
+    b"f": "a boolean",
+    b"n": "null",
+}
+_LONG = object()
 
 
 class UnusedKey(NamedTuple):
@@ -22,6 +31,25 @@ class UnusedKey(NamedTuple):
 
     place: str
     start: bytes
+
+    @classmethod
+    def of(cls, place: str, content: Raw) -> "UnusedKey":
+        """Return the key of a value; what is only read of it is copied."""
+        return cls(place, bytes(memoryview(content)[:START_BYTES]))
+
+    @property
+    def kind(self) -> str:
+        """What its value is, in JSON's words."""
+        return _KINDS.get(self.start[:1], "a number")
+
+    def value(self) -> Any:
+        """Return its value if that is short, or else something that equals nothing."""
+        if len(self.start) == START_BYTES:
+            return _LONG
+        try:
+            return msgspec.json.decode(self.start)
+        except (ValueError, RecursionError):  # numbers and brackets are not decoded before
+            return _LONG
 
 
 class _Key(str):
@@ -66,7 +94,7 @@ class _Comparison:
             if key in struct.__struct_fields__:
                 yield from self.of(getattr(struct, key), content, inner)
             elif key != struct.__struct_config__.tag_field:
-                yield UnusedKey(inner, bytes(memoryview(content)[:START_BYTES]))
+                yield UnusedKey.of(inner, content)
 
     def _counted(self, kind: type[_Key], key: str) -> _Key:
         self._num_keys += 1

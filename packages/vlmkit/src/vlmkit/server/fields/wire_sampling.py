@@ -20,12 +20,14 @@ from vlmkit.ask.sampling import (
     StopStrings,
     StopTokenIds,
     Temperature,
-    TopK,
     TopP,
 )
 from vlmkit.server.fields.forms import Formed
 
 Label = Annotated[str, Meta(max_length=512)]
+TopKOrAll = Annotated[int, Meta(ge=-1, le=1_000_000)]
+"""As :data:`vlmkit.ask.sampling.TopK`; -1 keeps all, too."""
+
 ModelName = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
@@ -51,14 +53,13 @@ class AnswerFields(Formed, kw_only=True):
     seed: Seed | None = None
 
     # Ours.
-    top_k: TopK | None = None
+    top_k: TopKOrAll | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     min_tokens: NumTokens | None = None
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None  # the same by another name
     skip_special_tokens: bool | None = None
     cache_salt: Label | None = None
     priority: Annotated[int, Meta(ge=0, le=1000)] | None = None

@@ -9,8 +9,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from vlmkit.errors import RequestError
-from vlmkit.server.fields.ignored import ignored_names
-from vlmkit.server.fields.unused import UnusedKey
+from vlmkit.server.fields.ignored import shown_names
 from vlmkit.server.files.disk import FilesOnDisk, IncomingFile
 from vlmkit.server.files.form import FormReader, SentFile, boundary_of, sent_file
 from vlmkit.server.files.kept import FilesInMemory, KeptFiles
@@ -142,5 +141,4 @@ class _ToDisk:
 
 
 def _ignored(sent: SentFile, service: Service, request: Request[Any, Any, Any]) -> dict[str, str]:
-    names = ignored_names(UnusedKey(field, b'"') for field in sent.ignored)
-    return service.ignore(names, request.headers)
+    return service.ignore(shown_names(sent.ignored), request.headers)

@@ -271,4 +271,8 @@ MESSAGES = BodyReader(
     {"thread"}.union(f.name for f in fields(MessagesRequest) if f.type == NotSupported),
     takes_added=True,
 )
-COUNT = BodyReader(CountRequest, {f.name for f in fields(CountRequest) if f.type == NotSupported})
+COUNT = BodyReader(
+    CountRequest,
+    {f.name for f in fields(CountRequest) if f.type == NotSupported},
+    about=frozenset({"prompt"}),
+)

@@ -24,7 +24,7 @@ from vlmkit.server.fleet.served_model import ServedModel, State
 from vlmkit.server.http.methods import READ
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.messages.wire import COUNT, MESSAGES
-from vlmkit.server.operate.rejected import places_of, rejected_fields
+from vlmkit.server.operate.rejected import actions, places_of, rejected_fields
 from vlmkit.server.prompts.wire_generate import GENERATE
 from vlmkit.server.prompts.wire_render import (
     RENDER_CHAT,
@@ -62,10 +62,15 @@ GENERATE_BODIES = {"/inference/v1/generate": GENERATE}
 
 
 class Endpoint(msgspec.Struct):
-    """What a body may hold, and what is refused by name."""
+    """What a body may hold, what is refused by name, and what is known to have no effect.
+
+    ``aliases`` are other names of parameters, each with the parameter's.
+    """
 
     parameters: list[str]
     refused: list[str]
+    aliases: dict[str, str]
+    without_effect: list[str]
 
 
 class Limits(msgspec.Struct):
@@ -183,11 +188,17 @@ def _endpoints(facts: RunnerFacts, bodies: _Bodies, known: KnownFields) -> dict[
         if path != "/v1/embeddings" or facts.limits.hidden_size:
             absent = _absent(facts, is_answered=path not in _UNANSWERED) - idle
             shape = cast("Hashable", reader.shape)  # mypy does not know it of type[Any]
-            refused = reader.refused | rejected_fields(shape) | places_of(shape, absent)
+            refused = rejected_fields(reader) | places_of(shape, absent)
             own = reader.fields - refused - idle
             if reader.takes_added:
                 own, refused = own | taken, refused | (changing - taken)
-            endpoints[path] = Endpoint(sorted(own), sorted(refused))
+            without_effect = {n for n, action in actions(reader).items() if action == "no effect"}
+            endpoints[path] = Endpoint(
+                sorted(own),
+                sorted(refused),
+                {name: of for name, of in sorted(reader.known.aliases.items()) if of in own},
+                sorted(without_effect - refused),
+            )
     return endpoints
 
 

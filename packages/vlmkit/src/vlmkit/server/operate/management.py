@@ -33,7 +33,7 @@ class Managed(ModelBody, kw_only=True):
     success: bool = True
 
 
-NAMED = BodyReader(NamedModel)
+NAMED = BodyReader(NamedModel, about=frozenset())
 OPERATION = Operation(Managed, NamedModel, access="admin")
 
 

@@ -1,18 +1,21 @@
-"""Which fields a body may not have, read off its type: at any depth, by their dotted places.
+"""What is done about each field of a body, at any depth, by the dotted places of fields.
 
 What only some values or some models reject is not known here.
 """
 
-from collections.abc import Iterator, Mapping, Set as AbstractSet
+from collections.abc import Iterator, Mapping
 from functools import cache
+from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 from vlmkit.server.chat.wire import NotSupported
-from vlmkit.server.fields.ignored import CHANGING
+from vlmkit.server.fields.body import BodyReader
+from vlmkit.server.fields.row import Action, Row
+from vlmkit.server.fields.table import TABLE
 
-_Structs = Mapping[str, AbstractSet[type[msgspec.Struct]]]
+_Types = Mapping[str, Mapping[str, list[Any]]]
 
 
 @cache
@@ -26,30 +29,58 @@ def places_of(shape: type[msgspec.Struct], names: frozenset[str]) -> frozenset[s
 
 
 @cache
-def rejected_fields(shape: type[msgspec.Struct]) -> frozenset[str]:
-    """Return the fields that bodies of a shape may not have, unless they say nothing.
+def rejected_fields(reader: BodyReader[Any]) -> frozenset[str]:
+    """Return the fields that bodies may not have, unless their values are neutral.
 
-    Those are fields that take no value, and fields by which other servers change the answer and
-    that the shape lacks.
+    Those are fields that take no value, and fields that the table of fields rejects.
     """
+    without_value = {
+        _inside(parent, name)
+        for parent, fields in _types(reader.shape).items()
+        for name, types in fields.items()
+        if NotSupported in types
+    }
+    rejected = {place for place, action in actions(reader).items() if action == "rejected"}
+    return reader.refused | without_value | rejected
+
+
+@cache
+def actions(reader: BodyReader[Any]) -> Mapping[str, Action]:
+    """Return what is done about each field of the table that bodies may hold, by its place."""
+    types = _types(reader.shape)
+    places = {reader.inner + row.field: row for row in TABLE.values()}
+    places |= {name: TABLE[name] for name in reader.fields if name in TABLE}
+    return {
+        place: _action(reader, row, place, types)
+        for place, row in places.items()
+        if place.rpartition(".")[0] in types
+    }
+
+
+def _action(reader: BodyReader[Any], row: Row, place: str, types: _Types) -> Action:
+    parent, _, name = place.rpartition(".")
+    own = types[parent].get(name, [])
+    if place in reader.refused or (own and all(each == NotSupported for each in own)):
+        return "rejected"
+    if own:
+        is_idle = place in reader.hints or row.action == "no effect"
+        return "no effect" if is_idle else "implemented"
+    if place in reader.known.aliases:
+        return "alias"
+    return "rejected" if reader.known.is_rejected(row) else "no effect"
+
+
+def _types(shape: type[msgspec.Struct]) -> _Types:
+    """Return the types of all fields that a body can hold, by the places of their structs."""
     structs: dict[str, set[type[msgspec.Struct]]] = {}
     for place, struct in _structs(inspect.type_info(shape), "", ()):
         structs.setdefault(place, set()).add(struct)
-    without_value = {
-        _inside(place, field.encode_name)
-        for place, found in structs.items()
-        for struct in found
-        for field in msgspec.structs.fields(struct)
-        if field.type == NotSupported
-    }
-    return frozenset(without_value | {name for name in CHANGING if _is_lacking(name, structs)})
-
-
-def _is_lacking(place: str, structs: _Structs) -> bool:
-    """Tell whether bodies may hold what a field would be in, and have no such field there."""
-    parent, _, name = place.rpartition(".")
-    found = structs.get(parent, frozenset())
-    return bool(found) and not any(name in struct.__struct_fields__ for struct in found)
+    found: dict[str, dict[str, list[Any]]] = {place: {} for place in structs}
+    for place, own in structs.items():
+        for struct in own:
+            for field in msgspec.structs.fields(struct):
+                found[place].setdefault(field.encode_name, []).append(field.type)
+    return found
 
 
 def _structs(

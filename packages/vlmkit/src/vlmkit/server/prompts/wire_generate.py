@@ -135,4 +135,5 @@ GENERATE = BodyReader(
     GenerateRequest,
     {f.name for shape in _SHAPES for f in fields(shape) if f.type == NotSupported},
     takes_added=True,
+    inner="sampling_params.",
 )

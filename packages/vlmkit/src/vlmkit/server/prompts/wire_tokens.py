@@ -57,5 +57,5 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-TOKENIZE = BodyReader(TokenizeRequest)
-DETOKENIZE = BodyReader(DetokenizeRequest)
+TOKENIZE = BodyReader(TokenizeRequest, about=frozenset({"prompt"}))
+DETOKENIZE = BodyReader(DetokenizeRequest, about=frozenset())

@@ -131,10 +131,9 @@ class SchemaForm(_Wire, tag_field="type", tag="json_schema"):
 
 
 class TextConfig(_Wire):
-    """What the answer's text is to be like."""
+    """What the answer's text is to be like; its ``verbosity`` is known to have no effect."""
 
     format: TextForm | JsonObjectForm | SchemaForm | None = None
-    verbosity: Literal["medium"] | None = None  # what is the case anyway
 
 
 class Reasoning(_Wire):
@@ -272,4 +271,6 @@ RESPONSES = BodyReader(
     {"prompt_cache_options", "prompt_cache_retention", "service_tier"},
     takes_added=True,
 )
-INPUT_TOKENS = BodyReader(InputTokensRequest, _refused(InputTokensRequest))
+INPUT_TOKENS = BodyReader(
+    InputTokensRequest, _refused(InputTokensRequest), about=frozenset({"prompt"})
+)

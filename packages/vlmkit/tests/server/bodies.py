@@ -1,0 +1,45 @@
+"""The least that each route takes, and how a field gets into it."""
+
+import json
+
+from running_server import chat, picture
+
+MINIMAL = {
+    "/v1/chat/completions": chat(),
+    "/v1/chat/completions/render": chat(),
+    "/v1/completions": {"model": "mock", "prompt": "x"},
+    "/v1/completions/render": {"model": "mock", "prompt": "x"},
+    "/v1/embeddings": {"model": "mock", "input": "x"},
+    "/v1/messages": chat(max_tokens=1),
+    "/v1/messages/count_tokens": chat(),
+    "/v1/messages/render": chat(max_tokens=1),
+    "/v1/responses": {"model": "mock", "input": "x"},
+    "/v1/responses/render": {"model": "mock", "input": "x"},
+    "/v1/responses/input_tokens": {"model": "mock", "input": "x"},
+    "/tokenize": {"model": "mock", "prompt": "x"},
+    "/detokenize": {"model": "mock", "tokens": []},
+}
+OF_ASSISTANT = {
+    f"messages.{name}" for name in ("audio", "function_call", "refusal", "partial", "prefix")
+}
+
+
+def with_field(body, place, value):
+    """Return a body that has a field, in the first thing that can hold it."""
+    *parents, name = place.split(".")
+    body = json.loads(json.dumps(body))
+    if parents[:1] == ["messages"] and "messages" not in body:
+        body = chat()
+    inner = body
+    for parent in parents:
+        if parent == "content":
+            inner[parent] = [{"type": "image_url", "image_url": {"url": picture()}}]
+            inner = inner[parent][0]
+        elif parent == "messages":
+            inner = inner[parent][0]
+        else:
+            inner = inner.setdefault(parent, {})
+    inner[name] = value
+    if place in OF_ASSISTANT:
+        inner["role"] = "assistant"
+    return body
