@@ -89,7 +89,7 @@ def test_nothing_runs_for_what_is_only_counted(server):
         ({}, "prompt"),
         ({"prompt": "x", "messages": shown()}, "prompt"),
         ({"prompt": ["x"]}, "prompt"),
-        ({"messages": []}, "messages"),
+        ({"messages": []}, "prompt"),
         ({"messages": shown(), "add_special_tokens": True}, "add_special_tokens"),
         ({"messages": shown(), "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
         ({"messages": shown(), "continue_final_message": True}, "continue_final_message"),
