@@ -103,12 +103,14 @@ def test_fields_that_there_was_no_time_for_are_returned(server, known):
 class Dear:
     """A server of which one route takes a second for each request."""
 
+    route = "/v1/messages/render"
+
     def measured(self, sent):
         (answer,), cost = self.measured_together([sent])
         return answer, cost
 
     def measured_together(self, sent):
-        cpu_s = sum(1.0 if sent.path == "/v1/messages/render" else 0.01 for sent in sent)
+        cpu_s = sum(1.0 if sent.path == self.route else 0.01 for sent in sent)
         return [Answer(200, {}, b"{}") for _ in sent], Cost(cpu_s, 0, cpu_s)
 
 
@@ -117,7 +119,8 @@ def test_a_field_that_costs_more_than_others_of_its_declaration_is_found_among_t
     for field in known.fields():
         if field.steps[-1] == "text":
             declared.setdefault(field.declaration, []).append(field)
-    fields = max(declared.values(), key=len)
+    dear = [each for each in declared.values() if any(f.route == Dear.route for f in each)]
+    fields = max(dear, key=len)
     assert len(fields) > 8
     attacked = Campaign(Dear(), Bodies(known), fields, 0, dict)
     assert attacked.curves(time.monotonic() + 600, every_shape=False) == []
@@ -125,7 +128,7 @@ def test_a_field_that_costs_more_than_others_of_its_declaration_is_found_among_t
     assert sorted(row.field.place for row in rows) == sorted(field.place for field in fields)
     dear = [row for row in rows if row.worst.cost.cpu_s == 1.0]
     assert dear
-    assert {row.field.route for row in dear} == {"/v1/messages/render"}
+    assert {row.field.route for row in dear} == {Dear.route}
 
 
 FIELD = Field("post", "/v1/x", "json", ("stop", "[]"), {"type": "string"}, "X")

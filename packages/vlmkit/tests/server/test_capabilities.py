@@ -64,9 +64,12 @@ def test_what_is_refused_by_name_is_told_to_be(server, path):
     for name in some(TABLE, path):
         if "." in name and name not in endpoint["refused"]:
             continue
+        if name.startswith("messages."):
+            continue  # some roles have it
         if name in {*Formed.__struct_fields__, "json_schema", "regex"}:
             continue  # is refused with another text: the model keeps to no constraint
-        error = server.post(with_field(MINIMAL[path], name, 7.5), path).json().get("error") or {}
+        answer = server.post(with_field(MINIMAL[path], name, 7.5), path).json()
+        error = (answer.get("error") if isinstance(answer, dict) else None) or {}
         is_refused = f"{name} is not supported by this server" in error.get("message", "")
         assert is_refused == (name in endpoint["refused"]), name
 
@@ -86,6 +89,8 @@ def test_an_alias_is_told_with_the_field_that_it_stands_for(server, path):
     endpoint = told(server)["endpoints"][path]
     assert set(endpoint["aliases"].values()) <= set(endpoint["parameters"])
     for name in endpoint["aliases"]:
+        if name == "json_schema":
+            continue  # any object is a schema; other errors name it by what it means
         wrong = server.post(MINIMAL[path] | {name: {"a": 1}}, path)
         assert wrong.status_code == 400, name
         assert name in wrong.json()["error"]["message"]

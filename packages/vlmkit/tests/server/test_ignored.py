@@ -83,9 +83,9 @@ def ignored(answer):
     [
         (LITELLM_SECOND_TURN, "messages.provider_specific_fields"),
         (AUTOGEN, "messages.name"),
-        (AN_ECHOED_ANSWER, "messages.content.cache_control, messages.reasoning"),
-        (chat(stream_options={"include_usage": True, "continuous_usage_stats": True}, stream=True),
-         "stream_options.continuous_usage_stats"),
+        (AN_ECHOED_ANSWER, "messages.content.cache_control"),
+        (chat(stream_options={"include_usage": True, "every_token": True}, stream=True),
+         "stream_options.every_token"),
         (chat(request_id="x", label="y", extra=None, more={}), "label, request_id"),
         (VLLM_ROUTER, None),
         (chat(stream_reasoning=False), "stream_reasoning"),

@@ -25,11 +25,13 @@ SPECIAL = {
     "/inference/v1/generate": "tokens",
     "/v1/models/load": "admin",
     "/v1/models/unload": "admin",
+    "/props": "admin",
+    "/slots": "admin",
     "/models/load": "admin",
     "/models/unload": "admin",
 }
 ANY_KEY = {"/readyz", "/version", "/openapi.json", "/v1/models", "/v1/models/{name:path}"}
-ANY_KEY |= {"/v1/capabilities", "/docs"}
+ANY_KEY |= {"/v1/capabilities", "/docs", "/load", "/tokenizer_info"}
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,6 @@ NOT_YET = (
     "allowed_token_ids",
     "bad_words",
     "repeat_last_n",
-    "stream_options.continuous_usage_stats",
     "thinking.budget_tokens",
     "thinking_token_budget",
     "typical_p",

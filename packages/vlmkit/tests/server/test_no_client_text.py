@@ -182,7 +182,9 @@ def test_a_marker_in_every_declared_field_is_in_no_log_and_no_header(
             answer = sent(server, path, media, body)
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
             assert answer.status_code not in (500, 502), (path, field["place"], value, answer.text)
-            shown = f"{answer.headers}{written.getvalue()}"
+            # The client itself is told which keywords of its schemas are not enforced.
+            headers = {k: v for k, v in answer.headers.items() if k != "x-vlmkit-unconstrained"}
+            shown = f"{headers}{written.getvalue()}"
             assert MARKER.lower() not in shown.lower(), (path, field["place"], value)
             written.seek(0)
             written.truncate()

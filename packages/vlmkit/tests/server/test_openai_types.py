@@ -30,7 +30,7 @@ CHATS = {
     "image": (SHOWN, set()),
     "tools": (chat(scripted(text="I look.", calls=CALLS), tools=TOOLS), set()),
     "only tools": (chat(scripted(calls=CALLS), tools=TOOLS, logprobs=True, n=2), set()),
-    "thought": (chat(scripted(text="so", reasoning="hm")), {"reasoning_content"}),
+    "thought": (chat(scripted(text="so", reasoning="hm")), {"reasoning", "reasoning_content"}),
     "tokens": (chat(return_token_ids=True), {"token_ids", "prompt_token_ids"}),
 }
 TEXTS = {

@@ -73,8 +73,23 @@ def test_a_prompt_that_is_too_long_to_be_answered_is_counted(server):
 def test_tokens_become_their_text_again(server):
     tokens = tokenized(server, prompt="Zażółć 🙂")["tokens"]
     answer = server.post({"model": "mock", "tokens": tokens}, "/detokenize")
-    assert answer.json() == {"prompt": "Zażółć 🙂"}
-    assert server.post({"tokens": []}, "/detokenize").json() == {"prompt": ""}
+    assert answer.json() == {"prompt": "Zażółć 🙂", "content": "Zażółć 🙂"}
+    assert server.post({"tokens": []}, "/detokenize").json() == {"prompt": "", "content": ""}
+
+
+def test_content_is_tokenized_as_llama_cpp_does(server):
+    bare = tokenized(server, content="né")
+    assert bare["tokens"] == MockTokenizer().encode("né", adds_special=False)
+    whole = tokenized(server, content="né", add_special=True)
+    assert whole["tokens"] == MockTokenizer().encode("né", adds_special=True)
+    pieces = tokenized(server, content="né", with_pieces=True)["tokens"]
+    assert pieces == [
+        {"id": 110, "piece": "n"},
+        {"id": 195, "piece": [195]},
+        {"id": 169, "piece": [169]},
+    ]
+    assert refusal(server, {"prompt": "a", "with_pieces": True})["param"] == "content"
+    assert refusal(server, {"prompt": "a", "content": "a"})["param"] == "prompt"
 
 
 def test_nothing_runs_for_what_is_only_counted(server):

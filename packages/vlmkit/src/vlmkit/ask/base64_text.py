@@ -1,18 +1,40 @@
-"""Base64 of files, decoded so that other threads run meanwhile."""
+"""Base64 of files, alone or in ``data:`` URLs, decoded so that other threads run meanwhile."""
 
 import binascii
+from collections.abc import Iterator
 
 PIECE_CHARS = 2**20  # a multiple of 4, so that pieces decode alone
+
+_STANDARD = str.maketrans("-_", "+/", " \t\r\n")
+
+
+def is_data_url(text: str) -> bool:
+    """Tell whether a text is a ``data:`` URL; schemes have no case (RFC 3986, section 3.1)."""
+    return text[:5].lower() == "data:"
 
 
 def from_base64(text: str, start: int = 0) -> bytes:
     """Decode the end of a text in pieces: the decoder lets no other thread run meanwhile.
 
+    White space, a missing padding, and the alphabet that is safe in URLs are accepted (RFC 4648,
+    section 5): clients write them, and they mean one sequence of bytes only.
+
     Raises:
         ValueError: it is no base64.
     """
+    try:
+        return _strict(text, start)
+    except ValueError:  # binascii.Error is one
+        plain = "".join(piece.translate(_STANDARD) for piece in _pieces(text, start))
+        return _strict(plain + "=" * (-len(plain) % 4))
+
+
+def _strict(text: str, start: int = 0) -> bytes:
     if 0 <= text.find("=", start) < len(text) - 2:
         raise ValueError("padding stands before the end")
-    places = range(start, len(text), PIECE_CHARS)
-    pieces = (text[place : place + PIECE_CHARS] for place in places)
-    return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
+    decoded = (binascii.a2b_base64(each, strict_mode=True) for each in _pieces(text, start))
+    return b"".join(decoded)
+
+
+def _pieces(text: str, start: int) -> Iterator[str]:
+    return (text[at : at + PIECE_CHARS] for at in range(start, len(text), PIECE_CHARS))

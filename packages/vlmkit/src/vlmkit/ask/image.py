@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from vlmkit.ask import isolated, structure, webp
-from vlmkit.ask.base64_text import from_base64
+from vlmkit.ask.base64_text import from_base64, is_data_url
 from vlmkit.ask.decode_cost import NO_COST, DecodeCost
 from vlmkit.ask.decoder_process import Calling
 from vlmkit.ask.file_type import EMPTY, file_type, is_image
@@ -232,7 +232,7 @@ class Image:
 
     @classmethod
     def _open(cls, source: ImageSource, limits: ImageLimits) -> "Image":
-        if isinstance(source, str) and source.startswith("data:"):
+        if isinstance(source, str) and is_data_url(source):
             return cls._of_file(data_url_bytes(source, limits), limits)
         if isinstance(source, bytes | bytearray | memoryview):
             return cls._of_file(bytes(source), limits)
@@ -347,7 +347,7 @@ def data_url_bytes(url: str, limits: ImageLimits) -> bytes:
         ImageError: it is not base64, or too long.
     """
     start = url.find(",") + 1
-    if not url[:start].endswith(";base64,"):
+    if not url[:start].lower().endswith(";base64,"):
         raise ImageError("a data: URL must read data:image/...;base64,...")
     if (len(url) - start) * 3 // 4 > limits.max_bytes + 2:
         raise _too_large(limits)

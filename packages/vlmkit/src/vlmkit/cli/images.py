@@ -81,11 +81,12 @@ def matching(sources: Iterable[str]) -> list[str]:
     import glob
     from pathlib import Path
 
+    from vlmkit.ask.base64_text import is_data_url
     from vlmkit.errors import ImageError
 
     found: list[str] = []
     for source in sources:
-        is_url = "://" in source or source.startswith("data:")
+        is_url = "://" in source or is_data_url(source)
         if is_url or not WILD & set(source) or Path(source).is_file():
             found.append(source)
         elif files := sorted(glob.glob(source)):  # noqa: PTH207 - of whole paths, too

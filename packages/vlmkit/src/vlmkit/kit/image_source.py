@@ -12,6 +12,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from vlmkit.ask.base64_text import is_data_url
 from vlmkit.ask.file_type import is_image
 from vlmkit.ask.image import Image, ImageSource, data_url_bytes
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
@@ -55,7 +56,7 @@ def shown_part(
     name, limits = "", bounds.images
     try:
         content: Any = source
-        if isinstance(source, str) and source.startswith("data:"):
+        if isinstance(source, str) and is_data_url(source):
             content = data_url_bytes(source, limits)
         elif isinstance(source, str) and source.lower().startswith(WEB):
             name = source[:MAX_NAME_CHARS]

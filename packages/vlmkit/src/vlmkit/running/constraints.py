@@ -199,8 +199,9 @@ class Constraints:
         if (made := self.cache.get(scope, constraint)) is not None:
             return made
         compiler = self._ready_compiler()
-        declares = isinstance(compiler, DeclaresSchemaSupport)
-        support = compiler.schema_support if declares else SchemaSupport()
+        support = SchemaSupport()
+        if isinstance(compiler, DeclaresSchemaSupport):
+            support = compiler.schema_support
         num_bytes = ENTRY_BYTES + CHAR_BYTES * num_chars_of(constraint)
 
         def attempt(reduced: Constraint) -> MakeMatcher:

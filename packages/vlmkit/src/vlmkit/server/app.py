@@ -17,6 +17,7 @@ from vlmkit.server.files.disk import FilesOnDisk
 from vlmkit.server.files.kept import FilesInMemory, KeptFiles
 from vlmkit.server.files.route import FilesController
 from vlmkit.server.files.store import FileStore
+from vlmkit.server.http.aliases import Aliases
 from vlmkit.server.http.errors import error_handlers
 from vlmkit.server.http.origins import Origins
 from vlmkit.server.identity.guard import Guard
@@ -30,11 +31,13 @@ from vlmkit.server.operate.capabilities import CapabilitiesController
 from vlmkit.server.operate.docs import DocsController, docs_page
 from vlmkit.server.operate.health import HealthController
 from vlmkit.server.operate.home import HomeController
+from vlmkit.server.operate.inspection import InspectionController
 from vlmkit.server.operate.management import ManagementController
 from vlmkit.server.operate.metrics import MetricsController, Scraper
 from vlmkit.server.operate.models import ModelsController
 from vlmkit.server.operate.openapi import OpenApiController, openapi_document
 from vlmkit.server.prompts.generate import GenerateController
+from vlmkit.server.prompts.invocations import InvocationsController
 from vlmkit.server.prompts.render import RenderController
 from vlmkit.server.prompts.tokens import TokensController
 from vlmkit.server.responses.route import ResponsesController
@@ -100,6 +103,8 @@ def create_app(
             CapabilitiesController,
             HealthController,
             HomeController,
+            InspectionController,
+            InvocationsController,
             OpenApiController,
             *([GenerateController] if service.settings.takes_generate else []),
         ],
@@ -136,7 +141,7 @@ def create_app(
     inner = Gate(inner, service)
     if service.access_log is not None or service.audit.is_on:
         inner = RequestLines(inner, service.access_log, service.audit)
-    app.asgi_handler = inner
+    app.asgi_handler = Aliases(inner)
     batches = None
     if on_disk is not None:
         on_disk.restore()

@@ -95,7 +95,8 @@ class AnswerMessage(msgspec.Struct):
     """What the model says and calls, and what it thought before where it thinks aloud."""
 
     content: str | None
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # the same by its older name
     tool_calls: list[ToolCallBody] | msgspec.UnsetType = msgspec.UNSET
     places: tuple[Place, ...] | msgspec.UnsetType = msgspec.UNSET
     role: Literal["assistant"] = "assistant"
@@ -243,6 +244,7 @@ def _message(choice: Choice, *, has_places: bool) -> AnswerMessage:
     ]
     return AnswerMessage(
         choice.text or (None if calls else ""),
+        choice.reasoning or msgspec.UNSET,
         choice.reasoning or msgspec.UNSET,
         calls or msgspec.UNSET,
         choice.places if has_places else msgspec.UNSET,

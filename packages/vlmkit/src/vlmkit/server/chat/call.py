@@ -57,6 +57,7 @@ class Call(ABC, Generic[B]):
         added: what the body says by fields that plugins added: those that the model takes, once
             that is known.
         model: the name by which the runner was asked for.
+        content: the body, where it was read before the call was made.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Call(ABC, Generic[B]):
         self.headers: dict[str, str] = {}
         self.added: dict[str, Any] = {}
         self.model = ""
+        self.content: bytes | None = None
         self._ignored: frozenset[str] = frozenset()
         self._request = request
         self._reader = reader
@@ -105,7 +107,7 @@ class Call(ABC, Generic[B]):
 
     async def _answer(self, place: ExitStack, scope: Scope, receive: Receive, send: Send) -> None:
         with self.service.bodies.opened(self._request) as sent:
-            content = await self._content(sent)
+            content = await self._read_content(sent)
             # What never comes whole takes no place.
             place.enter_context(self.service.admitted(self.caller.account))
             body, ignored = await self._read(content)
@@ -185,15 +187,12 @@ class Call(ABC, Generic[B]):
             self.added = self._reader.added(content, names)
         return read
 
-    async def _content(self, sent: Body) -> bytes:
-        """Read the body; a page in a browser cannot announce JSON without asking first."""
-        if self._request.content_type[0] != "application/json":
-            raise WrongMediaType(
-                "the body must be announced as application/json",
-                hint="add the header content-type: application/json, with curl by "
-                "-H 'content-type: application/json'",
-            )
-        return await sent.read(self._request)
+    async def _read_content(self, sent: Body) -> bytes:
+        if self.content is None:
+            return await read_json(self._request, sent)
+        content, self.content = self.content, None
+        sent.take(len(content))
+        return content
 
 
 class MessagesCall(Call[B]):
@@ -253,6 +252,21 @@ class MessagesCall(Call[B]):
         if offers and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
             self.headers[UNCONSTRAINED_HEADER] = "tools"
             self.service.num_unconstrained += 1
+
+
+async def read_json(request: Request[Any, Any, Any], sent: Body) -> bytes:
+    """Read a body of JSON; a page in a browser cannot announce JSON without asking first.
+
+    Raises:
+        WrongMediaType: it is announced as something else.
+    """
+    if request.content_type[0] != "application/json":
+        raise WrongMediaType(
+            "the body must be announced as application/json",
+            hint="add the header content-type: application/json, with curl by "
+            "-H 'content-type: application/json'",
+        )
+    return await sent.read(request)
 
 
 def answer_head(kind: str, model: str, runner: Runner) -> AnswerHead:

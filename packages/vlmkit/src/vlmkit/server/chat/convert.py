@@ -172,11 +172,11 @@ class Converter:
     ) -> tuple[str, str | bytes]:
         """Return the place of an image, and its URL or file."""
         if (image.url is None) == (image.file_id is None):
-            raise RequestError(f"{place} needs either url or file_id", param=place)
+            whole = place.removesuffix(".url").removesuffix(".file_id")
+            raise RequestError(f"{whole} needs either url or file_id", param=whole)
         if image.file_id is not None:
-            place = f"{place}.file_id"
             return place, await self._files.content(image.file_id, owner, place)
-        return f"{place}.url", image.url or ""
+        return place, image.url or ""
 
     def _check_size(self, said: Sequence[wire.ChatMessage], facts: RunnerFacts) -> None:
         """Refuse what would only cost time, before an image is opened or a text tokenized."""
@@ -250,9 +250,9 @@ def _message(
         elif isinstance(part, wire.FilePart):
             parts.append(next(files))
         else:
-            parts.append(replace(next(images), options=options_of(part.image_url, shown)))
+            parts.append(replace(next(images), options=options_of(part.shown, shown)))
     if isinstance(message, wire.AssistantMessage):
-        thought = [ReasoningPart(message.reasoning_content)] if message.reasoning_content else []
+        thought = [ReasoningPart(message.thought)] if message.thought else []
         parts = [*thought, *parts, *_calls(number, message)]
         if not parts:
             raise RequestError(
@@ -299,4 +299,4 @@ def _num_more_chars(message: wire.ChatMessage) -> int:
         len(call.id) + len(call.function.name) + len(call.function.arguments)
         for call in message.tool_calls or ()
     )
-    return called + len(message.reasoning_content or "")
+    return called + len(message.thought)

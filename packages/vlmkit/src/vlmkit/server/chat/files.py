@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from vlmkit.ask.base64_text import from_base64
+from vlmkit.ask.base64_text import from_base64, is_data_url
 from vlmkit.ask.image_options import ImageOptions
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.pages import Pages
@@ -109,7 +109,7 @@ class Files:
             raise RequestError(f"{place} needs one of file_data, file_id and file_url")
         if said.file_id:
             return await self.content(said.file_id, caller.owner, place)
-        if said.file_url and not said.file_url.startswith("data:"):
+        if said.file_url and not is_data_url(said.file_url):
             return await self._fetched(said.file_url)
         text = said.file_data or said.file_url or ""
         work = partial(_decoded, text, max_bytes)
@@ -134,8 +134,8 @@ class Files:
 
 def _decoded(text: str, max_bytes: int) -> bytes:
     """Return what a ``data:`` URL holds, or base64 alone."""
-    start = text.find(",") + 1 if text.startswith("data:") else 0
-    if start and not text[:start].endswith(";base64,"):
+    start = text.find(",") + 1 if is_data_url(text) else 0
+    if start and not text[:start].lower().endswith(";base64,"):
         raise MediaError("a file's data: URL must read data:application/pdf;base64,...")
     if (len(text) - start) * 3 // 4 > max_bytes + 2:
         raise _too_large(max_bytes)

@@ -57,11 +57,11 @@ def idle_details(
     if DETAIL in facts.options:
         return frozenset()
     shown = (
-        part.image_url if isinstance(part, wire.ImagePart) else part.file
+        part.shown if isinstance(part, wire.ImagePart) else part.file
         for message in said
         if isinstance(message.content, list)
         for part in message.content
         if isinstance(part, wire.ImagePart | wire.FilePart)
     )
-    is_told = any(image.detail not in (None, "auto") for image in shown)
+    is_told = any(image.detail not in (None, "", "auto") for image in shown)
     return frozenset({name}) if is_told else frozenset()

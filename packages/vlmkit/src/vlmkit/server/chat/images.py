@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from vlmkit.ask.base64_text import is_data_url
 from vlmkit.ask.image import Image, data_url_bytes
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.message import ImagePart
 from vlmkit.ask.stage import Stage
 from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
-from vlmkit.kit.image_source import part_of_content
+from vlmkit.kit.image_source import WEB, part_of_content
 from vlmkit.seams.runner import RunnerFacts
 from vlmkit.server.together import in_order
 from vlmkit.server.work.offload import OffloadExecutor
@@ -147,8 +148,14 @@ class Images:
         self, source: str | bytes, is_enough: Callable[[bytes], bool] | None = None
     ) -> str | bytes:
         """Return a file, or a ``data:`` URL, that a body has or names."""
-        if isinstance(source, bytes) or source.startswith("data:"):
+        if isinstance(source, bytes) or is_data_url(source):
             return source
+        if not source.lower().startswith(WEB):
+            raise ImageError(
+                "an image must be a data: URL with base64, or an http(s) URL",
+                code="image_url_not_allowed",
+                hint="write base64 as data:image/png;base64,...",
+            )
         return await self._fetched(source, is_enough)
 
     async def _fetched(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:

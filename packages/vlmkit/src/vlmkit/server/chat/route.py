@@ -13,7 +13,7 @@ from vlmkit.server.chat.call import MessagesCall, answer_head
 from vlmkit.server.chat.convert import Converter, field_of_chat
 from vlmkit.server.chat.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
 from vlmkit.server.chat.rounds import begun, check_alone
-from vlmkit.server.chat.sse import AnswerEvents
+from vlmkit.server.chat.sse import AnswerEvents, UsageEvents
 from vlmkit.server.chat.wire import CHAT, ChatRequest
 from vlmkit.server.http.operation import Operation
 from vlmkit.server.work.named_errors import media_names, naming_media
@@ -40,10 +40,10 @@ class ChatController(Controller):
         converter: NamedDependency[Converter],
     ) -> ASGIApp:
         """Answer a conversation."""
-        return _ChatCall(request, service, CHAT, converter)
+        return ChatCall(request, service, CHAT, converter)
 
 
-class _ChatCall(MessagesCall[ChatRequest]):
+class ChatCall(MessagesCall[ChatRequest]):
     """Answers one conversation."""
 
     async def start(self, body: ChatRequest) -> ASGIApp:
@@ -93,7 +93,7 @@ class _ChatCall(MessagesCall[ChatRequest]):
         events = AnswerEvents(
             head,
             stream.num_choices,
-            has_usage=bool(options and options.include_usage),
+            usage=UsageEvents(options, lambda: stream.usage),
             logprobs=logprobs,
             prompt_token_ids=stream.prompt_token_ids if has_token_ids else None,
             has_transforms=has_transforms,

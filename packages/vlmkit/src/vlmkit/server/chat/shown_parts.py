@@ -2,14 +2,26 @@
 
 from collections.abc import Iterator, Sequence
 
+from vlmkit.ask.base64_text import is_data_url
 from vlmkit.server.chat import wire
 from vlmkit.server.chat.files import NamedFile
 
 
+class ListedImage(wire.ImagePart, tag_field="type", tag="listed_image"):
+    """An image of a message's list of images, which Ollama's API has in place of parts."""
+
+
 def parts_of(message: wire.ChatMessage) -> Sequence[wire.ShownPart]:
-    """Return the parts of a message; a text is one."""
+    """Return the parts of a message; a text is one, and listed images come first."""
     content = message.content
-    return [wire.TextPart(text=content)] if isinstance(content, str) else content or ()
+    parts = [wire.TextPart(text=content)] if isinstance(content, str) else content or ()
+    if isinstance(message, wire.UserMessage) and message.images:
+        return [*map(_listed, message.images), *parts]
+    return parts
+
+
+def _listed(text: str) -> ListedImage:
+    return ListedImage(image_url=text if is_data_url(text) else f"data:;base64,{text}")
 
 
 def shown_parts(
@@ -17,23 +29,31 @@ def shown_parts(
 ) -> Iterator[tuple[str, wire.ImagePart | wire.FilePart]]:
     """Yield the place of every image and file, and itself, in order."""
     for number, message in enumerate(said):
-        for index, part in enumerate(parts_of(message)):
-            if not isinstance(part, wire.TextPart):
-                yield f"messages[{number}].content[{index}]", part
+        parts = parts_of(message)
+        num_listed = sum(isinstance(part, ListedImage) for part in parts)
+        for index, part in enumerate(parts):
+            if isinstance(part, ListedImage):
+                yield f"messages[{number}].images[{index}]", part
+            elif not isinstance(part, wire.TextPart):
+                yield f"messages[{number}].content[{index - num_listed}]", part
 
 
 def place_of(place: str, part: wire.ImagePart | wire.FilePart) -> str:
     """Return the place that an error of a part names."""
     if isinstance(part, wire.FilePart):
         return f"{place}.file"
+    if isinstance(part, ListedImage):
+        return place
+    if isinstance(part.image_url, str):
+        return f"{place}.image_url"
     return f"{place}.image_url.{'url' if part.image_url.file_id is None else 'file_id'}"
 
 
 def images_in(said: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, wire.ImageUrl]]:
-    """Yield every image of a body, with its place."""
+    """Yield every image of a body, with the place that its errors name."""
     for place, part in shown_parts(said):
         if isinstance(part, wire.ImagePart):
-            yield f"{place}.image_url", part.image_url
+            yield place_of(place, part), part.shown
 
 
 def files_in(said: Sequence[wire.ChatMessage]) -> Iterator[NamedFile]:

@@ -4,7 +4,7 @@ Everything that is the same in each event of an answer is encoded once; an event
 byte strings joined. Events that are there at the same time leave as one piece.
 """
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from typing import Any
 
 import msgspec
@@ -15,11 +15,44 @@ from vlmkit.ask.delta import Delta, ReasoningDelta, TextDelta, ToolCallDelta, re
 from vlmkit.ask.sample import Sample
 from vlmkit.server.chat.answer import AnswerHead, LogprobsOf, UsageBody, finish_reason
 from vlmkit.server.chat.image_transforms import image_transforms
+from vlmkit.server.fields.wire_sampling import StreamOptions
 from vlmkit.server.http.errors import ErrorBody, fault_of
 
 DONE = b"data: [DONE]\n\n"
 
+_OLDER_REASONING = b',"reasoning_content":'
+"""The same text by the name that vLLM and SGLang had first, and clients still read."""
+
 _encode = msgspec.json.encode
+
+
+class UsageEvents:
+    """Says which events of a stream have usage, and encodes it.
+
+    Args:
+        options: of the stream; None where the client gave none.
+        usage: returns what the request took so far.
+
+    Attributes:
+        is_wanted: whether the last event has usage, which all others then mention.
+        is_continuous: whether all events have it.
+    """
+
+    def __init__(self, options: StreamOptions | None, usage: Callable[[], Usage]) -> None:
+        self.is_wanted = bool(options and options.include_usage)
+        self.is_continuous = bool(self.is_wanted and options and options.continuous_usage_stats)
+        self._usage = usage
+
+    @property
+    def field(self) -> bytes:
+        """The field of an event that is not the last; empty where usage is not wanted."""
+        if not self.is_wanted:
+            return b""
+        return self.last(self._usage()) if self.is_continuous else b',"usage":null'
+
+    def last(self, usage: Usage) -> bytes:
+        """Return the field of the last event; empty where usage is not wanted."""
+        return b',"usage":' + _encode(UsageBody.of(usage)) if self.is_wanted else b""
 
 
 class DataEvents:
@@ -39,7 +72,7 @@ class AnswerEvents(DataEvents):
     Args:
         head: what every event says.
         num_choices: how many choices there are.
-        has_usage: whether the client asked for usage, which then every event mentions.
+        usage: which events have usage.
         logprobs: puts samples into shape; None where the client asked for none.
         prompt_token_ids: of the prompt, where the client asked for tokens; then each event tells
             those of the answer that it stands for.
@@ -52,7 +85,7 @@ class AnswerEvents(DataEvents):
         head: AnswerHead,
         num_choices: int,
         *,
-        has_usage: bool,
+        usage: UsageEvents,
         logprobs: LogprobsOf | None,
         prompt_token_ids: Seq[int] | None = None,
         has_transforms: bool = False,
@@ -60,20 +93,24 @@ class AnswerEvents(DataEvents):
     ) -> None:
         fields = msgspec.to_builtins(head) | {"object": "chat.completion.chunk"}
         self._head = b"data: " + _encode(fields)[:-1]
-        self._tail = b',"usage":null}\n\n' if has_usage else b"}\n\n"
+        self._usage = usage
+        self._set_tail()
         self._starts = [
             self._head + b',"choices":[{"index":%d,"delta":' % index for index in range(num_choices)
         ]
         self._text_starts = [start + b'{"content":' for start in self._starts]
-        self._reasoning_starts = [start + b'{"reasoning_content":' for start in self._starts]
-        self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._reasoning_starts = [start + b'{"reasoning":' for start in self._starts]
         self._calling: set[int] = set()  # the choices that call tools
-        self._has_usage = has_usage
         self._has_transforms = has_transforms
         self._has_places = has_places
         self._logprobs = logprobs
         self._prompt_token_ids = prompt_token_ids
         self._has_token_ids = prompt_token_ids is not None
+
+    def _set_tail(self) -> None:
+        """Encode the end of events, which has the usage so far where the client wants that."""
+        self._tail = self._usage.field + b"}\n\n"
+        self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
 
     def opening(self) -> bytes:
         """Return the first event of every choice: who speaks."""
@@ -86,6 +123,8 @@ class AnswerEvents(DataEvents):
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the events of some chunks; empty while their text is held back."""
+        if self._usage.is_continuous:
+            self._set_tail()
         events = []
         for chunk in chunks:
             if self._logprobs is not None or self._has_token_ids:
@@ -93,13 +132,13 @@ class AnswerEvents(DataEvents):
             else:
                 for delta in chunk.deltas:
                     if isinstance(delta, TextDelta):
-                        starts = self._text_starts
+                        start = self._text_starts[chunk.index]
+                        events += (start, _encode(delta.text), self._text_end)
                     elif isinstance(delta, ReasoningDelta):
-                        starts = self._reasoning_starts
+                        start, text = self._reasoning_starts[chunk.index], _encode(delta.text)
+                        events += (start, text, _OLDER_REASONING, text, self._text_end)
                     else:
                         events.append(self._called(chunk.index, delta))
-                        continue
-                    events += (starts[chunk.index], _encode(delta.text), self._text_end)
             if chunk.finish_reason is not None:
                 events.append(self._finish(chunk, chunk.finish_reason))
         return b"".join(events)
@@ -110,7 +149,7 @@ class AnswerEvents(DataEvents):
         How images were shown is told beside the usage, since only then it is known which of them
         were there already.
         """
-        told = b',"usage":' + _encode(UsageBody.of(usage)) if self._has_usage else b""
+        told = self._usage.last(usage)
         if self._has_transforms:
             told += b',"image_transforms":' + _encode(image_transforms(usage.images))
         return self._head + b',"choices":[]' + told + b"}\n\n" + DONE if told else DONE
@@ -137,7 +176,9 @@ class AnswerEvents(DataEvents):
         told = self._token_ids(chunk.samples)
         text, reasoning = chunk.text, reasoning_of(chunk.deltas)
         calls = self._calls(chunk.index, chunk.deltas)
-        delta: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
+        delta: dict[str, Any] = {}
+        if reasoning:
+            delta = {"reasoning": reasoning, "reasoning_content": reasoning}
         if calls:
             delta["tool_calls"] = calls
         if text or not delta:

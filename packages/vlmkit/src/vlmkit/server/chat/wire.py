@@ -26,7 +26,8 @@ MaxImageTokens = Annotated[int, Meta(ge=1)] | None
 ImageLimits = Annotated[dict[str, Any], Meta(max_length=MAX_PROCESSOR_OPTIONS)] | None
 
 
-Detail = Literal["auto", "low", "high", "original"]
+Detail = Literal["", "auto", "low", "high", "original"]
+"""Some clients send an empty text for ``auto``."""
 
 
 class _Wire(msgspec.Struct, kw_only=True):
@@ -49,9 +50,14 @@ class ImageUrl(_Wire):
 
 
 class ImagePart(_Wire, tag_field="type", tag="image_url"):
-    """An image at this place of a message."""
+    """An image at this place of a message; some clients send its URL alone."""
 
-    image_url: ImageUrl
+    image_url: ImageUrl | str
+
+    @property
+    def shown(self) -> ImageUrl:
+        """The image, in the form that OpenAI defines."""
+        return ImageUrl(url=self.image_url) if isinstance(self.image_url, str) else self.image_url
 
 
 class NamedFile(_Wire):
@@ -93,9 +99,10 @@ class DeveloperMessage(_Wire, tag_field="role", tag="developer"):
 
 
 class UserMessage(_Wire, tag_field="role", tag="user"):
-    """What a user says and shows."""
+    """What a user says and shows; ``images`` is Ollama's field, of files in base64."""
 
     content: Text | Parts
+    images: Annotated[list[str], Meta(max_length=1024)] | None = None
 
 
 class CalledFunction(_Wire):
@@ -116,13 +123,19 @@ class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
     """What the model said, thought and called before; an answer of this server fits as it is."""
 
     content: Text | Texts | None = None
-    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None  # the same by its older name
     prefix: bool | None = None
     partial: bool | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
     refusal: NotSupported = None
     audio: NotSupported = None
     function_call: NotSupported = None
+
+    @property
+    def thought(self) -> str:
+        """What the model thought, by either name."""
+        return self.reasoning or self.reasoning_content or ""
 
 
 class ToolMessage(_Wire, tag_field="role", tag="tool"):

@@ -12,7 +12,7 @@ from vlmkit.ask.sample import Sample
 from vlmkit.seams.runner import Runner
 from vlmkit.server.chat.answer import NUM_EACH, AnswerHead, PromptLogprobs, UsageBody, finite
 from vlmkit.server.chat.prompt_scores import prompt_logprobs
-from vlmkit.server.chat.sse import DONE, DataEvents
+from vlmkit.server.chat.sse import DONE, DataEvents, UsageEvents
 from vlmkit.server.work.pieces import HOLE, MANY_EACH, filled, listed, taken
 
 _encode = msgspec.json.encode
@@ -101,7 +101,7 @@ class TextAnswers(DataEvents):
         runner: knows its tokens.
         num_choices: how many answers there are.
         wishes: what is told of each.
-        has_usage: whether every event mentions usage, because the last one has it.
+        usage: which events have usage.
     """
 
     def __init__(
@@ -111,16 +111,15 @@ class TextAnswers(DataEvents):
         num_choices: int,
         wishes: TextWishes,
         *,
-        has_usage: bool,
+        usage: UsageEvents,
     ) -> None:
         self._head = head
         self._runner = runner
         self._wishes = wishes
-        self._has_usage = has_usage
+        self._usage = usage
         self._opening = b""
         fields = msgspec.to_builtins(head) | {"object": "text_completion"}
         self._start = b"data: " + _encode(fields)[:-1]
-        self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
         self._columns = [_Columns(runner, wishes) for _ in range(num_choices)]
 
     def whole(self, completion: Completion) -> Iterator[bytes]:
@@ -177,14 +176,12 @@ class TextAnswers(DataEvents):
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: usage, if it was asked for, and the mark of a whole answer."""
-        if not self._has_usage:
-            return DONE
-        return (
-            self._start + b',"choices":[],"usage":' + _encode(UsageBody.of(usage)) + b"}\n\n" + DONE
-        )
+        told = self._usage.last(usage)
+        return self._start + b',"choices":[]' + told + b"}\n\n" + DONE if told else DONE
 
     def _event(self, choice: TextChoice) -> bytes:
-        return self._start + b',"choices":[' + _encode(choice) + self._tail
+        told = _encode(choice) + b"]" + self._usage.field
+        return self._start + b',"choices":[' + told + b"}\n\n"
 
     def _echo(self, index: int) -> TextChoice | None:
         if not self._wishes.echoes:

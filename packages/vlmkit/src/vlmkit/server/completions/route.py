@@ -17,6 +17,7 @@ from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
 from vlmkit.server.chat.call import Call, answer_head
 from vlmkit.server.chat.joined import JoinedStream
 from vlmkit.server.chat.prompt_scores import PromptScorer, check_not_streamed
+from vlmkit.server.chat.sse import UsageEvents
 from vlmkit.server.completions.answer import Echo, TextAnswers, TextCompletion, TextWishes
 from vlmkit.server.completions.silence import Silence
 from vlmkit.server.completions.wire import COMPLETIONS, CompletionRequest
@@ -54,10 +55,10 @@ class CompletionsController(Controller):
         self, request: Request[Any, Any, Any], service: NamedDependency[Service]
     ) -> ASGIApp:
         """Go on with texts."""
-        return _CompletionCall(request, service, COMPLETIONS)
+        return CompletionCall(request, service, COMPLETIONS)
 
 
-class _CompletionCall(Call[CompletionRequest]):
+class CompletionCall(Call[CompletionRequest]):
     """Goes on with the texts of one body."""
 
     async def start(self, body: CompletionRequest) -> ASGIApp:
@@ -88,8 +89,8 @@ class _CompletionCall(Call[CompletionRequest]):
             scores=scores,
         )
         options = body.stream_options
-        has_usage = bool(options and options.include_usage)
-        answers = TextAnswers(head, runner, len(ids) * params.n, wishes, has_usage=has_usage)
+        usage = UsageEvents(options, lambda: stream.usage)
+        answers = TextAnswers(head, runner, len(ids) * params.n, wishes, usage=usage)
         if body.stream:
             # In a thread: a long prompt with likeliest tokens takes seconds.
             await asyncio.to_thread(answers.open)

@@ -53,10 +53,10 @@ class EmbeddingsController(Controller):
         converter: NamedDependency[Converter],
     ) -> ASGIApp:
         """Return vectors."""
-        return _EmbeddingCall(request, service, EMBEDDINGS, converter)
+        return EmbeddingsCall(request, service, EMBEDDINGS, converter)
 
 
-class _EmbeddingCall(MessagesCall[EmbeddingRequest]):
+class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
     """Embeds what one body holds."""
 
     async def start(self, body: EmbeddingRequest) -> ASGIApp:

@@ -35,6 +35,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: each event has usage
     include_obfuscation: bool | None = None
 
 

@@ -16,6 +16,7 @@ from vlmkit.server.files.kept import FilesInMemory, KeptFiles
 from vlmkit.server.files.shapes import told
 from vlmkit.server.http.caller import caller_of
 from vlmkit.server.work.bodies import Body
+from vlmkit.server.work.content_encoding import check_not_encoded
 from vlmkit.server.work.service import Service
 
 PIECE_BYTES = 2**20
@@ -50,6 +51,7 @@ class _ToMemory:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, keep the file, and answer."""
         self._store.check()
+        check_not_encoded(self._request.headers)
         boundary = boundary_of(self._request.headers)
         account = caller_of(self._request).account
         self._service.check_room(account)
@@ -100,6 +102,7 @@ class _ToDisk:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the body as it comes, keep the file, and answer."""
+        check_not_encoded(self._request.headers)
         boundary = boundary_of(self._request.headers)
         account = caller_of(self._request).account
         self._service.check_room(account)

@@ -52,6 +52,10 @@ class WrongMediaType(RequestError):  # noqa: N818
     code = "unsupported_media_type"
 
 
+class EncodingRefused(WrongMediaType):
+    """The body has a content encoding that is not decoded here."""
+
+
 class BodyTooSlow(RequestError):  # noqa: N818
     """The body did not arrive in time."""
 
@@ -273,6 +277,8 @@ def _parts(error: Exception, scope: Scope, write: WriteError) -> tuple[bytes, in
         headers["x-should-retry"] = "false"  # as OpenAI's and Anthropic's clients understand it
     if status.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
+    if isinstance(error, EncodingRefused):
+        headers["accept-encoding"] = "gzip, identity"  # RFC 9110, section 12.5.3
     if status.status == HTTPStatus.REQUEST_TIMEOUT:
         headers["connection"] = "close"  # the rest of the body is not worth waiting for
     body = write(fault_of(error, scope), status.status, scope)

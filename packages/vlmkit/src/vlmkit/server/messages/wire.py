@@ -31,7 +31,7 @@ class TextBlock(_Wire, tag_field="type", tag="text"):
 class Base64Source(_Wire, tag_field="type", tag="base64"):
     """A file of an image."""
 
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    media_type: Literal["image/jpeg", "image/jpg", "image/png", "image/gif", "image/webp"]
     data: str
 
 

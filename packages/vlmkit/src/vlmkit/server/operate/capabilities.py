@@ -42,6 +42,7 @@ _Bodies = Mapping[str, BodyReader[Any]]
 
 BODIES: dict[str, BodyReader[Any]] = {
     "/v1/chat/completions": CHAT,
+    "/v1/chat/completions/input_tokens": CHAT,
     "/v1/chat/completions/render": RENDER_CHAT,
     "/v1/completions": COMPLETIONS,
     "/v1/completions/render": RENDER_COMPLETIONS,
@@ -52,6 +53,7 @@ BODIES: dict[str, BodyReader[Any]] = {
     "/v1/responses": RESPONSES,
     "/v1/responses/input_tokens": INPUT_TOKENS,
     "/v1/responses/render": RENDER_RESPONSES,
+    "/invocations": CHAT,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

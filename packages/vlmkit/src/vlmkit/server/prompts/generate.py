@@ -23,6 +23,7 @@ from vlmkit.server.chat.call import MessagesCall, answer_head
 from vlmkit.server.chat.convert import Converter
 from vlmkit.server.chat.images import check_num_images
 from vlmkit.server.chat.prompt_scores import PromptScorer, check_not_streamed, prompt_logprobs
+from vlmkit.server.chat.sse import UsageEvents
 from vlmkit.server.fields.forms import AskedForm, Formed, asked_form
 from vlmkit.server.fields.plain import check_plain_size
 from vlmkit.server.fields.sampling import said_values
@@ -97,7 +98,7 @@ class _GenerateCall(MessagesCall[GenerateRequest]):
             head,
             runner.token_bytes if has_logprobs else None,
             prompt_logprobs(runner, taken(scores)) if scores else None,
-            has_usage=bool(options and options.include_usage),
+            usage=UsageEvents(options, lambda: stream.usage),
         )
         if body.stream:
             hides = bool(options and options.include_obfuscation)

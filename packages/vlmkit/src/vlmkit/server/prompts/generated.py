@@ -17,7 +17,7 @@ from vlmkit.server.chat.answer import (
     UsageBody,
     finite,
 )
-from vlmkit.server.chat.sse import DONE, DataEvents
+from vlmkit.server.chat.sse import DONE, DataEvents, UsageEvents
 from vlmkit.server.work.pieces import HOLE, filled, listed, taken
 
 _encode = msgspec.json.encode
@@ -52,7 +52,7 @@ class GeneratedEvents(DataEvents):
         head: whose answer it is.
         token_bytes: spells tokens of log-probabilities; None where none are told.
         prompt_logprobs: what a whole answer tells of its prompt.
-        has_usage: whether the last event tells what it took.
+        usage: which events have usage.
     """
 
     def __init__(
@@ -61,14 +61,13 @@ class GeneratedEvents(DataEvents):
         token_bytes: TokenBytes | None,
         prompt_logprobs: Iterable[PromptLogprobsOfToken] | None = None,
         *,
-        has_usage: bool = False,
+        usage: UsageEvents,
     ) -> None:
         self._head = head
         self._token_bytes = token_bytes
         self._prompt_logprobs = prompt_logprobs
-        self._has_usage = has_usage
+        self._usage = usage
         self._start = b'data: {"request_id":%b,"choices":[' % _encode(head.id)
-        self._tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
 
     def whole(self, completion: Completion) -> Iterator[bytes]:
         """Encode a whole answer, in pieces; of its tokens, what was told is let go."""
@@ -92,19 +91,19 @@ class GeneratedEvents(DataEvents):
 
     def chunks(self, chunks: Iterable[Chunk]) -> bytes:
         """Return the events of some chunks, an event for each."""
+        tail = b"]" + self._usage.field + b"}\n\n"
         return b"".join(
             self._start
             + _encode(self._choice(chunk.index, chunk.samples, chunk.finish_reason))
-            + self._tail
+            + tail
             for chunk in chunks
             if chunk.samples or chunk.finish_reason
         )
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events: usage, if it was asked for, and the mark of a whole answer."""
-        if not self._has_usage:
-            return DONE
-        return self._start + b'],"usage":' + _encode(UsageBody.of(usage)) + b"}\n\n" + DONE
+        told = self._usage.last(usage)
+        return self._start + b"]" + told + b"}\n\n" + DONE if told else DONE
 
     def _choice(self, index: int, samples: Seq[Sample], reason: str | None) -> GeneratedChoice:
         ids = [sample.token_id for sample in samples]

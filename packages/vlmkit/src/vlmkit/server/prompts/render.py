@@ -3,6 +3,7 @@
 Fleets ask for it, to send requests where their prefix is known, and to know what they cost.
 """
 
+import codecs
 from collections.abc import Iterator, Sequence as Seq
 from functools import partial
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from vlmkit.ask.request import Request as Asked
 from vlmkit.errors import RequestError
+from vlmkit.seams.runner import Runner
 from vlmkit.server.chat.call import Call, MessagesCall, answer_head
 from vlmkit.server.chat.convert import Converter, field_of_chat
 from vlmkit.server.chat.prompt_options import EFFORT
@@ -126,7 +128,7 @@ class _ConversationCall(MessagesCall[B]):
         )
         found = await runner.atokenize(request)
         made = rendered(chat, self.model, request, found, runner.facts)
-        return PiecedAnswer(partial(_one, made), self.service, self.headers)
+        return PiecedAnswer(partial(_one, made, runner), self.service, self.headers)
 
 
 class _RenderChatCall(_ConversationCall[RenderChatRequest]):
@@ -171,7 +173,7 @@ class _RenderResponseCall(ConversationCall[RenderResponsesRequest]):
         request_id = answer_head("resp", self.model, runner).id
         light = bool(body.light)
         done = await self.ask(body, runner, request_id, made, answers=False, light=light)
-        return PiecedAnswer(partial(_one, done.result), self.service, self.headers)
+        return PiecedAnswer(partial(_one, done.result, runner), self.service, self.headers)
 
 
 class _RenderTextsCall(Call[RenderCompletionRequest]):
@@ -206,7 +208,7 @@ class _RenderTextsCall(Call[RenderCompletionRequest]):
 
         named = zip(plain_names(texts, "prompt"), texts, strict=True)
         made = await in_order(one, named, runner.facts.bounds.num_workers)
-        return PiecedAnswer(partial(_several, made), self.service, self.headers)
+        return PiecedAnswer(partial(_several, made, runner), self.service, self.headers)
 
 
 def check_no_rounds(chat: ChatRequest) -> None:
@@ -221,14 +223,25 @@ def check_no_rounds(chat: ChatRequest) -> None:
         )
 
 
-def _one(made: Rendered) -> Iterator[bytes]:
+def _one(made: Rendered, runner: Runner) -> Iterator[bytes]:
     """Encode a prompt, in pieces: there can be many tokens."""
-    return filled(replace(made, token_ids=HOLE), [listed(made.token_ids, MANY_EACH)])
+    text = _text(made.token_ids, runner)
+    return filled(replace(made, token_ids=HOLE), [text, listed(made.token_ids, MANY_EACH)])
 
 
-def _several(made: Seq[Rendered]) -> Iterator[bytes]:
+def _text(token_ids: Seq[int], runner: Runner) -> Iterator[bytes]:
+    """Encode the text of tokens, special ones included, in pieces."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    yield b'"'
+    for start in range(0, len(token_ids), MANY_EACH):
+        content = b"".join(map(runner.token_bytes, token_ids[start : start + MANY_EACH]))
+        yield msgspec.json.encode(decoder.decode(content))[1:-1]
+    yield msgspec.json.encode(decoder.decode(b"", final=True))[1:-1] + b'"'
+
+
+def _several(made: Seq[Rendered], runner: Runner) -> Iterator[bytes]:
     """Encode prompts, in pieces."""
     for number, each in enumerate(made):
         yield b"," if number else b"["
-        yield from _one(each)
+        yield from _one(each, runner)
     yield b"]"

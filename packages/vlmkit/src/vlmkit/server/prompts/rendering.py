@@ -21,6 +21,7 @@ from vlmkit.server.prompts.wire_render import (
     RenderedFeatures,
     RenderedImage,
 )
+from vlmkit.server.work.pieces import HOLE
 
 
 def rendered(
@@ -30,7 +31,7 @@ def rendered(
     found: PromptTokens,
     facts: RunnerFacts,
 ) -> Rendered:
-    """Return one prompt, and how its answer would be made.
+    """Return one prompt but for its text, and how its answer would be made.
 
     Args:
         body: what was sent.
@@ -42,6 +43,7 @@ def rendered(
     return Rendered(
         request_id=request.id,
         model=model,
+        prompt=HOLE,
         token_ids=found.token_ids,
         features=_features(found.media) if found.media else None,
         sampling_params=_params(request.params or facts.defaults, request.constraint)

@@ -1,7 +1,7 @@
 """``POST /tokenize`` and ``POST /detokenize``: what a prompt comes to, without an answer."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,17 +17,20 @@ from vlmkit.errors import RequestError
 from vlmkit.seams.runner import Runner, RunnerFacts
 from vlmkit.server.chat.call import Call, MessagesCall
 from vlmkit.server.chat.convert import Converter, field_of_chat
-from vlmkit.server.chat.wire import ChatMessage, ChatRequest
+from vlmkit.server.chat.wire import CHAT, ChatMessage, ChatRequest
 from vlmkit.server.fields.plain import blame, check_plain_size
 from vlmkit.server.http.operation import Operation
+from vlmkit.server.prompts.render import check_no_rounds
 from vlmkit.server.prompts.wire_tokens import (
     DETOKENIZE,
     TOKENIZE,
     Detokenized,
     DetokenizeRequest,
     TokenizeRequest,
+    TokenPiece,
     Tokens,
 )
+from vlmkit.server.responses.wire import InputTokens
 from vlmkit.server.work.pieces import HOLE, MANY_EACH, filled, listed
 from vlmkit.server.work.service import Service
 from vlmkit.server.work.whole import PiecedAnswer
@@ -41,7 +44,25 @@ _OF_MESSAGES = sorted(
 class TokensController(Controller):
     """Counts and reads tokens."""
 
-    @post("/tokenize", status_code=200, operation=Operation(Tokens, TokenizeRequest))
+    @post(
+        "/v1/chat/completions/input_tokens",
+        status_code=200,
+        operation=Operation(InputTokens, ChatRequest),
+    )
+    async def count(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Return how many tokens a conversation has."""
+        return _CountCall(request, service, CHAT, converter)
+
+    @post(
+        "/tokenize",
+        status_code=200,
+        operation=Operation(Tokens, TokenizeRequest),
+    )
     async def tokenize(
         self,
         request: Request[Any, Any, Any],
@@ -66,24 +87,36 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
         """Let the runner read the prompt."""
         name = self.service.name(body.model)
         runner = await self.runner(name)
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError("send either prompt or messages", param="prompt")
+        given = [body.prompt is not None, body.messages is not None, body.content is not None]
+        if sum(given) != 1:
+            raise RequestError("send one of prompt, messages and content", param="prompt")
+        if body.content is None and (body.add_special is not None or body.with_pieces is not None):
+            raise RequestError("add_special and with_pieces are for content", param="content")
         if body.messages is None:
             found = await runner.atokenize(self._text(body, runner.facts))
         else:
             found = await self._conversation(_chat(body, name, body.messages), runner)
-        make = partial(_told, found, runner, wants_texts=bool(body.return_token_strs))
+        make = partial(
+            _told,
+            found,
+            runner,
+            has_texts=bool(body.return_token_strs),
+            has_pieces=bool(body.with_pieces),
+        )
         return PiecedAnswer(make, self.service, self.headers)
 
     def _text(self, body: TokenizeRequest, facts: RunnerFacts) -> Asked:
         """Return the request for a text, which no chat template writes."""
         if given := [field for field in _OF_MESSAGES if getattr(body, field) not in (None, [], {})]:
             raise RequestError(f"{given[0]} is for messages, not for a text", param=given[0])
-        text = body.prompt or ""
+        if body.content is None:
+            text, adds_special = body.prompt or "", body.add_special_tokens is not False
+        else:
+            text, adds_special = body.content, bool(body.add_special)
         check_plain_size([text], self.service.settings.max_text_chars, facts)
         return Asked(
             text=text,
-            adds_special=body.add_special_tokens is not False,
+            adds_special=adds_special,
             account=self.caller.account,
         )
 
@@ -95,6 +128,23 @@ class _TokenizeCall(MessagesCall[TokenizeRequest]):
         except RequestError as error:
             error.param = field_of_chat(error, chat)
             raise
+
+
+class _CountCall(MessagesCall[ChatRequest]):
+    """Counts the tokens of one conversation, as llama.cpp's server does."""
+
+    async def start(self, body: ChatRequest) -> ASGIApp:
+        """Let the runner read the prompt."""
+        check_no_rounds(body)
+        runner = await self.runner(body.model)
+        try:
+            request, _ = await self.asked(body, runner.facts, "")
+            found = await runner.atokenize(request)
+        except RequestError as error:
+            error.param = field_of_chat(error, body)
+            raise
+        counted = msgspec.json.encode(InputTokens(len(found.token_ids)))
+        return ASGIResponse(body=counted, headers=self.headers)
 
 
 class _DetokenizeCall(Call[DetokenizeRequest]):
@@ -109,7 +159,7 @@ class _DetokenizeCall(Call[DetokenizeRequest]):
         except RequestError as error:
             blame(error, "tokens")
             raise
-        said = Detokenized(text)
+        said = Detokenized(text, text)
         return ASGIResponse(body=msgspec.json.encode(said), headers=self.headers)
 
 
@@ -125,12 +175,24 @@ def _chat(body: TokenizeRequest, model: str, messages: list[ChatMessage]) -> Cha
     return ChatRequest(model=model, messages=messages, **fields)
 
 
-def _told(found: PromptTokens, runner: Runner, *, wants_texts: bool) -> Iterator[bytes]:
+def _piece(token_id: int, content: bytes) -> TokenPiece:
+    try:
+        return TokenPiece(token_id, content.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(token_id, [*content])
+
+
+def _told(
+    found: PromptTokens, runner: Runner, *, has_texts: bool, has_pieces: bool
+) -> Iterator[bytes]:
     """Encode an answer, in pieces."""
     ids, most = found.token_ids, runner.facts.limits.max_sequence_tokens
-    fillings = [listed(ids, MANY_EACH)]
-    if wants_texts:
+    tokens: Iterable[int | TokenPiece] = ids
+    if has_pieces:
+        tokens = (_piece(token_id, runner.token_bytes(token_id)) for token_id in ids)
+    fillings = [listed(tokens, MANY_EACH)]
+    if has_texts:
         texts = (runner.token_bytes(i).decode(errors="replace") for i in ids)
         fillings.append(listed(texts, MANY_EACH))
-    told = Tokens(len(ids), most, HOLE, HOLE if wants_texts else None, found.image_tokens)
+    told = Tokens(len(ids), most, HOLE, HOLE if has_texts else None, found.image_tokens)
     return filled(told, fillings)

@@ -122,6 +122,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     images: Annotated[list[ShownImage], Meta(max_length=MAX_IMAGES)] | None = None  # ours
 
     # What a prompt was rendered with besides; without effect.
+    prompt: str | None = None
     num_tokens: int | None = None
     max_model_len: int | None = None
 

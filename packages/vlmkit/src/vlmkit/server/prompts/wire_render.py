@@ -1,7 +1,7 @@
 """What is sent to the routes that render, and what they answer: shapes, no behaviour.
 
-What is answered has vLLM's shape, of a body for ``/inference/v1/generate``; what is ours besides
-has no effect there.
+What is answered has vLLM's shape, of a body for ``/inference/v1/generate``; what is ours besides,
+and the text of the prompt, has no effect there.
 """
 
 from collections.abc import Mapping
@@ -76,6 +76,7 @@ class Rendered(msgspec.Struct):
 
     request_id: str
     model: str
+    prompt: str
     token_ids: tuple[int, ...]
     features: RenderedFeatures | None
     sampling_params: dict[str, Any]

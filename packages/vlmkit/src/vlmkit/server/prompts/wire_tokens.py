@@ -16,10 +16,17 @@ from vlmkit.server.fields.wire_tools import Tools
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """The body of ``POST /tokenize``: a prompt, or messages and how they are written."""
+    """The body of ``POST /tokenize``: a prompt, or messages and how they are written.
+
+    ``content``, ``add_special`` and ``with_pieces`` are llama.cpp's names; ``content`` gets no
+    special tokens unless ``add_special`` asks for them.
+    """
 
     model: ModelName | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
     messages: ChatMessages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -34,12 +41,22 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     reasoning_effort: Effort | None = None
 
 
+class TokenPiece(msgspec.Struct):
+    """A token and its text, or its bytes where they are part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
 class Tokens(msgspec.Struct):
-    """What ``/tokenize`` answers; ``image_tokens_each`` is ours, one number for each image."""
+    """What ``/tokenize`` answers; ``image_tokens_each`` is ours, one number for each image.
+
+    ``tokens`` are ids, or with ``with_pieces`` texts, too.
+    """
 
     count: int
     max_model_len: int
-    tokens: tuple[int, ...]
+    tokens: tuple[int | TokenPiece, ...]
     token_strs: list[str] | None
     image_tokens_each: tuple[int, ...]
 
@@ -52,9 +69,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct):
-    """What ``/detokenize`` answers."""
+    """What ``/detokenize`` answers; ``content`` is the same text by llama.cpp's name."""
 
     prompt: str
+    content: str
 
 
 TOKENIZE = BodyReader(TokenizeRequest, about=frozenset({"prompt"}))

@@ -14,6 +14,7 @@ from litestar import Request
 from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import BodyTooSlow, ClientGone
 from vlmkit.server.http.fair_room import FairRoom
+from vlmkit.server.work.content_encoding import gunzip_of
 from vlmkit.server.work.offload import LARGE_BYTES
 
 
@@ -54,9 +55,12 @@ class Body:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def read(self, request: Request[Any, Any, Any]) -> bytes:
-        """Return the whole body.
+        """Return the whole body, decompressed.
 
         Raises:
+            EncodingRefused: it is compressed in a way that is not known here.
+            RequestError: it is not what its encoding says.
+            RequestEntityTooLarge: it is too large, when it is decompressed.
             BodyTooSlow: it did not arrive in time.
             Overloaded: there is no room for it.
             Unavailable: the server is shutting down.
@@ -64,7 +68,7 @@ class Body:
         parts: list[bytes] = []
         try:
             async with asyncio.timeout(self._bodies.timeout_s) as self._patience:
-                async for part in request.stream():
+                async for part in self._decoded(request):
                     self.take(len(part))
                     parts.append(part)
         except TimeoutError:
@@ -74,6 +78,19 @@ class Body:
         if sum(map(len, parts)) > LARGE_BYTES:  # copying takes tens of milliseconds
             return await asyncio.to_thread(b"".join, parts)
         return b"".join(parts)
+
+    async def _decoded(self, request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
+        """Yield the parts of a body as they come, decompressed; others run between large ones."""
+        gunzip = gunzip_of(request.headers, self._bodies.max_bytes)
+        async for part in request.stream():
+            if gunzip is None:
+                yield part
+                continue
+            for piece in gunzip.pieces(part):
+                yield piece
+                await asyncio.sleep(0)
+        if gunzip is not None:
+            gunzip.close()
 
     async def pieces(self, request: Request[Any, Any, Any], num_bytes: int) -> AsyncIterator[bytes]:
         """Yield a body as it comes, in pieces of some size; each has the time that a body has.
@@ -127,11 +144,13 @@ class Bodies:
     Args:
         room: for their bytes.
         timeout_s: in which each has to arrive.
+        max_bytes: of one that is decompressed.
     """
 
-    def __init__(self, room: FairRoom, timeout_s: float) -> None:
+    def __init__(self, room: FairRoom, timeout_s: float, max_bytes: int) -> None:
         self.room = room
         self.timeout_s = timeout_s
+        self.max_bytes = max_bytes
         self._open: set[Body] = set()
 
     @contextmanager

@@ -108,7 +108,9 @@ class Service:
         self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
         self.num_unconstrained = 0  # requests with tools whose schemas nothing here keeps to
         self.ledger = Ledger(settings)
-        self.bodies = Bodies(self.ledger.body_bytes, settings.body_timeout_s)
+        self.bodies = Bodies(
+            self.ledger.body_bytes, settings.body_timeout_s, settings.max_body_bytes
+        )
         self.offload = OffloadExecutor()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_idle = asyncio.Event()

@@ -1,0 +1,98 @@
+"""``POST /invocations``: one route for chats, plain texts and vectors, as SageMaker has it.
+
+What a body holds says which API it is for: ``messages``, ``prompt`` or ``input``.
+"""
+
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from vlmkit.errors import RequestError
+from vlmkit.server.chat.answer import ChatCompletion
+from vlmkit.server.chat.call import Call, read_json
+from vlmkit.server.chat.convert import Converter
+from vlmkit.server.chat.route import ChatCall
+from vlmkit.server.chat.wire import CHAT, ChatRequest
+from vlmkit.server.completions.route import CompletionCall
+from vlmkit.server.completions.wire import COMPLETIONS
+from vlmkit.server.embeddings.route import EmbeddingsCall
+from vlmkit.server.embeddings.wire import EMBEDDINGS
+from vlmkit.server.fields.structure import check_structure
+from vlmkit.server.http.caller import caller_of
+from vlmkit.server.http.errors import MayNot
+from vlmkit.server.http.operation import Operation
+from vlmkit.server.identity.key import Key
+from vlmkit.server.work.service import Service
+
+
+class _Keys(msgspec.Struct):
+    """Which of the fields a body has that say what it is for; their values are not decoded."""
+
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class InvocationsController(Controller):
+    """The route that hosts call whatever the model is for."""
+
+    @post(
+        "/invocations",
+        status_code=200,
+        operation=Operation(ChatCompletion, ChatRequest, "chat.completion.chunk", has_timing=True),
+    )
+    async def invoke(
+        self,
+        request: Request[Any, Any, Any],
+        service: NamedDependency[Service],
+        converter: NamedDependency[Converter],
+    ) -> ASGIApp:
+        """Answer a chat, go on with a text, or return vectors."""
+        return _Invocation(request, service, converter)
+
+
+class _Invocation:
+    """Reads a body, and has it answered by the API that it is for."""
+
+    def __init__(
+        self, request: Request[Any, Any, Any], service: Service, converter: Converter
+    ) -> None:
+        self._request = request
+        self._service = service
+        self._converter = converter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, and answer it."""
+        self._service.check_room(caller_of(self._request).account)
+        with self._service.bodies.opened(self._request) as sent:
+            content = await read_json(self._request, sent)
+        call = self._call(content)
+        call.content = content
+        del content  # the call drops it when it is decoded
+        await call(scope, receive, send)
+
+    def _call(self, content: bytes) -> Call[Any]:
+        """Return what answers a body.
+
+        Raises:
+            RequestError: it is for no API.
+            MayNot: the key may not ask for vectors.
+        """
+        check_structure(content)
+        try:
+            keys = msgspec.json.decode(content, type=_Keys)
+        except (ValueError, RecursionError):  # errors of msgspec and of Unicode are ValueErrors
+            raise RequestError("the body is not a JSON object", code="invalid_json") from None
+        if keys.messages is not msgspec.UNSET:
+            return ChatCall(self._request, self._service, CHAT, self._converter)
+        if keys.prompt is not msgspec.UNSET:
+            return CompletionCall(self._request, self._service, COMPLETIONS)
+        if keys.input is not msgspec.UNSET:
+            key: Key | None = self._request.scope["state"].get("key")
+            if key is not None and not key.may("embed"):
+                raise MayNot("this API key may not do this: it needs the scope 'embed'")
+            return EmbeddingsCall(self._request, self._service, EMBEDDINGS, self._converter)
+        raise RequestError("the body needs messages, prompt or input", param="messages")

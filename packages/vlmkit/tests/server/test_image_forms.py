@@ -1,0 +1,75 @@
+"""The forms in which clients send one image: each is shown, or refused by its place."""
+
+import base64
+
+import pytest
+from running_server import picture
+
+CONTENT = base64.b64encode(base64.b64decode(picture(9, 7).partition(",")[2])).decode()
+URL = f"data:image/png;base64,{CONTENT}"
+LINES = "\r\n".join(CONTENT[at : at + 76] for at in range(0, len(CONTENT), 76))
+SAFE = CONTENT.replace("+", "-").replace("/", "_").rstrip("=")
+FORMS = {
+    "a URL": {"url": URL},
+    "a URL alone": URL,
+    "lines": {"url": f"data:image/png;base64,{LINES}"},
+    "no padding": {"url": URL.rstrip("=")},
+    "alphabet of URLs": {"url": f"data:image/png;base64,{SAFE}"},
+    "upper case": {"url": f"DATA:image/png;BASE64,{CONTENT}"},
+    "jpg": {"url": f"data:image/jpg;base64,{CONTENT}"},
+    "no type": {"url": f"data:;base64,{CONTENT}"},
+    "no detail": {"url": URL, "detail": ""},
+}
+
+
+def asked(server, message):
+    return server.post({"model": "mock", "messages": [{"role": "user"} | message]})
+
+
+def said(answer):
+    assert answer.status_code == 200, answer.text
+    assert "x-vlmkit-ignored" not in answer.headers
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_image_is_shown_in_any_form(server, form):
+    part = {"type": "image_url", "image_url": FORMS[form]}
+    assert said(asked(server, {"content": [part]})).startswith("image 1: 9x7")
+
+
+@pytest.mark.parametrize("text", [CONTENT, URL, LINES])
+def test_listed_images_come_before_what_is_said(server, text):
+    part = {"type": "image_url", "image_url": {"url": picture(8, 8)}}
+    answer = said(asked(server, {"content": [part], "images": [text]}))
+    assert answer.startswith("image 1: 9x7")
+    assert "image 2: 8x8" in answer
+    assert said(asked(server, {"content": "so", "images": [text]})).startswith("image 1: 9x7")
+
+
+@pytest.mark.parametrize("url", ["malformed", CONTENT, "ftp://a/b.png", "file:///etc/passwd", ""])
+def test_what_is_no_url_of_an_image_is_refused_by_its_place(server, url):
+    for image in (url, {"url": url}):
+        part = {"type": "image_url", "image_url": image}
+        error = asked(server, {"content": [part]}).json()["error"]
+        place = "messages[0].content[0].image_url"
+        assert error["param"] == (place if image is url else f"{place}.url")
+        assert "data:image/png;base64" in error["message"]
+
+
+@pytest.mark.parametrize("text", ["%%%", "QUJD", ""])
+def test_a_listed_image_that_is_none_is_refused_by_its_place(server, text):
+    error = asked(server, {"content": "so", "images": [CONTENT, text]}).json()["error"]
+    assert (error["param"], error["code"]) == ("messages[0].images[1]", "invalid_image")
+
+
+def test_an_image_of_anthropics_api_may_have_lines_and_be_called_jpg(server):
+    source = {"type": "base64", "media_type": "image/jpg", "data": LINES}
+    body = {
+        "model": "mock",
+        "max_tokens": 99,
+        "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}],
+    }
+    answer = server.post(body, "/v1/messages")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["content"][0]["text"].startswith("image 1: 9x7")
