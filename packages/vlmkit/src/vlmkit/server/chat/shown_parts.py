@@ -8,7 +8,10 @@ from vlmkit.server.chat.files import NamedFile
 
 
 class ListedImage(wire.ImagePart, tag_field="type", tag="listed_image"):
-    """An image of a message's list of images, which Ollama's API has in place of parts."""
+    """An image of a message's list of images, which Ollama's API has in place of parts.
+
+    ``image_url`` may be base64 alone.
+    """
 
 
 def parts_of(message: wire.ChatMessage) -> Sequence[wire.ShownPart]:
@@ -16,12 +19,8 @@ def parts_of(message: wire.ChatMessage) -> Sequence[wire.ShownPart]:
     content = message.content
     parts = [wire.TextPart(text=content)] if isinstance(content, str) else content or ()
     if isinstance(message, wire.UserMessage) and message.images:
-        return [*map(_listed, message.images), *parts]
+        return [*(ListedImage(image_url=image) for image in message.images), *parts]
     return parts
-
-
-def _listed(text: str) -> ListedImage:
-    return ListedImage(image_url=text if is_data_url(text) else f"data:;base64,{text}")
 
 
 def shown_parts(
@@ -50,10 +49,13 @@ def place_of(place: str, part: wire.ImagePart | wire.FilePart) -> str:
 
 
 def images_in(said: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, wire.ImageUrl]]:
-    """Yield every image of a body, with the place that its errors name."""
+    """Yield every image of a body by its URL or file, with the place that its errors name."""
     for place, part in shown_parts(said):
         if isinstance(part, wire.ImagePart):
-            yield place_of(place, part), part.shown
+            image = part.shown
+            if isinstance(part, ListedImage) and not is_data_url(image.url or ""):
+                image = wire.ImageUrl(url=f"data:;base64,{image.url}")
+            yield place_of(place, part), image
 
 
 def files_in(said: Sequence[wire.ChatMessage]) -> Iterator[NamedFile]:

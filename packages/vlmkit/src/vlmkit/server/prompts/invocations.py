@@ -3,6 +3,7 @@
 What a body holds says which API it is for: ``messages``, ``prompt`` or ``input``.
 """
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from vlmkit.server.completions.route import CompletionCall
 from vlmkit.server.completions.wire import COMPLETIONS
 from vlmkit.server.embeddings.route import EmbeddingsCall
 from vlmkit.server.embeddings.wire import EMBEDDINGS
-from vlmkit.server.fields.structure import check_structure
+from vlmkit.server.fields.structure import check_structure, is_light
 from vlmkit.server.http.caller import caller_of
 from vlmkit.server.http.errors import MayNot
 from vlmkit.server.http.operation import Operation
@@ -69,23 +70,23 @@ class _Invocation:
         self._service.check_room(caller_of(self._request).account)
         with self._service.bodies.opened(self._request) as sent:
             content = await read_json(self._request, sent)
-        call = self._call(content)
+            if is_light(content):
+                keys = _keys(content)
+            else:
+                account = caller_of(self._request).account
+                keys = await self._service.offload.run(partial(_keys, content), account)
+        call = self._call(keys)
         call.content = content
-        del content  # the call drops it when it is decoded
+        del content, keys  # the call drops the body when it is decoded
         await call(scope, receive, send)
 
-    def _call(self, content: bytes) -> Call[Any]:
+    def _call(self, keys: _Keys) -> Call[Any]:
         """Return what answers a body.
 
         Raises:
             RequestError: it is for no API.
             MayNot: the key may not ask for vectors.
         """
-        check_structure(content)
-        try:
-            keys = msgspec.json.decode(content, type=_Keys)
-        except (ValueError, RecursionError):  # errors of msgspec and of Unicode are ValueErrors
-            raise RequestError("the body is not a JSON object", code="invalid_json") from None
         if keys.messages is not msgspec.UNSET:
             return ChatCall(self._request, self._service, CHAT, self._converter)
         if keys.prompt is not msgspec.UNSET:
@@ -96,3 +97,16 @@ class _Invocation:
                 raise MayNot("this API key may not do this: it needs the scope 'embed'")
             return EmbeddingsCall(self._request, self._service, EMBEDDINGS, self._converter)
         raise RequestError("the body needs messages, prompt or input", param="messages")
+
+
+def _keys(content: bytes) -> _Keys:
+    """Return the fields that a body has; takes time where it is large.
+
+    Raises:
+        RequestError: it is no JSON object, or too deep.
+    """
+    check_structure(content)
+    try:
+        return msgspec.json.decode(content, type=_Keys)
+    except (ValueError, RecursionError):  # errors of msgspec and of Unicode are ValueErrors
+        raise RequestError("the body is not a JSON object", code="invalid_json") from None
