@@ -87,11 +87,15 @@ def test_a_schema_that_cannot_be_kept_is_refused_by_the_name_of_its_field(client
     assert (caught.value.param, caught.value.code) == ("response_format", "invalid_constraint")
 
 
-def test_a_tool_whose_schema_cannot_be_kept_to_is_refused_as_a_tool(client):
+def test_a_tool_whose_schema_cannot_be_enforced_is_reported_or_refused_if_it_is_strict(client):
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    messages = [{"role": "user", "content": "hello"}]
+    answer = client.with_raw_response.create(model="mock", messages=messages, tools=[tool])
+    assert answer.headers["x-vlmkit-unconstrained"] == "f#/properties/a/pattern"
+    strict = {"type": "function", "function": tool["function"] | {"strict": True}}
     with pytest.raises(openai.BadRequestError) as refused:
-        said(client, stream=False, tools=[tool])
+        said(client, stream=False, tools=[strict])
     assert refused.value.param == "tools"
 
 

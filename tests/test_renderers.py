@@ -165,7 +165,7 @@ def test_all_that_a_prompt_depends_on_and_holds_travels() -> None:
     """A field that is new must be sent, or be named here."""
     needless = ("continuations", "params", "constraint", "tool_choice", "parallel_tool_calls")
     needless += ("tenant", "account", "cache_salt", "priority", "id", "admit", "trace", "fields")
-    needless += ("clamp_max_tokens",)
+    needless += ("clamp_max_tokens", "strict_tools")
     assert {each.name for each in fields(Request)} == {*wire.SENT, *needless}
     assert {each.name for each in fields(MediaSlot)} == {*wire.SlotAt.__struct_fields__}
     told = {*wire.Reply.__struct_fields__} - {"shown", "decodes", "origins"}

@@ -241,8 +241,8 @@ def test_noise_is_refused_or_opened_and_never_anything_else(noise, magic):
 BASE64 = st.binary(max_size=60).map(lambda content: base64.b64encode(content).decode())
 
 
-@given(BASE64 | st.text(alphabet="AB09+/=é@\n ", max_size=24))
-def test_base64_in_pieces_is_read_as_the_standard_library_reads_the_whole(text):
+@given(BASE64 | st.text(alphabet="AB09+/-_=é@\n ", max_size=24))
+def test_base64_in_pieces_is_read_as_the_standard_library_reads_its_plain_form(text):
     def read(decode):
         try:
             return decode()
@@ -252,7 +252,9 @@ def test_base64_in_pieces_is_read_as_the_standard_library_reads_the_whole(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base64_text, "PIECE_CHARS", 8)
         pieces = read(lambda: base64_text.from_base64(f"data:,{text}", len("data:,")))
-    assert pieces == read(lambda: base64.b64decode(text, validate=True))
+    plain = "".join(text.split()).replace("-", "+").replace("_", "/")
+    plain += "=" * (-len(plain) % 4)
+    assert pieces == read(lambda: base64.b64decode(plain, validate=True))
 
 
 def test_the_digest_is_that_of_every_pixel_however_tall_the_picture():

@@ -153,7 +153,7 @@ def test_no_answer_invites_pages_of_other_sites(server):
         "file:///etc/passwd",
         "/etc/passwd",
         "../../etc/passwd",
-        "DATA:image/png;base64,AAAA",
+        "DATUM:image/png;base64,AAAA",
         "ftp://example.com/a.png",
         "",
     ],
@@ -167,7 +167,7 @@ def test_nothing_but_data_urls_is_opened_unless_fetching_is_on(server, url):
 
 @pytest.mark.parametrize(
     "url", ["data:", "data:image/png;base64,", "data:image/png;base64,%%%", "data:,x",
-            "data:image/png;base64,AAAA"]
+            "data:image/png;base64,AAAA", "DATA:image/png;base64,AAAA"]
 )  # fmt: skip
 def test_a_broken_image_is_a_400_that_names_its_place(server, url):
     error = fault(show(server, picture(), url), 400)

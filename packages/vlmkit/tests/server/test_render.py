@@ -148,7 +148,7 @@ def test_nothing_runs_for_what_is_only_rendered(server):
         (shown("data:image/png;base64,AAAA"), "messages[0].content[1].image_url.url", CHAT),
         (chat(temperature=9), "temperature", CHAT),
         (chat(guided_choice=[]), "guided_choice", CHAT),
-        (chat(audio={}), "audio", CHAT),
+        (chat(audio={"voice": "a"}), "audio", CHAT),
         ({"model": "mock", "prompt": ["x", [9999]]}, "prompt[1]", "/v1/completions"),
         ({"model": "mock", "prompt": "x", "n": 999}, "n", "/v1/completions"),
     ],

@@ -204,7 +204,11 @@ def test_a_request_that_asks_for_none_gets_none(served: Running, tools: Tools) -
     "path", ["/v1/completions", "/v1/chat/completions/render", "/v1/messages/render", "/tokenize"]
 )
 def test_other_paths_refuse_them_by_name(served: Running, path: str) -> None:
-    body = chat("hello", server_tools=["say"], max_tokens=5, prompt="hello")
+    body = chat("hello", server_tools=["say"], max_tokens=5)
+    if path == "/v1/completions":
+        body = {"model": "mock", "prompt": "hello", "server_tools": ["say"], "max_tokens": 5}
+    if path == "/tokenize":
+        del body["max_tokens"]
     answer = served.post(body, path)
     assert answer.status_code == 400
     assert "server_tools" in answer.json()["error"]["message"]

@@ -18,7 +18,9 @@ from vlmkit.settings.fleet import FleetSettings
 MESSAGES = [{"role": "user", "content": "hello"}]
 BODIES = {
     "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/chat/completions/input_tokens": {"messages": MESSAGES},
     "/v1/chat/completions/render": {"messages": MESSAGES},
+    "/invocations": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "hello"},
     "/v1/completions/render": {"prompt": "hello"},
     "/v1/embeddings": {"input": "hello"},

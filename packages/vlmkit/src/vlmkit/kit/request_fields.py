@@ -15,15 +15,15 @@ _SHAPE = "class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 RESERVED = frozenset(
     """
-    access_programs add_generation_prompt add_special_tokens audio background background_options
-    bad_words_ids begin_suppress_tokens best_of cache_salt chat_template_kwargs container
-    context_management continue_final_message conversation dimensions ec_transfer_params echo
-    encoding_format epsilon_cutoff eta_cutoff features frequency_penalty function_call functions
-    guided_choice guided_grammar guided_json guided_regex ignore_eos image images include
-    include_stop_str_in_output input instructions kv_transfer_params light logit_bias logprobs
-    max_completion_tokens max_image_tokens max_model_len max_output_tokens max_tokens max_tool_calls
-    mcp_servers messages metadata min_length min_p min_tokens mm_processor_kwargs modalities model
-    moderation n no_repeat_ngram_size no_stop_trim num_tokens output_config parallel_tool_calls
+    access_programs add_generation_prompt add_special add_special_tokens audio background
+    background_options bad_words_ids begin_suppress_tokens best_of cache_salt chat_template_kwargs
+    container content context_management continue_final_message conversation dimensions
+    ec_transfer_params echo encoding_format epsilon_cutoff eta_cutoff features frequency_penalty
+    function_call functions guided_choice guided_grammar guided_json guided_regex ignore_eos image
+    images include include_stop_str_in_output input instructions kv_transfer_params light logit_bias
+    logprobs max_completion_tokens max_image_tokens max_model_len max_output_tokens max_tokens
+    max_tool_calls mcp_servers messages metadata min_length min_p min_tokens mm_processor_kwargs
+    modalities model moderation n no_repeat_ngram_size num_tokens output_config parallel_tool_calls
     personality prediction prefill presence_penalty previous_response_id priority prompt
     prompt_cache_key prompt_cache_options prompt_cache_retention prompt_logprobs reasoning
     reasoning_effort repetition_penalty request_id response_format return_image_transforms
@@ -31,7 +31,7 @@ RESERVED = frozenset(
     sequence_bias server_tools service_tier skip_special_tokens speed stop stop_sequences
     stop_token_ids store stream stream_options structured_outputs suffix suppress_tokens system
     temperature text thinking thread token_ids tokens tool_choice tools top_k top_logprobs top_p
-    truncation typical_p user verbosity web_search_options
+    truncation typical_p user verbosity web_search_options with_pieces
     """.split()  # noqa: SIM905 - as a list it is three pages
 )
 """Fields that bodies of vlmkit's own server have already."""

@@ -210,7 +210,7 @@ TOOL_ROWS = (
     Row("tools", _ALL + ", Anthropic", "implemented"),
     Row("tool_choice", _ALL + ", Anthropic", "implemented", neutral=("auto", "none")),
     Row("parallel_tool_calls", "OpenAI, vLLM, SGLang, Mistral", "implemented", neutral=(True,)),
-    Row("server_tools", "vlmkit", "implemented"),
+    Row("server_tools", "vlmkit", "implemented", about="prompt"),  # describes them
     Row("max_tool_calls", _OPENAI, "implemented"),
     Row("parse_tool_calls", _LLAMA, "rejected", "send tool_choice: none", (True,)),
     Row("function_call", _OPENAI, "rejected", "send tool_choice", ("none", "auto")),

@@ -159,7 +159,7 @@ def _named(request: Request[Any, Any, Any], service: Service) -> tuple[str, Runn
         )
     runner = service.models[name].runner
     if runner is None:
-        raise Unavailable("the model is not in memory now", code="model_not_loaded")
+        raise Unavailable("the model is not in memory now", code="model_unloaded")
     return name, runner
 
 
