@@ -63,29 +63,53 @@ OLDEST = {
 # What each client needs to be tried by the file of tests/clients that has its name.
 CLIENTS = {
     "openai": ["openai"],
+    "aider": ["aider-chat"],
     "anthropic": ["anthropic"],
     "dspy": ["dspy", "numpy"],
+    "guidellm": ["guidellm[vision]", *TORCH_PIN],
     "haystack": ["haystack-ai", "pytest-asyncio"],
     "instructor": ["instructor"],
     "langchain": ["langchain-openai", "langchain-tests"],
+    "langchain_qwen3": ["langchain-openai", "langchain-tests"],
     "litellm": ["litellm", "mcp"],
+    "litellm_proxy": ["litellm[proxy]", "openai"],
+    "lm_eval": ["lm-eval[api]", *TORCH_PIN],
     "llama_index": ["llama-index-embeddings-openai-like", "llama-index-llms-openai-like"],
     "llm": ["llm"],
+    "open_webui": ["open-webui", *TORCH_PIN],
     "openai_agents": ["openai-agents", "pytest-asyncio"],
     "pydantic_ai": ["pydantic-ai-slim[anthropic,openai]", "pytest-asyncio"],
     "smolagents": ["smolagents[openai]"],
+    "vllm_bench": ["aiohttp", "numpy", "pillow", "regex", "requests", "tqdm", *TORCH_PIN],
     "vllm_router": ["openai", "vllm-router==0.1.17"],
     "npm": [],
+    "codex": [],
+    "continue": [],
+    "opencode": [],
+    "promptfoo": [],
 }
-CLIENTS_OF_NODE = [
-    "@ai-sdk/anthropic",
-    "@ai-sdk/openai",
-    "@ai-sdk/openai-compatible",
-    "@anthropic-ai/sdk",
-    "ai",
-    "openai",
-    "zod",
-]
+# What is installed without what it requires: vLLM's functions that ask servers need little of that.
+CLIENTS_ALONE = {"vllm_bench": ["vllm"]}
+# What npm installs for a client.
+CLIENTS_OF_NODE = {
+    "npm": [
+        "@ai-sdk/anthropic",
+        "@ai-sdk/openai",
+        "@ai-sdk/openai-compatible",
+        "@anthropic-ai/sdk",
+        "@langchain/core",
+        "@langchain/openai",
+        "@llamaindex/openai",
+        "ai",
+        "llamaindex",
+        "openai",
+        "zod",
+    ],
+    "codex": ["@openai/codex"],
+    "continue": ["@continuedev/cli"],
+    "opencode": ["opencode-ai"],
+    "promptfoo": ["promptfoo", "node@22"],
+}
 PICTURE = f"{DEMO}/src/vlmkit_demo/pictures/shapes.png"
 
 
@@ -152,8 +176,8 @@ def attack(session: nox.Session) -> None:
         return
     apis = "tokenize|v1/(completions|chat/completions|messages|responses|embeddings)"
     texts = rf"^POST /({apis}) json:(prompt|input|messages\[\]\.content)$"
-    session.run("python", "-m", "attack", "--minutes", "7")
-    session.run("python", "-m", "attack", "--minutes", "3", "--model", "demo", "--fields", texts)
+    session.run("python", "-m", "attack", "--minutes", "8")
+    session.run("python", "-m", "attack", "--minutes", "2", "--model", "demo", "--fields", texts)
 
 
 @nox.session
@@ -238,7 +262,7 @@ def lowest(path: str) -> list[str]:
 @nox.session(default=False)
 def clients_server(session: nox.Session) -> None:
     """Install the server that ``clients`` meet."""
-    install(session, CORE, MOCK, HF, ONNX_CPU, DEMO, GUIDANCE)
+    install(session, CORE, MOCK, HF, ONNX_CPU, TORCH, DEMO, GUIDANCE)
 
 
 @nox.session(default=False, requires=["clients_server"])
@@ -246,13 +270,13 @@ def clients_server(session: nox.Session) -> None:
 def clients(session: nox.Session, client: str) -> None:
     """Try a client of others, as it is, on a server in an environment of its own."""
     session.install("-q", "pytest>=9", *CLIENTS[client])
-    if client == "npm":
+    if alone := CLIENTS_ALONE.get(client):
+        session.install("-q", "--no-deps", *alone)
+    if packages := CLIENTS_OF_NODE.get(client):
         if not shutil.which("npm"):
             session.skip("Node is not installed")
-        folder = session.create_tmp()
-        session.run(
-            "npm", "install", "--silent", "--prefix", folder, *CLIENTS_OF_NODE, external=True
-        )
+        folder = str(Path(session.create_tmp()).resolve())  # clients run in folders of their own
+        session.run("npm", "install", "--silent", "--prefix", folder, *packages, external=True)
         session.env["NODE_FOLDER"] = folder
     session.env["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches prices when imported
     try_on_server(session, client)
@@ -267,7 +291,7 @@ def schema(session: nox.Session) -> None:
 
 def try_on_server(session: nox.Session, client: str) -> None:
     """Run a client's file on the server of ``clients_server``."""
-    server = session.env_dir.with_name("clients_server")
+    server = session.env_dir.resolve().with_name("clients_server")
     commands = os.pathsep.join(str(server / folder) for folder in ("bin", "Scripts"))
     session.env["SERVER_PYTHON"] = shutil.which("python", path=commands)
     tests = Path("tests/clients")
@@ -306,10 +330,11 @@ def types(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def reference(session: nox.Session) -> None:
-    """Write the reference of seams, values, Python and fields, ``docs/reference``."""
+    """Write the reference of seams, values, Python, fields and protocol cases."""
     install(session, CORE)
     session.run("python", "tests/seams_page.py")
     session.run("python", "tests/fields_page.py")
+    session.run("python", "tests/protocol_page.py")
 
 
 @nox.session(default=False)

@@ -274,7 +274,7 @@ def measured(kind: str, size: tuple[int, int] = COSTS_SIZE) -> Measured:
 def process_ids(parent: int) -> list[int]:
     """Return a process, its children and theirs."""
     parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     found = [parent]

@@ -2,7 +2,8 @@
 
 Two ways of looking: SmolVLM's tiles of one size, and Qwen2.5-VL's grid of patches with attention
 within windows. The latter is a tower as wide as that of Qwen2.5-VL-3B with a quarter of its layers,
-before a decoder of Qwen2.5-0.5B's shape. Saved as :mod:`shapes` saves text models.
+before a decoder of Qwen2.5-0.5B's shape; and the whole of Qwen2.5-VL-3B's shape. Saved as
+:mod:`shapes` saves text models.
 """
 
 import json
@@ -46,21 +47,27 @@ class ImageShape:
         edge: of a picture, in pixels.
         decoder: numbers of its configuration.
         tower: the same.
+        is_tied: whether the output layer is the embedding.
     """
 
     save: Callable[["ImageShape", Path], None]
     edge: int
     decoder: dict[str, int]
     tower: dict[str, object]
+    is_tied: bool = False
 
 
-def save(shape: str, folder: Path) -> Path:
+def save(shape: str, folder: Path, dtype: str = "float32") -> Path:
     """Save a model of a shape into ``folder``, unless it is there already."""
-    if not (folder / "model.safetensors").is_file():
+    if not (folder / "config.json").is_file():
         import torch
 
         torch.manual_seed(0)
-        IMAGE_SHAPES[shape].save(IMAGE_SHAPES[shape], folder)
+        torch.set_default_dtype(getattr(torch, dtype))
+        try:
+            IMAGE_SHAPES[shape].save(IMAGE_SHAPES[shape], folder)
+        finally:
+            torch.set_default_dtype(torch.float32)
     return folder
 
 
@@ -106,7 +113,9 @@ def _save_qwen(shape: ImageShape, folder: Path) -> None:
     picture = "<|vision_start|><|image_pad|><|vision_end|>"
     names = ("image_pad", "video_pad", "vision_start", "vision_end")
     index = {name: QWEN_SPECIAL.index(f"<|{name}|>") for name in names}
-    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+    head = shape.decoder["hidden_size"] // shape.decoder["num_attention_heads"]
+    sections = [head // 8, head * 3 // 16, head * 3 // 16]
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
     config = Qwen2_5_VLConfig(
         vision_config={**shape.tower, "out_hidden_size": shape.decoder["hidden_size"]},
         text_config={
@@ -119,7 +128,7 @@ def _save_qwen(shape: ImageShape, folder: Path) -> None:
         video_token_id=index["video_pad"],
         vision_start_token_id=index["vision_start"],
         vision_end_token_id=index["vision_end"],
-        tie_word_embeddings=False,
+        tie_word_embeddings=shape.is_tied,
     )
     template = IMAGE_TEMPLATE % (picture, "<|im_end|>")
     _save_weights(Qwen2_5_VLForConditionalGeneration(config), QWEN_SPECIAL, template, folder)
@@ -175,6 +184,29 @@ IMAGE_SHAPES = {
             "vocab_size": 49280,
         },
         tower=SIGLIP,
+    ),
+    "qwen2.5-vl-3b": ImageShape(  # 14 x 14 tokens
+        _save_qwen,
+        edge=392,
+        decoder={
+            "hidden_size": 2048,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "vocab_size": 151936,
+        },
+        tower={
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
+        is_tied=True,
     ),
     "qwen2.5-vl": ImageShape(  # 27 x 27 cells, so that the last windows are smaller
         _save_qwen,

@@ -173,7 +173,8 @@ def parse() -> tuple[list[str], Options]:
     """Return the names that were asked for, and the options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[*BENCHES, *NAMED_BENCHES, []])
-    parser.add_argument("--shape", choices=shapes.SHAPES, default="0.5b")
+    choices = [*shapes.SHAPES, "qwen2.5-vl-3b"]  # the last of torch-start alone
+    parser.add_argument("--shape", choices=choices, default="0.5b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of each engine")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of each answer")

@@ -15,7 +15,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import image_shapes
 import peers
 import quiet
 import shapes
@@ -27,19 +29,28 @@ Moment = tuple[float, float]
 OURS, THEIRS = "vlmkit", "transformers"
 DTYPES = ("bfloat16", "float32")
 PROMPT = "word " * 12
+IMAGE_PAD = "<|image_pad|>"
 COLUMNS = (
     *("first token s", "ms a token", "resident MiB", "peak MiB"),
     *("first token CPU s", "CPU ms a token"),
 )
 TARGETS = ("at most 1.3", "at most 1.0", "-", "-", "-", "-")
 MIB = 2**20
+PEAK = 1.6  # times its weights, which transformers takes in float32 for a moment
 
 
 def bench(options: peers.Options) -> None:
     """Measure and print."""
-    folder = shapes.save(options.shape, options.models / f"random-{options.shape}-bf16", "bfloat16")
+    folder = options.models / f"random-{options.shape}-bf16"
+    if options.shape in shapes.SHAPES:
+        shapes.save(options.shape, folder, "bfloat16")
+    else:
+        image_shapes.save(options.shape, folder, "bfloat16")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 2
     for dtype in DTYPES:
+        if PEAK * weights * (4 if dtype == "float32" else 2) > available_bytes():
+            print(f"{dtype}: left out, since transformers would not fit into memory")
+            continue
         seen: dict[str, list[list[float]]] = {"first": [], OURS: [], THEIRS: []}
         cache = options.models / f"cache-{time.monotonic_ns()}"  # of a user who starts vlmkit first
         for number in range(options.rounds + 1):
@@ -81,29 +92,51 @@ def report(
 def child(who: str, folder: Path, dtype: str, options: peers.Options, cache: Path) -> list[float]:
     """Return what one process took: see :data:`COLUMNS`."""
     command = [sys.executable, __file__, who, str(folder), dtype]
-    command += [str(options.threads), str(options.tokens), repr(time.monotonic())]
+    command += [str(options.threads), str(options.tokens), str(edge_of(options.shape))]
+    command += [repr(time.monotonic())]
     environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "HF_HOME": str(cache / "hf")}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environ)
     row: list[float] = json.loads(done.stdout.splitlines()[-1])
     return row
 
 
-def answer_of_vlmkit(folder: str, dtype: str, threads: int, tokens: int) -> list[Moment]:
+def available_bytes() -> int:
+    """Return the memory that processes can have now."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def edge_of(shape: str) -> int:
+    """Return the edge of the picture that a model of a shape is asked about; 0 for none."""
+    return 0 if shape in shapes.SHAPES else image_shapes.IMAGE_SHAPES[shape].edge
+
+
+def picture(edge: int) -> Any:
+    """Return a picture, the same each time."""
+    import PIL.Image
+
+    return PIL.Image.linear_gradient("L").resize((edge, edge)).convert("RGB")
+
+
+def answer_of_vlmkit(folder: str, dtype: str, threads: int, tokens: int, edge: int) -> list[Moment]:
     """Return when the tokens came."""
     import vlmkit
 
+    images = [picture(edge)] if edge else []
     engine = {"use": "torch", "num_threads": threads, "dtype": dtype}
     with vlmkit.load(folder, engine=engine) as model:
-        request = model.request(PROMPT, max_tokens=tokens, ignore_eos=True)
+        request = model.request(PROMPT, images=images, max_tokens=tokens, ignore_eos=True)
         moments = [now() for _ in model.submit(request)]
         report_memory()
     return moments
 
 
-def answer_of_transformers(folder: str, dtype: str, threads: int, tokens: int) -> list[Moment]:
+def answer_of_transformers(
+    folder: str, dtype: str, threads: int, tokens: int, edge: int
+) -> list[Moment]:
     """Return when the tokens came."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
     from transformers.generation.streamers import BaseStreamer
 
     class Clock(BaseStreamer):
@@ -118,16 +151,43 @@ def answer_of_transformers(folder: str, dtype: str, threads: int, tokens: int) -
 
     torch.set_num_threads(threads)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    messages = [{"role": "user", "content": PROMPT}]
-    inputs = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    kind = AutoModelForImageTextToText if edge else AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
+    inputs = inputs_of_transformers(folder, tokenizer, edge)
     clock = Clock()
     length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
     model.generate(**inputs, **length, do_sample=False, streamer=clock)
     report_memory()
     return clock.moments[1:]  # the first is the prompt
+
+
+def inputs_of_transformers(folder: str, tokenizer: Any, edge: int) -> Any:
+    """Return what a model is asked; with a picture, what the processor makes of it.
+
+    That processor as a whole needs torchvision.
+    """
+    import torch
+
+    content: Any = [{"type": "text", "text": PROMPT}] if edge else PROMPT
+    shown: dict[str, Any] = {}
+    if edge:
+        from transformers import Qwen2VLImageProcessorPil
+
+        content = [{"type": "image"}, *content]
+        processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        shown = dict(processor(images=[picture(edge)], return_tensors="pt"))
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    if edge:
+        num_tokens = int(shown["image_grid_thw"].prod()) // processor.merge_size**2
+        text = text.replace(IMAGE_PAD, IMAGE_PAD * num_tokens)
+    inputs = dict(tokenizer(text, return_tensors="pt"))
+    inputs.pop("token_type_ids", None)
+    if edge:
+        is_image = inputs["input_ids"] == tokenizer.convert_tokens_to_ids(IMAGE_PAD)
+        shown["mm_token_type_ids"] = is_image.to(torch.int64)
+    return inputs | shown
 
 
 def now() -> Moment:
@@ -147,9 +207,9 @@ MEMORY: list[float] = []
 
 def main() -> None:
     """Answer one question as the parent asks."""
-    who, folder, dtype, threads, tokens, started = sys.argv[1:]
+    who, folder, dtype, threads, tokens, edge, started = sys.argv[1:]
     answer = answer_of_vlmkit if who == OURS else answer_of_transformers
-    moments = answer(folder, dtype, int(threads), int(tokens))
+    moments = answer(folder, dtype, int(threads), int(tokens), int(edge))
     gaps_s, gaps_cpu_s = (
         statistics.median(after - before for before, after in itertools.pairwise(times))
         for times in zip(*moments, strict=True)

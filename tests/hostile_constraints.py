@@ -242,7 +242,7 @@ def resident_bytes(pid: int) -> int:
 def children(pid: int) -> list[int]:
     """Return the processes right below one."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[1]) == pid and fields[0] != "Z":
@@ -268,6 +268,7 @@ class Attack:
     Attributes:
         figures: what was seen.
         dearest: names and CPU time of the trials that took longest.
+        slowest: names, and how long a request to ``/healthz`` took meanwhile.
     """
 
     def __init__(self, target: Target) -> None:
@@ -284,6 +285,7 @@ class Attack:
         }
         self.statuses: Counter[int] = Counter()
         self.dearest: list[tuple[float, str, int]] = []
+        self.slowest: list[tuple[float, str]] = []
 
     @property
     def worker(self) -> int | None:
@@ -436,13 +438,23 @@ def main() -> None:
         with health_watched(target) as idle:
             time.sleep(3)
         with health_watched(target) as times:
+            num_seen = 0
             for name, constraint in constraints():
                 attack.send(name, constraint)
+                meanwhile = times[num_seen:]
+                num_seen += len(meanwhile)
+                attack.slowest.append((max(meanwhile, default=0.0), name))
         attack.dearest.sort(reverse=True)
+        attack.slowest.sort(reverse=True)
         print(json.dumps(attack.figures, indent=1), dict(attack.statuses))
         print(
             "dearest:",
             *(f"{s:.2f} s {name} ({status})" for s, name, status in attack.dearest[:12]),
+            sep="\n  ",
+        )
+        print(
+            "slowest /healthz during:",
+            *(f"{s * 1000:.0f} ms {name}" for s, name in attack.slowest[:8]),
             sep="\n  ",
         )
         _print_health("healthz, idle", idle)

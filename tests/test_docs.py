@@ -272,7 +272,8 @@ def test_the_first_plugin_of_the_tutorial_loads_and_answers(tmp_path):
     page = "docs/tutorial/first-plugin.md"
     (tmp_path / "shout.py").write_text(blocks(page, "python")[0])
     (tmp_path / "second.toml").write_text(blocks(page, "toml")[0])
-    shown = run_commands(blocks(page, "console")[0].strip().splitlines(), tmp_path)
+    _, commands, *_ = blocks(page, "console")  # what the first one installs is here
+    shown = run_commands(commands.strip().splitlines(), tmp_path)
     assert "runner-up" in shown[0]
     assert shown[1]
 
@@ -340,3 +341,38 @@ def test_no_document_or_source_names_a_path_of_one_machine():
         if Path(name).suffix in {".py", ".md", ".toml", ".sh"} and (ROOT / name).is_file()
     }
     assert not [name for name, text in texts.items() if suspect.search(text)]
+
+
+ASKS_MOCK = re.compile(
+    r'vlmkit (?:ask|chat|serve|verify) mock|load\("mock"|model = "mock"|"mcp", "mock"'
+)
+GUIDES = [
+    p
+    for p in [*DOCUMENTS, *ROOT.glob("examples/*/README.md")]
+    if p.parent.name not in ("adr", "reference") and p.name != "CHANGELOG.md"
+]
+
+
+def test_pages_that_ask_the_mock_say_what_to_install():
+    asking = [page for page in GUIDES if ASKS_MOCK.search(page.read_text())]
+    assert len(asking) > 8
+    lacking = [
+        str(page.relative_to(ROOT)) for page in asking if "/vlmkit-mock" not in page.read_text()
+    ]
+    assert lacking == []
+
+
+def test_pages_install_from_the_clone_until_an_index_has_a_release():
+    pages = [
+        page for page in DOCUMENTS if page.parent.name != "adr" and page.name != "CHANGELOG.md"
+    ]
+    commands = [
+        (str(page.relative_to(ROOT)), command)
+        for page in pages
+        for command in re.findall(r"pip install ([^\n`;]*)", page.read_text())
+    ]
+    assert len(commands) > 20
+    from_index = [each for each in commands if re.search(r"(?:^|[ \"])vlmkit", each[1])]
+    assert from_index == []
+    folders = {place for _, text in commands for place in re.findall(r"\./([\w/-]+)", text)}
+    assert [place for place in folders if not (ROOT / place / "pyproject.toml").is_file()] == []

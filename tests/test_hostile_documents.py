@@ -109,7 +109,7 @@ def flood(address, key):
 def drawing(ancestor):
     """The processes of PDFium that a process started, or that lost their parent."""
     found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             command = (stat.parent / "cmdline").read_text()

@@ -26,6 +26,14 @@ IN_SOURCES = "./packages/vlmkit"
 DEMO = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo"
 ASK = ("What is in this picture?", "--image", str(DEMO / "pictures/shapes.png"))
 SEEN = "circle"
+RELEASED = (
+    "pip install vlmkit vlmkit-demo",
+    "pip install vlmkit vlmkit-hf",
+    "pip install vlmkit vlmkit-mock vlmkit-guidance vlmkit-mcp vlmkit-monitor vlmkit-pdf",
+    'pip install vlmkit "vlmkit-onnx[cpu]"',
+    "pip install vlmkit vlmkit-torch",
+)
+"""What documents will say to install once an index has a release."""
 
 
 def documented() -> list[str]:
@@ -147,7 +155,7 @@ def answers(environment: Environment) -> None:
         assert "Say this" in environment.vlmkit("ask", "mock", "Say this back to me.")
 
 
-@pytest.mark.parametrize("command", documented())
+@pytest.mark.parametrize("command", [*documented(), *RELEASED])
 def test_what_a_document_says_to_install_answers(
     command: str, made: Make, wheels: Path, clone: Path
 ) -> None:
@@ -318,7 +326,7 @@ HINTS = {
     "no model": Hint("vlmkit", ("ask",), "vlmkit-demo"),
     "no hub": Hint("vlmkit", ("ask", "org/name", "Hello"), "vlmkit-hf"),
     "no engine": Hint("vlmkit vlmkit-hf", ASK_MODEL, "vlmkit-torch"),
-    "no onnxruntime": Hint("vlmkit vlmkit-onnx", ASK_MODEL, '"vlmkit-onnx[cpu]"'),
+    "no onnxruntime": Hint("vlmkit vlmkit-onnx", ASK_MODEL, '"vlmkit-onnx[cpu,export]"'),
     "no exporter": Hint('vlmkit "vlmkit-onnx[cpu]"', ASK_MODEL, '"vlmkit-onnx[export]"'),
     "no transformers": Hint(
         'vlmkit "vlmkit-onnx[cpu]"', ("doctor", "{model}"), "vlmkit-hf", removed="transformers"

@@ -299,7 +299,7 @@ def test_an_answer_follows_a_download_on_a_line_of_its_own(
         (("models", "pul", "org/m"), "Did you mean 'pull'?"),
         (("modles", "list"), "Did you mean 'models'?"),
         (("ask", "demo", "Hello", "--max-token", "3"), "--max-tokens"),
-        (("config", "chek"), "Did you mean one of: 'check'"),
+        (("config", "chek"), "Did you mean 'check'?"),
         (("keys", "lst"), "Did you mean 'list'?"),
         (("plugins", "chek"), "Did you mean 'check'?"),
         (("ask", "demo", "Hi", "--set", "engine.num_thread=2"), "did you mean 'num_threads'?"),
@@ -313,3 +313,16 @@ def test_a_misspelt_command_or_option_is_answered_with_the_nearest(
 
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def test_a_pull_without_the_hub_is_an_error(
+    hub: StubHub, run: Run, environ: dict[str, str]
+) -> None:
+    hub.add("org/m", main={"config.json": b"{}", "model.safetensors": weights(1000)})
+    assert run("models", "pull", "--force", "org/m").returncode == 0
+    environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    refused = run("models", "pull", "--force", "org/m")
+
+    assert refused.returncode == 1
+    assert "the hub cannot be asked for the newest commit of model 'org/m'" in refused.stderr
+    assert "fetched in" not in refused.stderr

@@ -107,6 +107,7 @@ PAGED = ("pages", "max_file_tokens")
 
 LIMITED = {
     "/v1/chat/completions": {"max_tokens": 2},
+    "/invocations": {"max_tokens": 2},
     "/v1/completions": {"max_tokens": 2},
     "/v1/messages": {"max_tokens": 2},
     "/v1/responses": {"max_output_tokens": 2, "store": False},
@@ -288,7 +289,7 @@ def complete(base: str, body: Body) -> None:
         body.setdefault("input", "Hello")
     if base == "/tokenize" and not {"messages", "prompt"} & {*body}:
         body |= {"messages": [USER]} if OF_CHATS & {*body} else {"prompt": "Hello"}
-    _add_companions(body)
+    _add_companions(base, body)
 
 
 def _complete_chat(body: Body) -> None:
@@ -374,13 +375,13 @@ def first_object(values: Any) -> Body:
 TOOL = {"type": "function", "function": {"name": "look"}}
 
 
-def _add_companions(body: Body) -> None:
+def _add_companions(base: str, body: Body) -> None:
     if "stream_options" in body:
         body["stream"] = True
     if isinstance(body.get("tool_choice"), dict | str) and "tools" not in body:
         own = {"name": "look", "input_schema": {"type": "object"}}
         kind = body["tool_choice"].get("type") if isinstance(body["tool_choice"], dict) else ""
-        if kind in ("auto", "any", "tool", "none"):
+        if base.startswith("/v1/messages") or kind in ("any", "tool"):
             body["tools"] = [own]
         elif "input" in body:
             body["tools"] = [{"type": "function", "name": "look"}]

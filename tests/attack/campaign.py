@@ -21,7 +21,7 @@ NUM_CLIENTS = 4
 SETTLE_S = 60.0
 MAX_GROWTH_BYTES = 256 * 2**20
 MAX_RATIO = 2.0  # of a field's CPU time to that of the first of its kind
-REPEATED_CPU_S = 0.3  # of a value that many fields receive
+REPEATED_CPU_S = 0.1  # of a value that many fields receive
 HIDDEN_CPU_S = 0.5  # that a field may cost more than usual, among others
 UNDECIDED = (0, 429, 503)  # statuses of requests that were not judged by what they say
 RISKS = ("any", "text", "list", "object", "number")
@@ -74,9 +74,9 @@ def dearest(rows: Sequence[Row]) -> dict[str, float]:
     return {row.shape: row.worst.cost.cpu_s for row in [*by_cpu, *by_memory]}
 
 
-def family_of(shapes: Sequence[Growth]) -> tuple[str, ...]:
-    """Return what fields have in common whose values grow in the same shapes."""
-    return tuple(shape.name for shape in shapes)
+def family_of(field: Field, shapes: Sequence[Growth]) -> tuple[str, ...]:
+    """Return what fields have in common whose values grow in the same shapes, for the same use."""
+    return (field.use, *(shape.name for shape in shapes))
 
 
 def ends_of(shape: Growth) -> list[int]:
@@ -224,7 +224,7 @@ class Campaign:
         begun = set[tuple[str, ...]]()
         for field in in_order(self._fields):
             shapes = growths(field, self._bodies)
-            known = None if every_shape else self._dear.get(family_of(shapes))
+            known = None if every_shape else self._dear.get(family_of(field, shapes))
             if not shapes:
                 continue
             if not every_shape and field.declaration in begun:
@@ -243,10 +243,10 @@ class Campaign:
 
     def _measured(self, field: Field, shapes: Sequence[Growth], *, every_shape: bool) -> Row:
         """Return what a field costs in its dearest shape."""
-        known = None if every_shape else self._dear.get(family_of(shapes))
+        known = None if every_shape else self._dear.get(family_of(field, shapes))
         if known is None:
             rows = [self._row(field, shape) for shape in shapes]
-            self._dear[family_of(shapes)] = dearest(rows)
+            self._dear[family_of(field, shapes)] = dearest(rows)
         else:
             rows = [self._compared(field, g, known[g.name]) for g in shapes if g.name in known]
         row = self._first[field.declaration] = max(rows, key=lambda row: row.worst.cost.cpu_s)
@@ -257,7 +257,7 @@ class Campaign:
         probes = []
         for field in fields:
             shapes = growths(field, self._bodies)
-            known = self._dear[family_of(shapes)]
+            known = self._dear[family_of(field, shapes)]
             for shape in (shape for shape in shapes if shape.name in known):
                 probes += [Probe(field, shape, s, known[shape.name]) for s in ends_of(shape)]
         rows = self._together(probes)

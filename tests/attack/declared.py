@@ -57,7 +57,12 @@ class Field:
     def declaration(self) -> tuple[str, ...]:
         """What fields have in common that are one declaration, of which several routes make use."""
         shape = json.dumps(self.schema, sort_keys=True)
-        return (self.owner or self.route, self.where, self.name, self.steps[-1], shape)
+        return (self.owner or self.route, self.use, self.where, self.name, self.steps[-1], shape)
+
+    @property
+    def use(self) -> str:
+        """``render`` of routes that write all tokens of a prompt out, which costs more."""
+        return "render" if self.route.endswith("/render") else "answer"
 
     @property
     def kind(self) -> str:

@@ -55,8 +55,8 @@ LABEL_SIZES = doubling(2**6, 2**14, 4)
 
 
 def repeated(piece: str, size: int) -> str:
-    """Return a text of so many characters."""
-    return (piece * (size // len(piece) + 1))[:size]
+    """Return a text of at most so many bytes of UTF-8."""
+    return piece * (size // len(piece.encode(errors="surrogatepass")))
 
 
 def _of(name: str, grown: grammars.Grown, sizes: Sequence[int]) -> list[Growth]:

@@ -25,7 +25,7 @@ from attack.bodies import MODEL, SPARE, Sent
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 POLL_S = 0.05
 ANSWER_S, REST_S = 30.0, 10.0
-NUM_TOGETHER = 8
+NUM_TOGETHER = 16
 FIELDS_PLUGIN = Path(__file__).parents[2] / "packages/vlmkit/tests/server/dry_plugin.py"
 CONFIG = """
 [[models]]
@@ -43,6 +43,10 @@ files = [{plugin}]
 
 [sampler]
 use = "dry"
+
+[pipeline]
+feature_cache_bytes = 32_000_000
+constraint_cache_bytes = 16_000_000
 
 [media_loaders.pdf]
 timeout_s = 1.5

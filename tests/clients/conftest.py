@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import re
+import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -31,10 +33,12 @@ class Served:
     Attributes:
         url: its address.
         process: the process that it runs in.
+        key: what it asks for, if anything.
     """
 
     url: str
     process: "subprocess.Popen[bytes]"
+    key: str = ""
 
     @property
     def v1(self) -> str:
@@ -43,8 +47,10 @@ class Served:
 
     def status(self) -> dict[str, Any]:
         """Return what the server says of itself; it may not be ready."""
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        asks = urllib.request.Request(f"{self.url}/readyz", headers=headers)
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=300) as answer:
+            with urllib.request.urlopen(asks, timeout=300) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as refused:
             with refused:
@@ -57,6 +63,7 @@ def serving(
     replies: Sequence[Mapping[str, Any]] = (),
     *,
     models: Sequence[str] = ("demo", "mock"),
+    engine: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[Served]:
     """Run a server until it is no longer needed.
@@ -65,26 +72,27 @@ def serving(
         folder: where its config and its log go.
         replies: what the mock answers to what clients say of themselves.
         models: what is served.
+        engine: other settings of the mock.
         **settings: of the section ``server``.
     """
     config, log = folder / "vlmkit.toml", folder / "log"
-    engine = {"engine": {"use": "mock", "replies": list(replies)}}
-    tables = [{"model": name} | (engine if name == "mock" else {}) for name in models]
+    mock = {"engine": {"use": "mock", "replies": list(replies)} | dict(engine)}
+    tables = [{"model": name} | (mock if name == "mock" else {}) for name in models]
     config.write_text(f"models = {toml(tables)}\nserver = {toml({'port': 0} | settings)}\n")
     command = [os.environ["SERVER_PYTHON"], "-m", "vlmkit", "serve", "--config", str(config)]
     with log.open("wb") as file, subprocess.Popen(command, stderr=file) as process:
         try:
-            yield ready(process, log)
+            yield ready(process, log, settings.get("api_key", ""))
         finally:
             process.terminate()
 
 
-def ready(process: "subprocess.Popen[bytes]", log: Path) -> Served:
+def ready(process: "subprocess.Popen[bytes]", log: Path, key: str = "") -> Served:
     """Wait until a server has loaded its models, for as long as it lives."""
     while True:
         assert process.poll() is None, log.read_text()
         if found := re.search(r"listening on (\S+)\n", log.read_text()):
-            server = Served(found[1], process)
+            server = Served(found[1], process, key)
             if server.status()["status"] == "ready":
                 return server
         time.sleep(0.1)
@@ -99,13 +107,83 @@ def toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def environment(home: Path, **own: str) -> dict[str, str]:
+    """Return the environment of a program that has a home of its own and reaches this machine only.
+
+    Whatever it asks another machine for goes to a port of this one where nothing listens.
+    """
+    kept = {name: os.environ[name] for name in ("LANG", "PATH", "TMPDIR") if name in os.environ}
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    proxies = dict.fromkeys([*names, *map(str.lower, names)], "http://127.0.0.1:9")
+    local = dict.fromkeys(["NO_PROXY", "no_proxy"], "127.0.0.1,localhost")
+    return kept | proxies | local | {"HOME": str(home), "NO_COLOR": "1"} | own
+
+
+def output_of(
+    *command: str, cwd: Path, env: Mapping[str, str], said: str = "", code: int = 0
+) -> str:
+    """Run a program that has to end with an exit code, and return what it writes."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=env,
+        input=said,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,  # some wait without end for data that they cannot read
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextmanager
+def listening(*command: str, url: str, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
+    """Run a program until it is no longer needed, from when it answers at a URL on."""
+    log = folder / "program.log"
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=file) as process,
+    ):
+        try:
+            while not answers(url):
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+
+
+def answers(url: str) -> bool:
+    """Tell whether something answers at a URL, and is content."""
+    try:
+        with urllib.request.urlopen(url):
+            return True
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def of_node(name: str) -> str:
+    """Return the path of a command that npm installed."""
+    return str(Path(os.environ["NODE_FOLDER"], "node_modules", ".bin", name))
+
+
 @pytest.fixture(scope="module")
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """A server whose mock gives the module's ``REPLIES``."""
+    """A server whose mock gives the module's ``REPLIES``, with the settings of its ``ENGINE``."""
     replies = getattr(request.module, "REPLIES", ())
-    with serving(tmp_path_factory.mktemp("server"), replies) as server:
+    engine = getattr(request.module, "ENGINE", {})
+    models = getattr(request.module, "MODELS", ("demo", "mock"))
+    folder = tmp_path_factory.mktemp("server")
+    with serving(folder, replies, models=models, engine=engine) as server:
         yield server
 
 
@@ -113,6 +191,12 @@ def server(
 def png() -> bytes:
     """A picture whose shapes the demo model names."""
     return PICTURE.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def described() -> str:
+    """What the mock says of that picture."""
+    return "image 1: 336x336 sha256:06ccc8c1ebfa9fed"
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ REPLIES = [
     {"to": "0.", "text": "That is the version."},
     {"to": "as JSON", "text": '{"colour": "red", "count": 3}'},
 ]
-MODELS = """
+CONFIG = """
 - model_id: demo
   model_name: demo
   api_base: {url}
@@ -30,7 +30,7 @@ MODELS = """
 def llm(server, tmp_path_factory):
     """Return a function that runs the command and returns what it prints."""
     folder = tmp_path_factory.mktemp("llm")
-    (folder / "extra-openai-models.yaml").write_text(MODELS.format(url=server.v1))
+    (folder / "extra-openai-models.yaml").write_text(CONFIG.format(url=server.v1))
 
     def run(*words, said=""):
         command = [str(Path(sys.executable).with_name("llm")), *words]

@@ -31,6 +31,9 @@ class Spelling:
     def roll_back(self, num_tokens):
         del self.rests[len(self.rests) - num_tokens :]
 
+    def reset(self):
+        del self.rests[1:]
+
     def forced(self):
         """Return tokens while there is but one that may follow."""
         found = []

@@ -1,6 +1,7 @@
 """Calls of tools are told from text, however an answer's tokens cut it."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -159,3 +160,18 @@ def test_arguments_come_before_the_call_is_whole():
 def test_a_call_without_arguments_has_an_empty_object():
     for text in ('<tool_call>{"name": "weather"}</tool_call>', '<tool_call>{"name": "weather"}'):
         assert read(plain(FORMATS["hermes"]), [text]) == ("", "", [("weather", "{}")])
+
+
+MARK = 900_001  # a token
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral_named", "glm", "qwen_tags"])
+def test_a_call_that_is_cut_off_before_its_name_says_nothing_behind_a_token(name):
+    form = FORMATS[name]
+    marked = replace(form, open=form.open._replace(token_id=MARK))
+    begun = WRITTEN[name].removeprefix(form.open.text)
+    for stop in range(begun.index("weather")):
+        _, said, calls = read(plain(marked), [MARK, *begun[:stop]])
+        assert (said, calls) == ("", [])
+        spelled = form.open.text + begun[:stop]
+        assert read(plain(form), [spelled])[1] == spelled

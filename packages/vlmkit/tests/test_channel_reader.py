@@ -210,3 +210,15 @@ def test_any_tokens_are_read_to_their_end_however_they_are_cut(pieces, places):
     again = read(tokens_of(form, written, places), form)
     assert again[:3] == whole[:3]
     assert again[3] <= len(tokens_of(form, written, places))
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_a_call_that_is_cut_off_in_its_head_says_nothing(name):
+    form = in_tokens(CHANNELS[name])
+    for head in heads(form, "weather"):
+        tokens = tokens_of(form, head, range(99))[:-1]
+        for stop in range(1, len(tokens) + 1):
+            _, text, calls, _ = read(tokens[:stop], form)
+            assert calls == []
+            assert form.recipient.strip().startswith(text.strip())
+            assert text.strip() != form.recipient.strip()

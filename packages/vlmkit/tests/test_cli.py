@@ -299,6 +299,30 @@ def test_the_default_number_of_tokens_is_in_the_help(capsys: pytest.CaptureFixtu
 # Failing.
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize(
+    "arguments", [["ask", "mock", "hello"], ["ask", "mock", "x", "--json"], ["plugins"], ["--help"]]
+)
+def test_output_that_cannot_be_written_is_one_error(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*VLMKIT, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the output cannot be written: No space left on device\n"
+        "hint: make room there, or write elsewhere\n"
+    )
+
+
+@pytest.mark.parametrize("names", [[], ["ask"], ["models", "rm"]])
+def test_help_is_a_command_too(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*names, "--help"]) == 0
+    expected = capsys.readouterr().out
+    assert run(["help", *names]) == 0
+    assert capsys.readouterr().out == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "error", "hint"),
     [
@@ -319,6 +343,8 @@ def test_the_default_number_of_tokens_is_in_the_help(capsys: pytest.CaptureFixtu
         ),
         (["ask", "mock", "x", "--image", "file:http://localhost/a"], 1, "no file by its", "name"),
         (["ask", "mock", "x", "--image", "file:-"], 1, "names no file by its whole path", "name"),
+        (["ask", "mock", "x", "--image", "ftp://x/a.png"], 1, "cannot be read", "URLs of data:"),
+        (["ask", "mock", "x", "--image", "http://127.0.0.1:9/a"], 1, "fetched: Conn", "address"),
         (["ask", "mock", "x", "-m", "0"], 2, "0 is not in the range", "x>=1"),
         (["ask", "mock", "x", "--temperature", "3"], 2, "3.0 is not in the range", "0<=x<=2"),
         (["ask", "mock", "x", "--set", "engin.use=x"], 2, "unknown setting", "'engine.use'"),
@@ -328,13 +354,21 @@ def test_the_default_number_of_tokens_is_in_the_help(capsys: pytest.CaptureFixtu
         (["ask", "mock", "x", "--nope"], 2, "no such option", "vlmkit ask --help"),
         (["serve", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["serve", "mock", "mock"], 2, "two models have one name", ""),
-        (["serve", "mock", "--port", "65536"], 2, "server.port = 65536 (--port): Expected", ""),
-        (["serve", "mock", "--port", "web"], 2, "server.port = 'web' (--port): Expected `int`", ""),
-        (["serve", "mock", "--host", ""], 2, "server.host = '' (--host): Expected", ""),
+        (["serve", "mock", "--port", "65536"], 2, "server.port = 65536 (--port): exp", "65535"),
+        (["serve", "mock", "--port", "web"], 2, "server.port = 'web' (--port): expected", ""),
+        (["serve", "mock", "--log-format", "x"], 2, "(--log-format): expected one of text", ""),
+        (["serve", "mock", "--host", ""], 2, "server.host = '' (--host): expected text", ""),
         (["serve", "mock", "--host", "0.0.0.0"], 2, "can be reached by other machines", "proxy"),
         (["doctor", "mok"], 1, "model 'mok' is not a packaged name", "did you mean 'mock'?"),
         (["models", "info", "./none"], 1, "model folder './none' does not exist", "check"),
         (["frobnicate"], 2, "no such command", "vlmkit --help"),
+        (["models", "remove", "x"], 2, "'remove'. Did you mean 'rm'?", "vlmkit models --help"),
+        (["models", "lits"], 2, "'lits'. Did you mean 'list'?", "vlmkit models --help"),
+        (["models", "frobnicate"], 2, "no such command 'frobnicate'", "vlmkit models --help"),
+        (["keys", "remove", "x"], 2, "'remove'. Did you mean 'revoke'?", "vlmkit keys --help"),
+        (["run", "mock"], 2, "'run'. Did you mean 'ask'?", "vlmkit --help"),
+        (["help", "frobnicate"], 2, "no such command 'frobnicate'", "vlmkit --help"),
+        (["help", "ask", "mock"], 2, "'vlmkit ask' has no commands", "vlmkit ask --help"),
         (["serve", "--prot", "1"], 2, "no such option '--prot'", "--port"),
         (["keys", "add"], 2, "missing argument 'NAME'", "vlmkit keys add --help"),
     ],
@@ -1005,6 +1039,18 @@ def test_config_check_finds_a_misspelt_setting_of_a_provider(
     assert capsys.readouterr().out == "valid: 1 settings, the rest by default\n"
     assert run(["config", "check", "--set", "engine.use=mock", "--set", "engine.txt=x"]) == 2
     assert "did you mean 'text'?" in capsys.readouterr().err
+
+
+def test_config_check_reports_all_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ("server.prot=1", "server.port=x", "engine.use=mock", "engine.txt=x")
+    options = [word for each in wrong for word in ("--set", each)]
+    assert run(["config", "check", *options, "--set", 'plugins.files=["/no.py"]']) == 2
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(told) == 4
+    for line, words in zip(
+        told, ("'server.prot'", "server.port = 'x'", "plugin file '/no.py'", "'txt'"), strict=True
+    ):
+        assert words in line
 
 
 def test_config_schema_is_a_json_schema(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from vlmkit.ask.message import Message
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import ConstraintError, EngineError, RequestError
+from vlmkit.kit.install_command import install_command
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.seams.tokenizer import PLAIN
@@ -131,7 +132,7 @@ def test_what_is_forced_is_drafted_and_saves_steps():
     with pipeline() as model:
         assert answers(model, [request]) == [expected]
         counters = model.runner.stats().counters
-    assert counters["num_drafts_accepted"] == counters["num_tokens_drafted"] > 5
+    assert counters["num_drafts_accepted"] == counters["num_tokens_drafted"] > 1
     assert counters["num_steps"] == num_steps - counters["num_drafts_accepted"]
 
 
@@ -275,8 +276,9 @@ def test_a_constraint_that_cannot_go_on_ends_its_request_alone(broken, error, ma
         assert model.runner.is_ready
 
 
+@pytest.mark.parametrize("is_resettable", [False, True])
 @pytest.mark.parametrize("fails", ["fill", "accept", "forced"])
-def test_a_constraint_that_fails_on_a_guess_does_not_fail_the_answer(fails, caplog):
+def test_a_constraint_that_fails_on_a_guess_does_not_fail_the_answer(fails, is_resettable, caplog):
     texts = tuple(map("".join, itertools.product("xyz", repeat=6)))
     request = ask(constraint=OneOf(texts), temperature=1.0, seed=3)
     with pipeline() as model:
@@ -313,6 +315,13 @@ def test_a_constraint_that_fails_on_a_guess_does_not_fail_the_answer(fails, capl
         def roll_back(self, num_tokens):
             super().roll_back(num_tokens)
             del self.said[len(self.said) - num_tokens :]
+
+    def reset(self):
+        Spelling.reset(self)
+        self.said.clear()
+        self.is_broken = False
+
+    FailsElsewhere.reset = reset if is_resettable else None
 
     class Elsewhere(Guesser):
         def propose(self, sequence, num_tokens):
@@ -435,7 +444,7 @@ def test_no_provider_is_a_refusal_with_a_hint():
     with pipeline(None) as model:
         with pytest.raises(ConstraintError, match="no plugin") as caught:
             model.generate("hello", constraint=COLOURS)
-        assert "install vlmkit-guidance" in caught.value.hint
+        assert install_command("vlmkit-guidance") in caught.value.hint
         assert caught.value.param == "constraint"
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import subprocess
 import sys
 import time
 import weakref
@@ -48,6 +49,43 @@ def resident_after_freeing(num_blocks):
     del blocks
     assert last
     return resident_bytes() - before
+
+
+LEFT = """
+import sys, threading
+from pathlib import Path
+from vlmkit.kit import heap
+
+if sys.argv[1] == "limited":
+    heap.limit_arenas()
+bytes(24 * 2**20)  # teaches the heap to keep blocks of this size
+ready, done = threading.Barrier(9), threading.Barrier(9)
+
+def work():
+    ready.wait()
+    blocks = [b"x" * (4 * 2**20) for _ in range(5)]
+    del blocks
+    done.wait()
+    done.wait()  # threads that end give their heap to others
+
+for _ in range(8):
+    threading.Thread(target=work).start()
+ready.wait()
+done.wait()
+heap.trim()
+line = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in l)
+print(int(line.split()[1]) // 1024)
+done.wait()
+"""
+
+
+@pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")
+def test_what_many_threads_freed_goes_back_where_they_share_heaps():
+    left = {
+        kind: int(subprocess.check_output([sys.executable, "-c", LEFT, kind]))
+        for kind in ("unlimited", "limited")
+    }
+    assert left["unlimited"] > left["limited"] + 64  # the control: each thread keeps its own
 
 
 @pytest.mark.skipif(not can_trim, reason="this system's heap cannot be asked")

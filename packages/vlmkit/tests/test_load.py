@@ -653,6 +653,21 @@ def test_a_mapping_as_a_config_is_refused_with_what_to_write_instead():
     assert "by their names" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": 5}, "config is the path of a TOML file or a Config, and was int"),
+        ({"revision": 5}, "revision is a text, and was int"),
+        ({"on_stage": 5}, "on_stage is a function, and was int"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_its_name(arguments, message):
+    with pytest.raises(ConfigError) as error:
+        vlmkit.load("mock", **arguments)
+    assert str(error.value) == message
+    assert error.value.hint
+
+
 def test_a_closed_model_says_that_it_is_closed() -> None:
     with vlmkit.load("mock") as model:
         assert model.generate("hello").text == "hello"

@@ -1,5 +1,6 @@
 """Pictures wait for room before they are decoded, in turns, and what is done is given back."""
 
+import asyncio
 import gc
 import threading
 from collections import Counter
@@ -169,10 +170,10 @@ def test_who_waits_in_vain_is_told_to_come_again_and_waits_no_more():
     room = MediaRoom(MOST, 1)
     first, second = room.ask("", MOST), room.ask("", 1)
     with pytest.raises(OutOfMemory):
-        second.wait(0.01)
+        asyncio.run(second.awaited(0.01))
     second.leave()
     first.leave()
-    assert not second.granted.done()
+    assert second.granted.cancelled()
     assert room.decoding_bytes == 0
 
 
@@ -194,8 +195,8 @@ def test_threads_leave_nothing_behind():
 
     def work(tenant):
         for number in range(200):
-            place = room.ask(tenant, 1 + number % 60)
-            place.wait(60)
+            place = room.ask(tenant, 0)
+            place.enlarge(1 + number % 60, 60)
             assert 0 < room.decoding_bytes <= MOST
             place.keep(prompt_of(number))
             place.leave()

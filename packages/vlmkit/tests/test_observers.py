@@ -69,8 +69,9 @@ def served(observers, engine=None, **options):
     )
 
 
-def ask(text="abc", name="one", tokens=None, **params):
-    fields = {"text": text} if tokens is None else {"text": text, "tokens": tokens}
+def ask(text="abc", name="one", tokens=None, latency_s=0.0, **params):
+    fields = {"text": text, "latency_s": latency_s}
+    fields |= {} if tokens is None else {"tokens": tokens}
     messages = [Message.of("user", script(**fields))]
     return Request(messages=messages, params=SamplingParams(**params), id=name)
 
@@ -116,7 +117,7 @@ def test_an_aborted_request_is_finished_and_one_that_breaks_has_failed():
 
     notes = Notes()
     with served({"notes": notes}, engine=Breaking()) as model:
-        stream = model.submit(ask(name="aborted", tokens=5000, max_tokens=100))
+        stream = model.submit(ask(name="aborted", tokens=5000, max_tokens=100, latency_s=0.05))
         next(iter(stream))
         stream.abort()
         with pytest.raises(EngineError):

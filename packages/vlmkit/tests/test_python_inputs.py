@@ -14,10 +14,11 @@ import pytest
 import vlmkit
 from vlmkit import cli
 from vlmkit.ask.completion import Completion
+from vlmkit.ask.constraint import OneOf
 from vlmkit.ask.image import Image
 from vlmkit.ask.media import FilePart
 from vlmkit.ask.message import ImagePart
-from vlmkit.errors import ImageError, MediaError, RequestError
+from vlmkit.errors import ConstraintError, ImageError, MediaError, RequestError, VlmkitError
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.notebook_stages import notebook_stages
 
@@ -84,6 +85,36 @@ def test_a_path_may_be_a_path_or_a_text(model, tmp_path):
     assert (
         model.generate("what?", images=path).text == model.generate("what?", images=str(path)).text
     )
+
+
+def test_a_file_may_be_named_by_its_url(model, tmp_path):
+    path = tmp_path / "a b.png"
+    path.write_bytes(encoded())
+    expected = model.generate("what?", images=path).text
+    assert model.generate("what?", images=path.as_uri()).text == expected
+    part = {"type": "image", "url": path.as_uri()}
+    assert "9x7" in model.generate([{"role": "user", "content": [part]}]).text
+    for url, problem in (
+        ("file:///none/a.png", "file '/none/a.png' cannot be read: No such file"),
+        ("file://other/a.png", "is on another machine"),
+        ("file:a.png", "names no file by its whole path"),
+    ):
+        with pytest.raises(MediaError, match=problem) as caught:
+            model.generate("what?", images=url)
+        assert caught.value.hint
+    turn = {"role": "user", "content": [{"type": "image_url", "image_url": path.as_uri()}]}
+    with pytest.raises(RequestError, match="must be a data: or http"):  # others may have sent it
+        model.generate([turn])
+
+
+def test_what_keeps_to_constraints_is_named_with_the_command_that_installs_it():
+    with (
+        vlmkit.load("mock", constraint={"use": "none"}) as model,
+        pytest.raises(ConstraintError, match="no plugin is in use here") as caught,
+    ):
+        model.generate("Is it?", constraint=OneOf(("yes", "no")))
+    command = install_command("vlmkit-guidance")
+    assert caught.value.hint == f"{command}; and leave constraint.use as it is"
 
 
 def test_no_image_is_none(model):
@@ -167,8 +198,10 @@ def test_a_url_is_fetched_where_that_is_allowed_and_nowhere_else(model, web):
             r"must be a data: or http\(s\) URL",
         ),
         ({"prompt": [{"role": "assistant", "tool_calls": [7]}]}, "must have a function"),
-        ({"prompt": "x", "images": 7}, "an image must be a path"),
-        ({"prompt": "x", "images": [None]}, "an image must be a path"),
+        ({"prompt": "x", "images": 7}, "an image must be a path.* and was int"),
+        ({"prompt": "x", "images": [None]}, "an image must be a path.* and was NoneType"),
+        ({"prompt": "x", "images": np.zeros((2, 2))}, r"and was ndarray of float64 \[2, 2\]"),
+        ({"prompt": "x", "images": ""}, "file '' cannot be read: its path is empty"),
         ({"prompt": "x", "media": 7}, "and was int"),
         ({"prompt": [{"role": "user", "content": "x"}], "images": [PICTURE]}, "into the messages"),
         ({"prompt": "x", "stop": 7}, "stop"),
@@ -179,6 +212,26 @@ def test_a_url_is_fetched_where_that_is_allowed_and_nowhere_else(model, web):
 def test_a_wrong_argument_is_an_error_of_vlmkit_that_names_it(model, arguments, message):
     with pytest.raises(RequestError, match=message):
         model.generate(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.embed(5), "texts must be a list of texts, and was int"),
+        (lambda model: model.score("x", 5), "must be a list of texts, and was int"),
+        (lambda model: model.generate("x", fields=5), "fields must be a dictionary .*was int"),
+        (lambda model: model.submit("hello"), "submit takes a Request, and this was str"),
+        (lambda _: vlmkit.load(5), "a model is named by a text or a path, and this was int"),
+        (lambda _: vlmkit.load(None), "and this was NoneType"),
+        (lambda _: vlmkit.load(b"mock"), "and this was bytes"),
+        (lambda _: vlmkit.load(""), "and this was empty"),
+        (lambda _: vlmkit.fetch(["mock"]), "and this was list"),
+        (lambda _: vlmkit.load("mock", config=5), "path of a TOML file or a Config, and was int"),
+    ],
+)
+def test_an_argument_of_another_type_is_an_error_of_vlmkit(model, call, message):
+    with pytest.raises(VlmkitError, match=message):
+        call(model)
 
 
 def test_an_error_names_the_file_that_it_is_about(model, tmp_path):

@@ -659,7 +659,20 @@ def test_a_setting_out_of_range_is_refused_with_its_place(
 ) -> None:
     with pytest.raises(ConfigError) as error:
         registry.build("torch", {"width": 0}, context)
-    assert str(error.value) == "engine 'torch': Expected `int` >= 1 - at `$.width`"
+    assert str(error.value) == "engine 'torch': width = 0: expected a whole number of at least 1"
+    assert error.value.hint == "take 1 or more"
+
+
+def test_all_wrong_settings_are_told_at_once(
+    registry: Registry[Any], context: BuildContext
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        registry.build("torch", {"width": 0, "widht": 1, "zzz": 2}, context)
+    assert [str(each) for each in error.value.each()] == [
+        "engine 'torch' has no setting 'widht'",
+        "engine 'torch' has no setting 'zzz'",
+        "engine 'torch': width = 0: expected a whole number of at least 1",
+    ]
 
 
 def test_a_provider_without_settings_accepts_none(

@@ -114,5 +114,5 @@ def test_the_readmes_program_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("report.pdf").write_bytes(scanned(4))
     (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(program.replace('"demo"', '"mock"'), {})
+    exec(program, {})
     assert "400x200" in capsys.readouterr().out

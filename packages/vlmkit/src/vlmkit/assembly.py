@@ -46,7 +46,7 @@ from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobod
 from vlmkit.seams.constraint import Vocabulary
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.request_field import RequestField
-from vlmkit.sources import Check, name_of, resolve
+from vlmkit.sources import Check, name_of, reference_of, resolve, wrong_type
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
@@ -85,6 +85,8 @@ def load(
         PluginError: no plugin can serve the model, or the one that was asked for is broken.
         CheckpointError: the model cannot be found, or its files are broken.
     """
+    if on_stage is not None and not callable(on_stage):
+        raise wrong_type("on_stage", on_stage, "a function", "print")
     if isinstance(config, Config):
         layered = read_config(environ={}, base=config, arguments=sections)
     elif isinstance(config, Mapping):
@@ -93,9 +95,13 @@ def load(
             hint='give sections by their names: load(model, sampler={"use": "top-a"})',
         )
     else:
+        if not isinstance(config, str | os.PathLike | None):
+            raise wrong_type(
+                "config", config, "the path of a TOML file or a Config", '"vlmkit.toml"'
+            )
         file = None if config is None else Path(config)
         layered = read_config(file, arguments=sections)
-    entry = ModelEntry(model=os.fspath(model), revision=revision)
+    entry = ModelEntry(model=reference_of(model), revision=revision)
     plugins = load_plugins(layered.config)
     config = with_provider_paths(layered, plugins).config
     runner = assemble(entry, config, plugins, on_stage or notebook_stages())
@@ -124,7 +130,7 @@ def fetch(
     """
     config = read_config().config
     plugins = load_plugins(config)
-    return resolve(os.fspath(model), plugins, revision or config.revision, check=check)
+    return resolve(reference_of(model), plugins, revision or config.revision, check=check)
 
 
 def find_files(
@@ -162,7 +168,11 @@ def refuse_unservable(
 
 
 def load_plugins(
-    config: Config, *, environ: Mapping[str, str] | None = None, diagnoses: bool = False
+    config: Config,
+    *,
+    environ: Mapping[str, str] | None = None,
+    diagnoses: bool = False,
+    is_lenient: bool = False,
 ) -> Plugins:
     """Load all plugins, those of the config included, but for those that VLMKIT_BLOCK names.
 
@@ -172,6 +182,7 @@ def load_plugins(
         config: names the files, and who may be loaded.
         environ: has VLMKIT_BLOCK; that of the process when None.
         diagnoses: take note of a plugin file that cannot be loaded, as of any other plugin.
+        is_lenient: take note of a wrong name in ``plugins.only``, too.
 
     Raises:
         ConfigError: ``plugins.only`` names one that is not installed.
@@ -179,7 +190,7 @@ def load_plugins(
     """
     block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
     files = [expanded(file) for file in config.plugins.files]
-    plugins = loader.load(files=files, block=block, only=config.plugins.only)
+    plugins = loader.load(files=files, block=block, only=config.plugins.only, is_lenient=is_lenient)
     if not diagnoses:
         refuse_broken_files(config, plugins)
     return plugins

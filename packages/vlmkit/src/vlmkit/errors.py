@@ -23,6 +23,11 @@ what to do next. Messages never repeat what a client sent beyond the name of a f
 carry the text of another library's exception: those go to the log.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class VlmkitError(Exception):
     """Base class: catch this to catch everything vlmkit raises on purpose."""
@@ -51,6 +56,16 @@ class ConfigError(VlmkitError):
         for other in others:
             self.add_note(f"also: {other}")
 
+    @classmethod
+    def together(cls, errors: "Sequence[ConfigError]") -> "ConfigError":
+        """Return the first error, which has all others with it."""
+        first, *others = (each for error in errors for each in error.each())
+        return cls(str(first), hint=first.hint, others=tuple(others))
+
+    def each(self) -> "tuple[ConfigError, ...]":
+        """Return this mistake and the others, each by itself."""
+        return (ConfigError(str(self), hint=self.hint), *self.others) if self.others else (self,)
+
 
 class PluginError(VlmkitError):
     """A plugin could not be loaded, or broke the contract."""
@@ -76,9 +91,13 @@ class RequestError(VlmkitError):
         param: the field of the request that is wrong, such as ``messages[0].content``.
         code: a short machine-readable reason, in OpenAI's manner.
         hint: what to do about it.
+
+    Attributes:
+        distribution: what would serve such requests once it is installed; the hint names it, too.
     """
 
     code = "invalid_request"
+    distribution: str = ""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, hint: str = ""
@@ -115,12 +134,10 @@ class MediaError(RequestError):
     Attributes:
         index: which of the images and files of a request it is, from 0; None where that is not
             known.
-        distribution: what opens such files once it is installed; the hint names it, too.
     """
 
     code = "invalid_media"
     index: int | None = None
-    distribution: str = ""
 
 
 class ImageError(MediaError):

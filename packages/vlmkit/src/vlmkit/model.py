@@ -22,7 +22,7 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.score import Score
 from vlmkit.errors import EngineError, RequestError
 from vlmkit.kit.chat_dicts import conversation
-from vlmkit.kit.image_source import Shown, listed, naming_files, shown_part
+from vlmkit.kit.image_source import Shown, for_owner, listed, shown_part
 from vlmkit.kit.pooling import Vector
 from vlmkit.kit.request_fields import plain_values
 from vlmkit.seams.runner import AnswerStream, Runner, RunnerFacts
@@ -76,9 +76,9 @@ class Model:
         Args:
             prompt: a question, or messages, also as dictionaries of OpenAI's API.
             images: a picture to show with the question, or several: paths, bytes, PIL images or
-                arrays, ``data:`` URLs, and ``http(s)`` URLs where ``server.fetch`` allows them; or
-                a :class:`vlmkit.ask.message.ImagePart`, which also says how large it is shown. A
-                media loader opens what is no image, such as each page of a PDF file.
+                arrays, ``data:`` and ``file:`` URLs, and ``http(s)`` URLs where ``server.fetch``
+                allows them; or a :class:`vlmkit.ask.message.ImagePart`, which also says how large
+                it is shown. A media loader opens what is no image, such as each page of a PDF file.
             media: sounds and the like to go with it, one or several: paths or bytes of files that
                 a media loader opens, or a :class:`vlmkit.ask.media.MediaPart`.
             constraint: what the answer must keep to; see :mod:`vlmkit.ask.constraint`.
@@ -297,7 +297,8 @@ class Model:
             EngineError: the model is closed.
         """
         self._refuse_closed()
-        with naming_files(request.messages):
+        _refuse_other(request)
+        with for_owner(request.messages):
             return self.runner.submit(request)
 
     async def asubmit(self, request: Request) -> AnswerStream:
@@ -308,7 +309,8 @@ class Model:
             EngineError: the model is closed.
         """
         self._refuse_closed()
-        with naming_files(request.messages):
+        _refuse_other(request)
+        with for_owner(request.messages):
             return await self.runner.asubmit(request)
 
     def _refuse_closed(self) -> None:
@@ -351,9 +353,22 @@ def _pairs(texts: Seq[Prompt], images: Seq[Images]) -> Iterator[tuple[Prompt, Im
     return zip(texts, images or [()] * len(texts), strict=True)
 
 
+def _refuse_other(request: object) -> None:
+    """Refuse what is no request, such as a question."""
+    if not isinstance(request, Request):
+        raise RequestError(
+            f"submit takes a Request, and this was {type(request).__name__}",
+            hint='make one by model.request("question"), or ask by model.generate("question")',
+        )
+
+
 def _listed(texts: Seq[T], name: str) -> Seq[T]:
     if isinstance(texts, str):
         raise RequestError(f"{name} must be a list, also for one text", param=name)
+    given: object = texts
+    if not isinstance(given, Seq):
+        was = type(given).__name__
+        raise RequestError(f"{name} must be a list of texts, and was {was}", param=name)
     return texts
 
 

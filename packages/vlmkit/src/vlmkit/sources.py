@@ -5,6 +5,7 @@ Asks in that order, and has the files fetched. What runs them is chosen elsewher
 
 import difflib
 import logging
+import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from vlmkit.config.paths import expanded
 from vlmkit.config.structs import ModelEntry
-from vlmkit.errors import CheckpointError, VlmkitError
+from vlmkit.errors import CheckpointError, ConfigError, VlmkitError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable
 from vlmkit.kit.install_command import install_command
@@ -42,9 +43,31 @@ def name_of(entry: ModelEntry) -> str:
         return entry.name
     if (uri := model_uri(entry.model)) is not None:
         return uri.name
-    if _is_path(entry.model):
+    if is_path(entry.model):
         return expanded(entry.model).resolve().name
     return entry.model
+
+
+def reference_of(model: object) -> str:
+    """Return what somebody calls a model, as text.
+
+    Raises:
+        CheckpointError: it is no text and no path, or empty.
+    """
+    reference: object = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+    if not isinstance(reference, str) or not reference:
+        was = "empty" if reference == "" else type(model).__name__
+        raise CheckpointError(
+            f"a model is named by a text or a path, and this was {was}",
+            hint="`vlmkit models list` shows which models are here",
+        )
+    return reference
+
+
+def wrong_type(name: str, value: object, wanted: str, example: str) -> ConfigError:
+    """Return the error of an argument that is of another type; its hint has an example."""
+    problem = f"{name} is {wanted}, and was {type(value).__name__}"
+    return ConfigError(problem, hint=f"write {name}={example}, for example")
 
 
 def resolve(
@@ -67,8 +90,11 @@ def resolve(
     Raises:
         CheckpointError: nothing of that name is known (the hint says what is), or a small file of
             the model says what no model can be.
+        ConfigError: the revision is no text.
         VlmkitError: what ``check`` raises.
     """
+    if not isinstance(revision, str | None):  # msgspec checks no types of what Python passes
+        raise wrong_type("revision", revision, "a text", '"main"')
     found = find(reference, plugins)
     if isinstance(found, Path):
         checkpoint = model_folder(found)
@@ -220,7 +246,7 @@ def find(reference: str, plugins: Plugins) -> Provider[Checkpoint] | Path:
         return folder
     if folder.is_file():
         raise model_file(folder)
-    if _is_path(reference):
+    if is_path(reference):
         raise CheckpointError(f"model folder {reference!r} does not exist", hint="check the path")
     able = [p for p in plugins.models if p.objection(reference) is None]
     if not able:
@@ -259,7 +285,7 @@ def schemes(plugins: Plugins) -> list[str]:
     return [f"{each}:// ({p.plugin})" for p in plugins.models for each in p.schemes]
 
 
-def _is_path(reference: str) -> bool:
+def is_path(reference: str) -> bool:
     """Tell whether a reference can only be meant as a path, here or on Windows.
 
     A hub id has at most one slash, no backslash and no drive.

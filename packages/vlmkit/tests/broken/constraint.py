@@ -68,6 +68,11 @@ class TakesAllBackForNothing(Spelling):
         self.rests = self.rests or [[]]
 
 
+class IsResetHalfway(Spelling):
+    def reset(self):
+        del self.rests[2:]
+
+
 class StaysAtTheEnd(Spelling):
     """Takes nothing back of an answer that is whole."""
 
@@ -253,6 +258,11 @@ ROWS = (
         TakesAllBackForNothing,
         "Of no tokens, none are taken back.",
         "taking_nothing_back_changes_nothing",
+    ),
+    (
+        IsResetHalfway,
+        "A matcher is reset to the beginning.",
+        "a_matcher_is_reset_to_the_beginning",
     ),
     (
         StaysAtTheEnd,

@@ -75,6 +75,31 @@ class DropsRepetition(Drops):
     field = "repetition_penalty"
 
 
+class DropsXtc(Drops):
+    field = "xtc_probability"
+
+
+class AlwaysXtc(ArraySampler):
+    """Leaves nothing to chance."""
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        return super().prepare([self._certain(row) for row in rows])
+
+    def _certain(self, row: Row) -> Row:
+        params = row.sequence.params
+        if params.xtc_probability:
+            params = structs.replace(params, xtc_probability=1.0)
+        return Row(replace(row.sequence, params=params), row.ahead)
+
+
+class DropsDry(Drops):
+    field = "dry_multiplier"
+
+
+class DropsTheWindow(Drops):
+    field = "repeat_last_n"
+
+
 class DropsTypicalP(Drops):
     field = "typical_p"
 
@@ -384,6 +409,18 @@ FIELDS = (
     (DropsPresence, "presence_penalty", "a_presence_penalty_counts_once_and_only_in_the_answer"),
     (DropsFrequency, "frequency_penalty", "a_frequency_penalty_counts_every_time"),
     (DropsRepetition, "repetition_penalty", "a_repetition_penalty_weakens_prompt_and_answer"),
+    (
+        DropsXtc,
+        "xtc_probability",
+        "xtc_drops_the_likeliest_but_for_the_last_over_its_threshold",
+    ),
+    (AlwaysXtc, "xtc_probability", "xtc_happens_as_often_as_it_is_asked_to"),
+    (DropsDry, "dry_multiplier", "dry_weakens_what_would_go_on_with_a_run_that_came_before"),
+    (
+        DropsTheWindow,
+        "repeat_last_n",
+        "penalties_look_back_as_far_as_they_are_asked_to",
+    ),
     (DropsTypicalP, "typical_p", "typical_p_keeps_what_is_nearest_to_the_mean_surprise"),
     (DropsEpsilon, "epsilon_cutoff", "an_epsilon_drops_what_is_less_likely_after_other_filters"),
     (DropsEta, "eta_cutoff", "an_eta_drops_the_less_the_more_is_open"),

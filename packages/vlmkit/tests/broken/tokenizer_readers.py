@@ -98,6 +98,11 @@ class SaysNotThatItBegan(Changed):
         return dataclasses.replace(prompt, opens_reasoning=False)
 
 
+class NamesNoMarks(Changed):
+    def made(self, prompt: Prompt) -> Prompt:
+        return dataclasses.replace(prompt, reasoning_marks=None)
+
+
 class ReadsNoCalls(MockTokenizer):
     def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
         return super().reader(dataclasses.replace(prompt, calling=None))
@@ -166,6 +171,11 @@ BROKEN = (
         SaysNotThatItBegan,
         "opens_reasoning says whether the template began the reasoning.",
         "reasoning_that_the_prompt_began_goes_on",
+    ),
+    Broken(
+        NamesNoMarks,
+        "A prompt names the marks of reasoning, by which a budget is kept.",
+        "a_prompt_names_the_marks_of_reasoning",
     ),
     Broken(
         ReadsNoCalls,

@@ -125,7 +125,7 @@ class NeverEnds(ChangedCall):
 class HoldsUpEverybody(ChangedCall):
     async def call(self, name: str, arguments: Any, limits: ImageLimits) -> Any:
         if name == "wait":
-            time.sleep(0.3)  # noqa: ASYNC251 - that is what is wrong with it
+            time.sleep(1.0)  # noqa: ASYNC251 - that is what is wrong with it
         return await super().call(name, arguments, limits)
 
 

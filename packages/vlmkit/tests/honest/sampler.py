@@ -21,6 +21,8 @@ Numbers = np.ndarray[Any, Any]
 class Plain:
     """Chooses row by row, by the words of the parameters; draws by a generator for each place."""
 
+    ignores = frozenset({"xtc_probability", "dry_multiplier"})
+
     def prepare(self, rows: Seq[Row]) -> Pick:
         def pick(logits: Any) -> Any:
             chosen = [self.chosen(row, own) for row, own in zip(rows, logits, strict=True)]
@@ -55,7 +57,8 @@ class Plain:
                 self.add(logits, ids[-1], bias)
         for token_id in self.repeated(row):
             self.weaken(logits, token_id, params.repetition_penalty)
-        for token_id, num in Counter(t for t in answer if t < len(logits)).items():
+        counted = answer if params.repeat_last_n < 0 else self.newest(row)
+        for token_id, num in Counter(t for t in counted if t < len(logits)).items():
             logits[token_id] -= params.presence_penalty + num * params.frequency_penalty
         for token_id, bias in params.logit_bias.items():
             logits[token_id] += bias
@@ -86,8 +89,14 @@ class Plain:
 
     def repeated(self, row: Row) -> set[int]:
         sequence = row.sequence
-        held = {*sequence.prompt.token_ids, *sequence.output_ids, *row.ahead}
+        held = set(self.newest(row))
         return held if sequence.params.repetition_penalty != 1.0 else set()
+
+    def newest(self, row: Row) -> list[int]:
+        """Return the tokens that penalties look at."""
+        tokens = [*row.sequence.prompt.token_ids, *row.sequence.output_ids, *row.ahead]
+        last_n = row.sequence.params.repeat_last_n
+        return tokens if last_n < 0 else tokens[len(tokens) - min(last_n, len(tokens)) :]
 
     def weaken(self, logits: Numbers, token_id: int, penalty: float) -> None:
         if token_id < len(logits):
@@ -147,6 +156,9 @@ class Greedy:
             "epsilon_cutoff",
             "eta_cutoff",
             "repetition_penalty",
+            "xtc_probability",
+            "dry_multiplier",
+            "repeat_last_n",
             "presence_penalty",
             "frequency_penalty",
             "logit_bias",
@@ -234,7 +246,9 @@ class Mirostat:
     tokens, and what is kept of it in the sequence is a help and no need.
     """
 
-    ignores = frozenset({"top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"})
+    ignores = frozenset(
+        {"top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "xtc_probability"}
+    )
     is_exact = False
     target_bits, rate = 5.0, 0.1
 

@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 import vlmkit
+from vlmkit.ask.constraint import Regex
 from vlmkit.errors import ConstraintError
 
 VLMKIT_API = (1, 0)
@@ -42,8 +43,13 @@ def spin(seconds):
 
 
 class HostileCompiler:
+    def order_of(self, constraint):
+        if isinstance(constraint, Regex):
+            return constraint.pattern.partition(" ")[0]
+        return "spin" if "spin" in repr(constraint) else "any"
+
     def compile(self, constraint):
-        order, _, _ = constraint.pattern.partition(" ")
+        order = self.order_of(constraint)
         if order == "spin":
             spin(1000)
         if order == "wait":

@@ -22,6 +22,7 @@ from PIL import Image as PilImage
 
 from vlmkit.ask.message import ImagePart, Message
 from vlmkit.ask.request import Request
+from vlmkit.kit.pooling import Pooling
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.constraints import MakeCompiler
@@ -48,6 +49,7 @@ def mock_pipeline(
     settings: PipelineSettings | None = None,
     constraint: MakeCompiler | None = None,
     tokenizer: MockTokenizer | None = None,
+    pooling: Callable[[], Pooling] = Pooling,
     **engine: Any,
 ) -> Pipeline:
     return Pipeline(
@@ -56,6 +58,7 @@ def mock_pipeline(
         media_encoder=MockVisionEncoder(MockEncoderSettings()) if takes_images else None,
         scheduler=ContinuousScheduler(SchedulerSettings(max_waiting=max_waiting)),
         constraint=constraint,
+        pooling=pooling,
         settings=settings,
         name="mock",
     )

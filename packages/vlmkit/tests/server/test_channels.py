@@ -215,3 +215,12 @@ def test_whatever_is_asked_comes_to_one_grammar_of_the_whole_answer():
             ask(server, SAID, extra_body={"structured_outputs": {"grammar": 'start: "a"'}})
         assert told(ask(server, SAID, tools=openai.omit).choices[0])[2] == "It rains."
         assert asked == []
+
+
+def test_a_budget_ends_what_is_thought_in_a_channel(channels):
+    (choice,) = ask(
+        channels, THOUGHT + SAID, tools=openai.NOT_GIVEN, extra_body={"thinking_token_budget": 2}
+    ).choices
+    assert choice.message.reasoning_content == "hm"
+    (choice,) = ask(channels, THOUGHT + SAID, extra_body={"thinking_token_budget": 99}).choices
+    assert told(choice) == EXPECTED[THOUGHT + SAID]

@@ -8,6 +8,7 @@ from openai.types import CreateEmbeddingResponse
 from running_server import eventually, image_part, mock_pipeline, picture, running, scripted
 
 import vlmkit
+from vlmkit.kit.pooling import Pooling
 
 TEXTS = ["A red house.", "Trains run late.", "né"]
 
@@ -95,6 +96,8 @@ def test_more_texts_than_the_engine_has_room_for_are_embedded_in_their_order():
         ({"input": "x", "dimensions": 4}, "dimensions"),
         ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "x", "normalize": False}, "normalize"),
+        ({"input": "x", "embd_normalize": -1}, "embd_normalize"),
+        ({"input": "x", "embd_normalize": 2, "normalize": False}, "normalize"),
         ({"input": ["x"] * 2049}, "input"),
         ({"input": ["y", "x" * 100_000]}, "input[1]"),
     ],
@@ -106,6 +109,24 @@ def test_what_cannot_be_embedded_is_refused_by_name(server, body, param):
 def test_the_length_that_the_vectors_have_is_no_refusal(server):
     num = server.runner().facts.limits.hidden_size
     assert vectors(embed(server, "x", dimensions=num)).shape == (1, num)
+
+
+@pytest.mark.parametrize("fields", [{"normalize": True}, {"embd_normalize": 2}])
+def test_vectors_are_scaled_if_asked_for_whatever_the_model_does(fields):
+    plain = mock_pipeline(pooling=lambda: Pooling(normalises=False))
+    with running({"mock": plain, "scaled": mock_pipeline()}) as server:
+        bodies = [{"model": name, "input": TEXTS} for name in ("mock", "scaled")]
+        long, scaled = (server.post(body, "/v1/embeddings").json()["data"] for body in bodies)
+        asked = [server.post(body | fields, "/v1/embeddings").json()["data"] for body in bodies]
+    lengths = np.linalg.norm([each["embedding"] for each in long], axis=1)
+    assert (abs(lengths - 1) > 0.01).all()
+    assert asked[1] == scaled
+    np.testing.assert_allclose(
+        [each["embedding"] for each in asked[0]],
+        [each["embedding"] for each in scaled],
+        rtol=1e-5,
+        atol=1e-7,
+    )
 
 
 def test_ignored_keys_are_told(server):

@@ -244,7 +244,8 @@ class Site(BaseHTTPRequestHandler):
 
 
 def test_a_file_is_fetched_as_images_are(monkeypatch):
-    monkeypatch.setattr(ImageFetcher.__init__, "__kwdefaults__", {"may_connect": lambda _: True})
+    defaults = {**ImageFetcher.__init__.__kwdefaults__, "may_connect": lambda _: True}
+    monkeypatch.setattr(ImageFetcher.__init__, "__kwdefaults__", defaults)
     with ThreadingHTTPServer(("127.0.0.1", 0), Site) as site:
         thread = threading.Thread(target=site.serve_forever)
         thread.start()

@@ -190,7 +190,9 @@ def changed(made, **features):
          f"{PLACES}[0].offset"),
         (lambda m: m | {"sampling_params": {"temperature": 9}}, "sampling_params.temperature"),
         (lambda m: m | {"sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
-        (lambda m: m | {"sampling_params": {"bad_words": ["x"]}}, "sampling_params.bad_words"),
+        (lambda m: m | {"sampling_params": {"bad_words": [" "]}}, "sampling_params.bad_words"),
+        (lambda m: m | {"sampling_params": {"allowed_token_ids": [9999]}},
+         "sampling_params.allowed_token_ids"),
         (lambda m: m | {"sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),
         (lambda m: m | {"sampling_params": {"structured_outputs": {"choice": ["a"]}}},
          "sampling_params.structured_outputs.choice"),
@@ -237,7 +239,7 @@ def test_capabilities_tell_of_it_where_it_is_open(server):
     refused = {"ec_transfer_params", "kv_transfer_params"}
     assert refused <= set(endpoint["refused"])
     assert {*endpoint["parameters"], *refused} == set(GENERATE.fields)
-    assert {"sampling_params.bad_words", "features.kwargs_data"} <= set(endpoint["refused"])
+    assert {"sampling_params.top_a", "features.kwargs_data"} <= set(endpoint["refused"])
 
 
 def test_a_reader_that_leaves_ends_the_request(server):

@@ -79,8 +79,6 @@ def test_ids_count_as_text(server):
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"content": None}, "messages[1].content"),
-        ({"content": None, "tool_calls": []}, "messages[1].content"),
         ({"tool_calls": [CALL, CALL | {"function": {"name": "f", "arguments": "[secret]"}}]},
          "messages[1].tool_calls[1].function.arguments"),
         ({"tool_calls": [CALL | {"function": {"name": "f", "arguments": "9"}}]},

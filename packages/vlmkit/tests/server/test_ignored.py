@@ -161,7 +161,8 @@ def test_no_header_holds_more_than_names(server, name):
 
 
 @settings(max_examples=30)
-@given(st.dictionaries(st.text(max_size=80).map("_{}".format), st.just(1), max_size=60))
+# No text behind zeros is nearly the name of a field, which would be rejected.
+@given(st.dictionaries(st.text(max_size=80).map("_000{}".format), st.just(1), max_size=60))
 def test_the_header_is_bounded_sorted_and_of_plain_letters(server, keys):
     names = (ignored(server.post(keys | chat())) or "").split(", ")
     assert len(names) <= 17

@@ -3,7 +3,7 @@
 import base64
 
 import pytest
-from running_server import picture
+from running_server import chat, picture
 
 CONTENT = base64.b64encode(base64.b64decode(picture(9, 7).partition(",")[2])).decode()
 URL = f"data:image/png;base64,{CONTENT}"
@@ -73,3 +73,18 @@ def test_an_image_of_anthropics_api_may_have_lines_and_be_called_jpg(server):
     answer = server.post(body, "/v1/messages")
     assert answer.status_code == 200, answer.text
     assert answer.json()["content"][0]["text"].startswith("image 1: 9x7")
+
+
+@pytest.mark.parametrize("image", [None, {}, "absent"])
+def test_a_uuid_without_an_image_is_refused_with_what_to_send(server, image):
+    part = {"type": "image_url", "uuid": "picture-1"}
+    shown = part | {"image_url": {"url": picture()}}
+    assert server.post(asking([shown])).headers["x-vlmkit-ignored"] == "messages.content.uuid"
+    refused = server.post(asking([part | ({} if image == "absent" else {"image_url": image})]))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "messages[0].content[0].image_url")
+    assert "send a data: URL, or the file_id of an image that /v1/files keeps" in error["message"]
+
+
+def asking(parts):
+    return chat() | {"messages": [{"role": "user", "content": parts}]}

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from typing import get_args, get_type_hints
 
 import anthropic
 import pytest
+from anthropic.types import ToolUnionParam
+from anthropic.types.beta import BetaToolUnionParam
 from anthropic_client import (
     PATH,
     ask,
@@ -17,6 +20,8 @@ from anthropic_client import (
     user,
 )
 from running_server import asked, image_part, picture, said, scripted
+
+from vlmkit.server.fields.wire_tools import shown_type
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 TOOL = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}
@@ -216,13 +221,52 @@ def test_a_result_shows_pictures_to_the_model_as_the_chat_apis_does(server, monk
     assert first[2] == second[2]
 
 
+SEARCH = {
+    "type": "web_search_20260209",
+    "name": "web_search",
+    "max_uses": 3,
+    "defer_loading": True,
+    "allowed_callers": ["code_execution_20260120"],
+}
+TYPED = [SEARCH, {"type": "mcp_toolset", "mcp_server_name": "x", "configs": {}}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", [None, {"type": "auto"}, {"type": "none"}])
+def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, choice, stream):
+    with asked(server, monkeypatch) as requests:
+        for tools in ([*TYPED, TOOL], TYPED):
+            answer = server.post(body(tools=tools, tool_choice=choice, stream=stream), PATH)
+            assert answer.status_code == 200, answer.text
+            named = "tools.mcp_toolset, tools.web_search_20260209"
+            assert answer.headers["x-vlmkit-ignored"] == named
+    assert [tool["function"]["name"] for tool in requests[0].tools] == ["look"]
+    assert requests[1].tools is None
+    counts = [
+        server.post({"messages": [user("a")], "tools": tools}, f"{PATH}/count_tokens").json()
+        for tools in ([TOOL], [TOOL, *TYPED])
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("union", [ToolUnionParam, BetaToolUnionParam])
+def test_every_type_of_tool_of_anthropics_client_is_reported_by_its_name(union):
+    kinds = {kind for each in get_args(union) for kind in get_args(get_type_hints(each)["type"])}
+    known = {kind for kind in kinds if isinstance(kind, str)} - {"custom"}
+    assert len(known) > 10
+    assert {shown_type(kind, "custom") for kind in known} == known
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"tools": [{"name": "two words", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "x" * 129, "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "x"}]}, "input_schema"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
         ({"tools": [TOOL | {"type": "bash_20250124"}]}, "tools[0].type"),
+        ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "any"}}, "tools[1].type"),
+        ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "any"}}, "supported are custom"),
         ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [TOOL | {"allowed_callers": ["code_execution_20260120"]}]},
          "tools[0].allowed_callers"),

@@ -97,6 +97,17 @@ def test_reasoning_is_a_block_before_the_text(server, client):
     assert blocks == [(0, "thinking"), (1, "text")]
 
 
+def test_a_streamed_block_of_thinking_ends_with_its_signature(server):
+    for question in (scripted(text="so", reasoning="why"), scripted(text="", reasoning="why")):
+        block = [data for _, data in events(server, body(question)) if data.get("index") == 0]
+        assert [data["delta"]["type"] for data in block if "delta" in data] == [
+            *["thinking_delta"] * 3,
+            "signature_delta",
+        ]
+        assert block[-2]["delta"]["signature"] == ""
+        assert block[-1]["type"] == "content_block_stop"
+
+
 def test_an_empty_answer_has_no_blocks(server, client):
     assert ask(client, scripted(text="")).content == []
     names = [name for name, _ in events(server, body(scripted(text="")))]
@@ -240,7 +251,8 @@ def test_tokens_are_counted_as_an_answer_would_take_them(client):
 def test_thinking_is_the_chat_templates_to_do(server, monkeypatch, kind, thinks):
     with asked(server, monkeypatch) as requests:
         answer = server.post(body(thinking={"type": kind, "budget_tokens": 1024}), PATH)
-    assert answer.headers["x-vlmkit-ignored"] == "thinking.budget_tokens"
+    assert answer.headers.get("x-vlmkit-ignored") == (None if thinks else "thinking.budget_tokens")
+    assert requests[0].params.thinking_token_budget == (1024 if thinks else None)
     variables = requests[0].options.chat_template_kwargs
     assert variables == {"enable_thinking": thinks, "thinking": thinks}
 
@@ -355,11 +367,9 @@ def test_what_agents_send_besides_is_answered_and_told(server):
         "messages.content.content.cache_control",
         "messages.content.is_error",
         "system.cache_control",
-        "thinking.budget_tokens",
     ]
     before = dict(server.get("/readyz").json()["num_ignored"])
     sent = body(messages=messages, system=[text("brief") | marked], **marked)
-    sent["thinking"] = {"type": "enabled", "budget_tokens": 1024}
     answer = server.post(sent, PATH)
     assert answer.status_code == 200
     assert answer.headers["x-vlmkit-ignored"] == ", ".join(names)
@@ -413,3 +423,21 @@ def test_a_long_silence_has_pings():
     with running(keepalive_s=0.05) as server:
         told = events(server, body(scripted(text="a", prefill_latency_s=0.5)))
     assert ("ping", {"type": "ping"}) in told
+
+
+@pytest.mark.parametrize("kept", ["yes", ""])
+def test_redacted_thinking_of_another_server_is_left_out_and_reported(server, kept):
+    def answered(blocks):
+        turns = [{"role": "assistant", "content": blocks}, {"role": "user", "content": "and?"}]
+        sent = [{"role": "user", "content": "look"}, *turns]
+        return server.post(body("look") | {"messages": sent}, PATH)
+
+    redacted, said = {"type": "redacted_thinking", "data": "b3BhcXVl"}, [text(kept)]
+    answer = answered([redacted, *said] if kept else [redacted])
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-vlmkit-ignored"] == "messages.content.data"
+    read, without = (
+        each.json()["usage"]["input_tokens"] + each.json()["usage"]["cache_read_input_tokens"]
+        for each in (answer, answered(said))
+    )
+    assert read == without

@@ -3,10 +3,13 @@
 from contextlib import contextmanager
 
 import pytest
-from running_server import chat, image_part, mock_pipeline, picture, running, scripted
+from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
 from two_keys import headers_of, shared
 
 from vlmkit.server.http.aliases import ALIASES
+from vlmkit.server.http.unserved import UNSERVED
+
+CHATS = "/v1/chat/completions"
 
 
 @contextmanager
@@ -27,6 +30,26 @@ def test_a_path_without_a_version_is_the_same_route(server, path):
     assert (first.status_code, again.status_code) == (200, 200), first.text
     assert first.json()["object"] == again.json()["object"]
     assert server.post({}, path).json() == server.post({}, f"/v1{path}").json()
+
+
+def test_a_template_is_applied_by_llama_cpps_path(server):
+    body = {"messages": chat()["messages"]}
+    applied = server.post(body, "/apply-template").json()
+    assert applied["prompt"] == server.post(body, f"{CHATS}/render").json()["prompt"]
+
+
+@pytest.mark.parametrize("path", sorted(UNSERVED))
+def test_a_route_of_another_server_is_named_with_what_to_send_instead(server, path):
+    answer = server.post({}, f"{path}1?action=save" if path.endswith("/") else path)
+    assert answer.status_code == 404, answer.text
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("not_found", "invalid_request_error")
+    assert error["message"] == f"{path.rstrip('/')} is not served here ({UNSERVED[path]})"
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/completions/1", "/slotsx", "/Rerank", "/rerank/"])
+def test_an_unknown_route_is_not_repeated(server, path):
+    assert server.post({}, path).json()["error"]["message"] == "not found"
 
 
 def test_models_are_listed_by_the_short_path(server):
@@ -77,7 +100,7 @@ def test_a_conversation_is_counted_beside_the_chat_api(server):
 
 
 def test_load_counts_requests_under_way(server):
-    assert server.get("/load").json() == {"server_load": 0}
+    assert eventually(lambda: server.get("/load").json() == {"server_load": 0})
     with streaming(server, text="word ", tokens=2000, latency_s=0.01):
         assert server.get("/load").json() == {"server_load": 1}
 
@@ -89,9 +112,13 @@ def test_properties_and_slots_say_what_runs_and_nothing_of_requests(server):
     assert settings["n_ctx"] == limits.max_sequence_tokens
     assert props["total_slots"] == limits.max_sequences
     assert props["modalities"] == {"vision": True, "audio": False}
-    slots = server.get("/slots").json()
-    assert len(slots) == limits.max_sequences
-    assert not any(slot["is_processing"] for slot in slots)
+
+    def slots_in_use() -> list[int]:
+        slots = server.get("/slots").json()
+        assert len(slots) == limits.max_sequences
+        return [slot["id"] for slot in slots if slot["is_processing"]]
+
+    assert eventually(lambda: not slots_in_use())  # an earlier test's last step may still run
     with streaming(server, text="secret ", tokens=2000, latency_s=0.01):
         told = server.get("/slots")
         assert [slot["id"] for slot in told.json() if slot["is_processing"]] == [0]

@@ -130,6 +130,117 @@ def test_every_wrong_setting_is_reported_at_once(config, capsys):
     assert said.err.count("error: ") == 3
 
 
+def errors_of(said):
+    return [line for line in said.err.splitlines() if line.startswith("error: ")]
+
+
+def test_no_wrong_setting_hides_what_else_is_wrong(config, capsys):
+    folder = config.parent
+    (folder / "keys.jsonl").write_text("one\n\ntwo")
+    (folder / "certificate.pem").unlink()
+    (folder / "key.pem").unlink()
+    wrong = (
+        "server.prot=1",
+        "server.keepalive_s=-1",
+        'server.limits.key=["tokens=1/second", "requests=9/day", "images=x/day"]',
+        'plugins.only=["vlmkit-mok", "vlmkit-mock", "vlmkit-none"]',
+        "observers.log.fiel=x",
+        "observers.log.colour=x",
+    )
+    code, said = checked(capsys, config, *[each for o in wrong for each in ("--set", o)])
+    assert code == 1
+    expected = [
+        "unknown setting 'server.prot'",
+        "server.keepalive_s = -1 (--set server.keepalive_s): expected a number above 0",
+        "server.limits.key[0] = 'tokens=1/second'",
+        "server.limits.key[2] = 'images=x/day'",
+        "plugins.only names 'vlmkit-mok'",
+        "plugins.only names 'vlmkit-none'",
+        "observer 'log' has no setting 'fiel'",
+        "observer 'log' has no setting 'colour'",
+        f"keys file '{folder}/keys.jsonl', line 1, is no key",
+        f"keys file '{folder}/keys.jsonl', line 3, is no key",
+        f"server.tls_certificate '{folder}/certificate.pem' is no file",
+        f"server.tls_private_key '{folder}/key.pem' is no file",
+    ]
+    problems = errors_of(said)
+    assert len(problems) == len(expected), said.err
+    for problem, words in zip(problems, expected, strict=True):
+        assert problem.startswith(f"error: {words}")
+
+
+def test_wrong_settings_do_not_hide_models_nor_their_providers(config, capsys):
+    wrong = (
+        "server.prot=1",
+        "observers.log.colour=x",
+        "engine.latency=1",
+        'models=[{model="./none", engin={}}, {model="mock", tokenizer={use="none"}}]',
+    )
+    config.write_text(config.read_text().replace('model = "mock"', ""))
+    _, said = checked(capsys, config, *[each for o in wrong for each in ("--set", o)])
+    for words in (
+        "unknown setting 'models[0].engin'",
+        "observer 'log' has no setting 'colour'",
+        "engine has a setting 'latency'",
+        "model folder './none' does not exist",
+        "tokenizer.use = 'none'",
+    ):
+        assert words in said.err
+
+
+def test_a_wrong_setting_makes_no_other_problem(config, capsys):
+    for wrong in (
+        "server.key_file=x",
+        "server.port=x",
+        "server.data=5",
+        "model=[]",
+        "plugins.onli=x",
+        'plugins.only="vlmkit-mock"',
+        'plugins.only=["vlmkit-mok"]',
+    ):
+        code, said = checked(capsys, config, "--set", wrong, "--set", "server.host=0.0.0.0")
+        assert (code, len(errors_of(said))) == (1, 1), said.err
+
+
+def test_no_plugin_is_loaded_where_it_is_not_sound_which_may_be(config, capsys, tmp_path):
+    plugin = tmp_path / "own.py"
+    plugin.write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')")
+    code, said = checked(capsys, config, "--set", 'plugins={only="a", files=["own.py"]}')
+    assert code == 1
+    assert "plugins.only = 'a'" in said.err
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_models_that_contradict_each_other_are_checked_all_the_same(config, capsys):
+    several = 'models=[{model="./none"}, {model="mock"}, {model="mock"}]'
+    code, said = checked(capsys, config, "--set", several, "--set", "server.keys_file=none")
+    assert code == 1
+    for words in ("both model and models", "two models are called 'mock'", "folder './none'"):
+        assert words in said.err
+    assert "keys file 'none' cannot be read" in said.err
+
+
+def test_both_ports_are_checked(config, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
+        ports = [each.getsockname()[1] for each in (one, two)]
+        options = f"server={{port={ports[0]}, health_port={ports[1]}}}"
+        code, said = checked(capsys, config, "--set", options)
+    assert code == 1
+    for port in ports:
+        assert f"port {port} cannot be listened on: Address already in use" in said.err
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("folder", ["/proc", "/proc/vlmkit-data", "/proc/self/fd/none"])
+def test_a_folder_in_which_the_system_creates_no_file_is_named(folder, config, capsys):
+    code, said = checked(capsys, config, "--set", f"server.data.folder={folder}")
+    assert code == 1
+    (problem,) = errors_of(said)
+    assert problem.startswith(f"error: server.data.folder '{folder}' cannot be used: no ")
+    assert "in '/proc" in problem
+    assert "hint: name a folder that the server's user can write to" in said.err
+
+
 def test_the_ports_must_not_be_the_same(config, capsys):
     port = config.read_text().partition("port = ")[2].partition("\n")[0]
     code, said = checked(capsys, config, "--set", f"server.health_port={port}")

@@ -80,3 +80,59 @@ def test_an_answer_without_reasoning_says_nothing_of_it(server):
     answer = server.post(chat(scripted(text="so"))).json()
     assert answer["choices"][0]["message"].keys() == {"role", "content", "refusal"}
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+NAMES = (
+    "thinking_token_budget",
+    "thinking_budget",
+    "thinking_budget_tokens",
+    "reasoning_budget",
+    "reasoning_budget_tokens",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reasoning_ends_at_its_budget_and_the_answer_follows(server, name):
+    text = scripted(text="so", reasoning="a long thought")
+    options = {"extra_body": {name: 6}}
+    answer = ask(server, text, **options)
+    message = answer.choices[0].message
+    assert (message.reasoning_content, message.content) == ("a long", "so")
+    assert answer.usage.completion_tokens_details.reasoning_tokens == len("<a long>")
+    assert streamed(server, text, **options)[:3] == ("a long", "so", "stop")
+    assert ask(server, text, extra_body={name: -1}).choices[0].message.reasoning_content == (
+        "a long thought"
+    )
+
+
+def test_a_budget_bounds_reasoning_in_the_other_apis(server):
+    text = scripted(text="so", reasoning="a long thought")
+    asked = {"model": "mock", "input": text, "thinking_token_budget": 6}
+    thought, said = server.post(asked, "/v1/responses").json()["output"]
+    assert thought["content"][0]["text"] == "a long"
+    assert said["content"][0]["text"] == "so"
+    asked = {
+        "model": "mock",
+        "max_tokens": 99,
+        "messages": [{"role": "user", "content": text}],
+        "thinking": {"type": "enabled", "budget_tokens": 6},
+    }
+    thought, said = server.post(asked, "/v1/messages").json()["content"]
+    assert (thought["thinking"], said["text"]) == ("a long", "so")
+    answer = server.post(asked | {"thinking_token_budget": 6}, "/v1/messages")
+    assert answer.status_code == 400
+    assert "exclude each other" in answer.json()["error"]["message"]
+
+
+def test_a_plain_text_has_no_reasoning_that_a_budget_could_bound(server):
+    asked = {"model": "mock", "prompt": "a long thought", "thinking_token_budget": 2}
+    answer = server.post(asked, "/v1/completions")
+    assert answer.headers["x-vlmkit-ignored"] == "thinking_token_budget"
+    assert answer.json()["choices"][0]["text"] == "a long thought"
+
+
+@pytest.mark.parametrize("value", [-2, 1.5, "6", 2**31])
+def test_a_budget_is_a_number_of_tokens(server, value):
+    answer = server.post(chat("hi", thinking_token_budget=value))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "thinking_token_budget"

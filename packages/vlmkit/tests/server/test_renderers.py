@@ -171,7 +171,7 @@ def code(answer):
 def children(server):
     """The renderers of a server; its constraint worker is none."""
     pids = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             is_child = int(fields[1]) == server.process.pid and fields[0] != "Z"
@@ -183,7 +183,7 @@ def children(server):
 def family(server):
     """A server's process, its renderers, and the decoders of both."""
     parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for stat in (entry / "stat" for entry in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             parents[int(stat.parent.name)] = int(fields[1])

@@ -1,16 +1,29 @@
 """What the Responses API takes: items of a conversation, and every field of its bodies."""
 
 import json
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
-from openai.types.responses import input_token_count_params, response_create_params
+from openai.types.responses import (
+    Response,
+    ToolParam,
+    input_token_count_params,
+    response_create_params,
+)
 from responding import PATH, body, events, image, refused, text, user, whole
 from running_server import asked, image_part, picture, said, scripted
 
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.server.fields.wire_tools import OTHER_TOOL_TYPES
 from vlmkit.server.responses.items import kept_input
-from vlmkit.server.responses.wire import RESPONSES, InputTokensRequest, Item, ResponsesRequest
+from vlmkit.server.responses.wire import (
+    RESPONSES,
+    InputTokensRequest,
+    Item,
+    ResponsesRequest,
+)
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
@@ -157,6 +170,116 @@ def test_a_tool_that_is_not_allowed_is_not_shown(server, monkeypatch):
     assert told.tool_choice.mode == "auto"
 
 
+OTHERS = [
+    {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},
+    {"type": "web_search", "external_web_access": False},
+    {"type": "mcp", "server_label": "x", "headers": {"a": "b"}},
+]
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, choice):
+    with asked(server, monkeypatch) as requests:
+        answer = server.post(body("a", tools=[TOOL, *OTHERS], tool_choice=choice), PATH)
+    assert answer.headers["x-vlmkit-ignored"] == "tools.mcp, tools.tool_search, tools.web_search"
+    assert [tool["name"] for tool in answer.json()["tools"]] == ["f"]
+    assert [tool["function"]["name"] for tool in requests[0].tools] == ["f"]
+
+
+def test_tools_of_other_types_alone_are_no_tools(server, monkeypatch):
+    with asked(server, monkeypatch) as requests:
+        told = whole(server, tools=OTHERS)
+    assert (requests[0].tools, told.tools) == (None, [])
+
+
+def test_a_strict_client_has_no_tool_left_out(server):
+    sent = body("a", tools=[TOOL, OTHERS[1]])
+    answer = server.post(sent, PATH, headers={"x-vlmkit-strict": "1"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.web_search")
+
+
+def test_every_type_of_tool_of_openais_client_is_known():
+    kinds = [get_type_hints(each)["type"] for each in get_args(ToolParam)]
+    assert {tag for kind in kinds for tag in get_args(kind)} <= {
+        "function",
+        "namespace",
+        *OTHER_TOOL_TYPES,
+    }
+
+
+def test_the_error_of_an_unknown_type_of_tool_lists_the_types_that_are_supported(server):
+    error = refused(server, tools=[{"type": "telepathy"}])
+    assert error["message"].endswith("; supported are function, namespace")
+    error = refused(server, tools=[SPACE | {"tools": [{"type": "web_search"}]}])
+    assert error["param"] == "tools[0].tools[0].type"
+    assert error["message"].endswith("; supported are function")
+
+
+SPACE = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "Other agents.",
+    "tools": [
+        {"type": "function", "name": "spawn", "description": "Starts one.", "strict": False},
+        {"type": "function", "name": "wait", "parameters": {"type": "object"}},
+    ],
+}
+SPAWNS = [{"name": "agents.spawn", "arguments": {"task": "x"}}, {"name": "f", "arguments": {}}]
+
+
+def test_functions_in_a_namespace_are_shown_by_their_full_names(server, monkeypatch):
+    own = SPACE | {"tools": [*SPACE["tools"], {"type": "custom", "name": "patch"}]}
+    with asked(server, monkeypatch) as requests:
+        answer = server.post(body("a", tools=[own, TOOL]), PATH)
+    assert answer.headers["x-vlmkit-ignored"] == "tools.tools.custom"
+    functions = [tool["function"] for tool in requests[0].tools]
+    assert [(each["name"], each["description"]) for each in functions] == [
+        ("f", ""),
+        ("agents.spawn", "Other agents.\n\nStarts one."),
+        ("agents.wait", ""),
+    ]
+    told = Response.model_validate(answer.json()).tools
+    assert [tool.name for tool in told] == ["agents", "f"]
+    assert [tool.name for tool in told[0].tools] == ["spawn", "wait"]
+
+
+def test_a_call_of_a_function_in_a_namespace_names_both(server):
+    said = scripted(calls=SPAWNS)
+    calls = whole(server, said, tools=[SPACE, TOOL]).output
+    done = [each.item for each in events(server, said, tools=[SPACE, TOOL])
+            if each.type == "response.output_item.done"]  # fmt: skip
+    for items in (calls, done):
+        named = [(item.namespace, item.name, json.loads(item.arguments)) for item in items]
+        assert named == [("agents", "spawn", {"task": "x"}), (None, "f", {})]
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_call_of_a_namespace_is_sent_back_as_it_came(server, monkeypatch, is_stored):
+    tools = [SPACE, TOOL]
+    first = server.post(body(scripted(calls=SPAWNS), tools=tools), PATH).json()
+    results = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "done"}
+        for item in first["output"]
+    ]
+    if is_stored:
+        more = {"input": results, "previous_response_id": first["id"]}
+    else:
+        more = {"input": [user("a"), *first["output"], *results]}
+    with asked(server, monkeypatch) as requests:
+        answer = server.post(body(tools=tools) | more, PATH)
+    assert answer.status_code == 200, answer.text
+    assert "x-vlmkit-ignored" not in answer.headers
+    calls = [part for part in requests[0].messages[1].parts if isinstance(part, ToolCallPart)]
+    assert [call.name for call in calls] == ["agents.spawn", "f"]
+
+
+def test_input_items_keep_the_namespace_of_a_call(server):
+    call = CALL | {"namespace": "agents"}
+    made = server.post(body([user("a"), call, RESULT]), PATH).json()
+    items = server.get(f"{PATH}/{made['id']}/input_items").json()["data"]
+    assert [item.get("namespace") for item in items] == [None, "agents", None]
+
+
 def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
     created = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
     assert created <= set(ResponsesRequest.__struct_fields__)
@@ -194,8 +317,14 @@ def test_every_parameter_of_openais_client_is_taken_or_refused_by_name():
         ({"temperature": 3}, "temperature"),
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"include": ["secrets"]}, "include[0]"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {"type": "web_search"}], "tool_choice": "required"}, "tools[1].type"),
+        ({"tools": [SPACE | {"tools": [{"type": "custom"}]}], "tool_choice": "required"},
+         "tools[0].tools[0].type"),
+        ({"tools": [SPACE, TOOL | {"name": "agents.wait"}]}, "tools"),
+        ({"tools": [SPACE, SPACE]}, "tools[1].tools"),
+        ({"tools": [SPACE | {"tools": [TOOL | {"name": f"f{n}"} for n in range(128)]}, TOOL]},
+         "tools"),
+        ({"tools": [{"type": "telepathy"}]}, "tools[0].type"),
         ({"tools": [TOOL | {"name": "two words"}]}, "tools[0].name"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),

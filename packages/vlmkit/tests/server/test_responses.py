@@ -275,6 +275,20 @@ def test_an_answer_keeps_to_a_schema_and_is_parsed():
         assert checked(told).output_text == '{"name": "elm"}'
 
 
+class OneCompiler(SpellingCompiler):
+    """Keeps every answer to one text."""
+
+    def compile(self, constraint):
+        return super().compile(OneOf(("1",)))
+
+
+def test_an_answer_repeats_the_form_that_it_keeps_to():
+    with running({"mock": mock_pipeline(constraint=OneCompiler)}) as formed:
+        for form in ({"type": "json_object"}, {"type": "json_object", "schema": {"const": 1}}):
+            answer = formed.post(body("which?", text={"format": form}), PATH)
+            assert answer.json()["text"]["format"] == form
+
+
 def test_a_schema_is_refused_where_nothing_keeps_to_it(server):
     schema = {"type": "json_schema", "name": "tree", "schema": {"type": "object"}}
     for form in (schema, {"type": "json_object"}):

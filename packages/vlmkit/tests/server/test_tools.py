@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from running_server import chat, mock_pipeline, running, scripted
+from running_server import asked, chat, mock_pipeline, running, scripted
 from spelling import SpellingCompiler
 
 from vlmkit.ask.constraint import OneOf
@@ -107,13 +107,59 @@ def test_calls_and_results_are_sent_back_as_they_came(server):
             {"tools": [{"type": "function", "function": {"name": "two words"}}]},
             "tools[0].function.name",
         ),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [TOOL | {"type": "functoin"}]}, "tools[0].type"),
+        ({"tools": [TOOL, {"type": "function"}]}, "tools[1]"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(server, options, param):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(server, "hello", **options)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 14))
+def test_no_mark_of_a_call_that_is_cut_off_is_in_the_answer(server, max_tokens):
+    for stream in (False, True):
+        sent = chat(scripted(calls=CALLS[:1]), tools=[TOOL], max_tokens=max_tokens, stream=stream)
+        answer = server.post(sent)
+        assert '"finish_reason":"length"' in answer.text
+        assert "<|call|>" not in answer.text
+    assert "<|call|>" in server.post(chat(scripted(text="<|call|>"), max_tokens=90)).text
+
+
+OTHERS = [
+    {"type": "web_search", "search_context_size": "low"},
+    {"type": "custom", "custom": {"name": "x"}},
+    {"type": "a tool\r\nx-of: tomorrow"},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+def test_tools_of_other_types_are_left_out_and_reported(server, monkeypatch, choice, stream):
+    with asked(server, monkeypatch) as requests:
+        sent = chat(tools=[OTHERS[0], TOOL, *OTHERS[1:]], tool_choice=choice, stream=stream)
+        answer = server.post(sent)
+        alone = server.post(chat(tools=OTHERS, tool_choice=choice, stream=stream))
+    for each in (answer, alone):
+        assert each.headers["x-vlmkit-ignored"] == "tools.custom, tools.other, tools.web_search"
+    assert [tool["function"]["name"] for tool in requests[0].tools] == ["weather"]
+    assert requests[1].tools is None
+    assert "x-vlmkit-unconstrained" not in alone.headers
+
+
+def test_tools_of_other_types_are_rejected_where_a_call_is_required(server):
+    error = server.post(chat(tools=[TOOL, OTHERS[0]], tool_choice="required")).json()["error"]
+    assert error["message"].endswith("where a call is required; supported are function")
+    assert (error["param"], error["code"]) == ("tools[1].type", "unsupported_value")
+    for path in ("/tokenize", "/v1/chat/completions/render"):
+        sent = chat(tools=[TOOL | {"type": "functoin"}])
+        assert server.post(sent, path).json()["error"]["param"] == "tools[0].type"
+
+
+def test_a_strict_client_has_no_tool_left_out(server):
+    answer = server.post(chat(tools=[TOOL, OTHERS[0]]), headers={"x-vlmkit-strict": "1"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.web_search")
 
 
 NAMED = {"type": "function", "name": "f"}

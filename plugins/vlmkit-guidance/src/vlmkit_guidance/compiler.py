@@ -8,20 +8,19 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
 from vlmkit.seams.constraint import MakeMatcher, SchemaSupport, Vocabulary
+from vlmkit_guidance.grammar import Grammar
 from vlmkit_guidance.matcher import GuidanceMatcher
-from vlmkit_guidance.reasons import KEYWORDS, keyword_of, reason_of
+from vlmkit_guidance.reasons import KEYWORDS
 from vlmkit_guidance.tokens import Tokens
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_LEXER_STATES = 20_000  # of one constraint, about 2 kB each
-MAX_ITEMS = 800  # ways to read an answer; time grows with their square, to 50 ms for a mask
 ANY_OBJECT = '{"type": "object"}'
 NO_FORCING = '%llguidance {"no_forcing": true}'  # what the library forces has no bound of length
 
@@ -56,9 +55,6 @@ class GuidanceCompiler:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokens = Tokens(vocabulary)
         self._tokenizer = LLTokenizer(TokenizerWrapper(self._tokens))
-        self._limits = LLParserLimits(
-            max_items_in_row=MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
-        )
 
     @property
     def schema_support(self) -> SchemaSupport:
@@ -67,18 +63,9 @@ class GuidanceCompiler:
 
     def compile(self, constraint: Constraint) -> MakeMatcher:
         """Compile a constraint, and compute its first mask: some are too complex for one."""
-        grammar = f"{NO_FORCING}\n{_grammar(constraint)}"
-        first = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        if not first.is_error():
-            first.compute_bitmask()
-        if first.is_error():
-            num_lines = NO_FORCING.count("\n") + 1 if _has_lines(constraint) else None
-            reason = reason_of(first.get_error(), num_lines)
-            raise ConstraintError(
-                f"the constraint cannot be compiled: {reason}",
-                keyword=keyword_of(first.get_error()),
-            )
-        return lambda: GuidanceMatcher(first.deep_copy(), self._tokens)
+        num_lines = NO_FORCING.count("\n") + 1 if _has_lines(constraint) else None
+        grammar = Grammar(f"{NO_FORCING}\n{_grammar(constraint)}", self._tokenizer, num_lines)
+        return lambda: GuidanceMatcher(grammar, self._tokens)
 
 
 def takes_pattern(pattern: str) -> bool:

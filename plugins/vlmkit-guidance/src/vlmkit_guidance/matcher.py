@@ -1,12 +1,12 @@
 """Follows one answer by llguidance."""
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from vlmkit.errors import ConstraintError
 from vlmkit_guidance.forced import Run, find_run, forced_tokens
-from vlmkit_guidance.reasons import reason_of
+from vlmkit_guidance.grammar import Grammar
+from vlmkit_guidance.reasons import has_too_many_states, reason_of
 from vlmkit_guidance.tokens import Tokens
 
 
@@ -14,12 +14,14 @@ class GuidanceMatcher:
     """One answer; see :class:`vlmkit.seams.constraint.Matcher`.
 
     Args:
-        matcher: llguidance's own, at the beginning; of a grammar that forces nothing by itself.
+        grammar: that the answer keeps to; it forces nothing by itself.
         tokens: of the model.
     """
 
-    def __init__(self, matcher: LLMatcher, tokens: Tokens) -> None:
-        self._matcher = matcher
+    def __init__(self, grammar: Grammar, tokens: Tokens) -> None:
+        self._grammar = grammar
+        self._first, self._has_own_lexer = grammar.matcher()
+        self._matcher = self._first.deep_copy()
         self._tokens = tokens
         self._accepted: list[int] = []
         self._places = [0]  # bytes of the answer after each token
@@ -46,9 +48,9 @@ class GuidanceMatcher:
         """Go on by a token; where it may not follow, stay and return False."""
         if not 0 <= token_id < self._tokens.eos_token_id:
             return False
-        num_accepted = self._matcher.try_consume_tokens([token_id])
+        is_accepted = self._consumes(token_id)
         self._check()
-        if num_accepted != 1:
+        if not is_accepted:
             return False
         piece, run = self._tokens.tokens[token_id], self._runs[-1]
         self._accepted.append(token_id)
@@ -65,6 +67,14 @@ class GuidanceMatcher:
         del self._accepted[left:], self._places[left + 1 :], self._runs[left + 1 :]
         self._mask = None
 
+    def reset(self) -> None:
+        """Return to the beginning of the answer."""
+        self._matcher = self._first.deep_copy()
+        self._accepted.clear()
+        del self._places[1:], self._runs[:]
+        self._runs.append(None)
+        self._mask = None
+
     def forced(self) -> list[int]:
         """Return tokens of which the text cannot but go on, as far as they are looked ahead."""
         return self._forced()
@@ -76,16 +86,50 @@ class GuidanceMatcher:
     def _run(self) -> Run:
         run = self._runs[-1]
         if run is None:
-            run = find_run(self._matcher, self._allowed(), self._tokens, self._places[-1])
+            run = self._found_run()
+            if self._gets_own_lexer():
+                run = self._found_run()
             self._check()
             self._runs[-1] = run
         return run
 
+    def _found_run(self) -> Run:
+        return find_run(self._matcher, self._allowed(), self._tokens, self._places[-1])
+
+    def _consumes(self, token_id: int) -> bool:
+        """Go on by a token, if it may follow."""
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        if self._mask is None or _holds(self._mask, token_id):
+            # A lexer that other answers used up refuses tokens, and has no error before a mask.
+            self._mask = None
+            return _holds(self._allowed(), token_id) and (
+                self._matcher.try_consume_tokens([token_id]) == 1
+            )
+        return False
+
+    def _gets_own_lexer(self) -> bool:
+        """Go on with a lexer of its own where the shared one is used up; tell whether it does."""
+        if (
+            self._has_own_lexer
+            or not self._matcher.is_error()
+            or not has_too_many_states(self._matcher.get_error())
+            or (own := self._grammar.own_matcher()) is None
+        ):
+            return False
+        self._first, self._has_own_lexer = own, True
+        self._matcher = own.deep_copy()
+        self._matcher.try_consume_tokens(self._accepted)
+        return True
+
     def _allowed(self) -> NDArray[np.uint32]:
         """Return the mask ``[words]`` of llguidance."""
         if self._mask is None:
-            self._mask = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
+            mask = self._matcher.compute_bitmask()
+            if self._gets_own_lexer():
+                mask = self._matcher.compute_bitmask()
             self._check()
+            self._mask = np.frombuffer(mask, "<u4")
         return self._mask
 
     def _drop_beginnings(self, mask: NDArray[np.int32]) -> None:

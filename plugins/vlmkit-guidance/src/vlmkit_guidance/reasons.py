@@ -59,14 +59,31 @@ FAULTY = (
 """What the library's own words tell of the keyword that is at fault."""
 
 _POSITION = re.compile(r"(?:^|\bat )(\d{1,9})\((\d{1,9})\)")
+_QUOTED_LINE = re.compile(r"^ *\d+ \| .*\n?", re.MULTILINE)  # of the constraint
+
+
+def _own_words(said: str) -> str:
+    """Return what the library says without the lines of the constraint that it quotes."""
+    return _QUOTED_LINE.sub("", said)
 
 
 def keyword_of(said: str) -> str:
-    """Return the keyword of a schema for which the library refused a constraint, if it tells."""
-    _, is_listed, listed = said.partition("Unimplemented keys")
+    """Return the keyword of a schema for which the library refused a constraint, if it is known.
+
+    Where the library's words name none, the first is taken that the schema itself has.
+    """
+    own = _own_words(said)
+    _, is_listed, listed = own.partition("Unimplemented keys")
     if is_listed:
         return next((word for word in KEYWORDS if f'"{word}"' in listed), "")
-    return next((keyword for theirs, keyword in FAULTY if theirs in said), "")
+    return next(
+        (keyword for text in (own, said) for theirs, keyword in FAULTY if theirs in text), ""
+    )
+
+
+def has_too_many_states(said: str) -> bool:
+    """Tell whether the library stopped because its lexer has as many states as it may."""
+    return "too many states" in _own_words(said)
 
 
 def reason_of(said: str, num_lines: int | None = None) -> str:
@@ -76,6 +93,7 @@ def reason_of(said: str, num_lines: int | None = None) -> str:
         said: its own words.
         num_lines: that stand before the client's own, where a position says something to him.
     """
+    said = _own_words(said)
     kind = next((ours for theirs, ours in KINDS if theirs in said), "it is not understood")
     if kind == dict(KINDS)["Unimplemented keys"]:
         _, _, listed = said.partition("Unimplemented keys")

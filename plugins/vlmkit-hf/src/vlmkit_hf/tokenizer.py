@@ -155,22 +155,21 @@ class HfTokenizer:
             opens = channels.opens == channels.reasoning
         else:
             opens = self._marks is not None and self._marks.opened_by(segments)
-        calling = self._calling(tools, channels)
+        written = partial(
+            replace,
+            opens_reasoning=opens,
+            calling=self._calling(tools, channels),
+            channels=channels,
+            reasoning_marks=self._marks.as_tokens(self._added) if self._marks else None,
+        )
         if self._images is None or not images:
             token_ids = self._encoder.encode(segments, adds_special=adds_special)
-            return Prompt(
-                tuple(token_ids), opens_reasoning=opens, calling=calling, channels=channels
-            )
+            return written(Prompt(tuple(token_ids)))
         runs = self._cut_at_images(segments, len(images))
         prepare = _outlined if options.light else _prepared
         prepared = prepare(self._images, shown, self._encoder)
         token_ids = self._encoder.encode(_with_slots(runs, prepared), adds_special=adds_special)
-        return replace(
-            _filled(token_ids, prepared, opens),
-            calling=calling,
-            place_format=self._place_format,
-            channels=channels,
-        )
+        return written(_filled(token_ids, prepared), place_format=self._place_format)
 
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
         """Return the token ids of plain text; no string in it becomes a special token."""
@@ -227,8 +226,7 @@ class HfTokenizer:
             if channels is None or channels.opens == channels.said:
                 return None
             return Calling(channels, tuple(tools))
-        marks = self._marks.as_tokens(self._added) if self._marks else None
-        return Calling(with_tokens(form, self._added), tuple(tools), marks)
+        return Calling(with_tokens(form, self._added), tuple(tools))
 
     def _control_tokens(self, templates: Collection[ChatTemplate]) -> set[str]:
         """Return the added tokens that only a template or a processor may write.
@@ -375,9 +373,7 @@ def _with_slots(
     return segments
 
 
-def _filled(
-    token_ids: Sequence[int], prepared: Sequence[PreparedImage], opens_reasoning: bool
-) -> Prompt:
+def _filled(token_ids: Sequence[int], prepared: Sequence[PreparedImage]) -> Prompt:
     """Put each image's own tokens where its slot is."""
     images = iter(prepared)
     filled: list[int] = []
@@ -401,7 +397,7 @@ def _filled(
                 num_encoded=image.num_encoded,
             )
         )
-    return Prompt(tuple(filled), tuple(slots), opens_reasoning)
+    return Prompt(tuple(filled), tuple(slots))
 
 
 def _starts_with(segments: Sequence[Segment], token: str) -> bool:

@@ -7,7 +7,19 @@ from msgspec import Meta
 
 from vlmkit.settings.bounds import Positive, Seconds
 
-Label = Annotated[str, Meta(pattern="^[A-Za-z0-9-]{1,32}$")]
+Label = Annotated[
+    str,
+    Meta(pattern="^[A-Za-z0-9-]{1,32}$", description="1 to 32 letters, digits and '-'"),
+]
+
+Url = Annotated[
+    str,
+    Meta(
+        pattern="^(https?://.+)?$",
+        description="a URL of http or https",
+        examples=["https://tools.example.com/mcp"],
+    ),
+]
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,7 +38,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     tools: Annotated[tuple[str, ...], Meta(min_length=1, max_length=128)]
     command: tuple[str, ...] = ()
-    url: Annotated[str, Meta(pattern="^(https?://.+)?$")] = ""
+    url: Url = ""
     env: tuple[str, ...] = ()
     start_timeout_s: Seconds = 30.0
     call_timeout_s: Seconds = 60.0

@@ -54,6 +54,17 @@ class Answer:
             return self.thought[index]
         return self.said[(index - num_thought) % len(self.said)]
 
+    def resumed(self, token_id: int, index: int) -> int:
+        """Return where the script goes on with a token that comes at ``index``, maybe early.
+
+        That is where reasoning ends or calls begin before their time; else it is ``index``.
+        """
+        if token_id == v.REASONING_END and index < len(self.thought):
+            return len(self.thought) - 1
+        if token_id == v.CALL:
+            return max(index, self.num_before_calls)
+        return index
+
 
 def answer_to(prompt: Prompt, default: Script, replies: Seq[Reply] = ()) -> Answer:
     """Return the answer to a prompt.

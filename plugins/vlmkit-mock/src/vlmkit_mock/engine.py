@@ -21,9 +21,11 @@ from vlmkit.seams.step import StepOutput, WorkItem
 from vlmkit.seams.view import SequenceView
 from vlmkit_mock import vocabulary as v
 from vlmkit_mock.answer import Answer, answer_to
+from vlmkit_mock.preferences import Preferences
+from vlmkit_mock.progress import Progress
 from vlmkit_mock.settings import MockEngineSettings
 
-SCRIPTED_LOGIT = 24.0
+SCRIPTED_LOGIT = 26.0
 """Leaves every other token together less than one in 300 at the highest temperature."""
 
 RUNNER_UP_LOGIT = 12.0
@@ -43,6 +45,7 @@ class _State:
     num_reserved_tokens: int
     num_committed_tokens: int = 0
     fingerprints: list[int] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
 
 
 class MockEngine:
@@ -62,6 +65,7 @@ class MockEngine:
         self._cells = [0] * (num_blocks * settings.block_tokens)
         self._limits = _limits(settings, len(self._cells))
         self._noise = np.random.default_rng(0).random((NUM_NOISES, v.VOCAB_SIZE), np.float32)
+        self._preferences = Preferences()
         self._states: dict[SequenceView, _State] = {}
         self._thread: int | None = None
         self._is_closed = False
@@ -269,24 +273,36 @@ class MockEngine:
             )
 
     def _logits(self, wanted: Seq[WorkItem]) -> Any:
-        """Return rows of noise that depend on all that was read, with the script on top."""
-        likeliest, runners_up = [], []
+        """Return rows of noise that depend on all that was read, with the script on top.
+
+        An answer that was kept from its script ends as soon as it may.
+        """
         rows = _rows(wanted)
-        for sequence, stop in rows:
-            answer = self._states[sequence].answer
-            start = sequence.num_prompt_tokens
-            index, known = stop - start, sequence.prompt.token_ids
-            num_before = answer.num_before_calls
-            if num_before and index > 0 and sequence.tokens(start, start + 1)[0] == v.CALL:
-                index += num_before  # it was made to call at once
-            likeliest.append(answer.token(index) if index >= 0 else known[stop])
-            is_call = num_before and index == 0
-            runners_up.append(v.CALL if is_call else answer.repeated(index))
         logits = self._noise[self._noises(rows)]
-        numbers = np.arange(len(rows))
-        logits[numbers, runners_up] = RUNNER_UP_LOGIT
-        logits[numbers, likeliest] = SCRIPTED_LOGIT
+        for number, (sequence, stop, drafts) in enumerate(rows):
+            answer = self._states[sequence].answer
+            if stop < sequence.num_prompt_tokens:
+                logits[number, sequence.prompt.token_ids[stop]] = SCRIPTED_LOGIT
+                continue
+            progress = self._progress(sequence, stop, drafts)
+            logits[number] = self._preferences.logits(progress, logits[number])
+            if not progress.is_on_script:
+                continue
+            index = progress.num_tokens + progress.num_skipped
+            is_call = answer.num_before_calls and index == 0
+            logits[number, v.CALL if is_call else answer.repeated(index)] = RUNNER_UP_LOGIT
+            logits[number, answer.token(index)] = SCRIPTED_LOGIT
         return logits
+
+    def _progress(self, sequence: SequenceView, stop: int, drafts: Seq[int]) -> Progress:
+        """Return how far an answer is at a row: after its own tokens and some drafts."""
+        state, start = self._states[sequence], sequence.num_prompt_tokens
+        num_own = stop - start - len(drafts)
+        if state.progress.num_tokens > num_own:
+            state.progress = Progress()
+        own = sequence.tokens(start + state.progress.num_tokens, start + num_own)
+        state.progress.follow(state.answer, own)
+        return state.progress.followed(state.answer, drafts) if drafts else state.progress
 
     def _hidden(self, wanted: Seq[WorkItem]) -> Any:
         """Return rows of noise that depend on all that was read."""
@@ -295,17 +311,17 @@ class MockEngine:
     def _noises(self, rows: "Seq[_Row]") -> list[int]:
         """Return the noise of each row."""
         states = self._states
-        return [states[sequence].fingerprints[stop - 1] % NUM_NOISES for sequence, stop in rows]
+        return [states[sequence].fingerprints[stop - 1] % NUM_NOISES for sequence, stop, _ in rows]
 
 
-_Row = tuple[SequenceView, int]
-"""A row's sequence, and one past the last token that it depends on."""
+_Row = tuple[SequenceView, int, Seq[int]]
+"""A row's sequence, one past the last token that it depends on, and the drafts among these."""
 
 
 def _rows(wanted: Seq[WorkItem]) -> list[_Row]:
     """Return the rows of some items."""
     return [
-        (item.sequence, stop)
+        (item.sequence, stop, item.drafts[: max(0, stop - (item.stop - len(item.drafts)))])
         for item in wanted
         for stop in range(item.stop - item.num_rows + 1, item.stop + 1)
     ]

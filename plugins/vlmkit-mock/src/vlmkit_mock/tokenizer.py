@@ -93,13 +93,14 @@ class MockTokenizer:
         opens = options.begins_answer and thinks
         if options.begins_answer:
             token_ids += [v.ASSISTANT, v.REASONING] if opens else [v.ASSISTANT]
-        calling = Calling(_CALLS, tuple(tools), _MARKS) if tools else None
+        calling = Calling(_CALLS, tuple(tools)) if tools else None
         return Prompt(
             tuple(token_ids),
             tuple(slots),
             opens_reasoning=opens,
             calling=calling,
             place_format=QWEN3_VL,
+            reasoning_marks=_MARKS,
         )
 
     def encode(self, text: str, *, adds_special: bool = False) -> list[int]:

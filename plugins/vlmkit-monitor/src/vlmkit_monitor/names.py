@@ -57,7 +57,7 @@ METRICS = (
     _gauge("resource_used", "resource", "what is used of a resource, by all"),
     _gauge("resource_limit", "resource", "how much there is of a resource"),
     _counter("ignored_keys", "key", "requests with a key that had no effect"),
-    _counter("unconstrained_requests", "", "requests with tools to whose schemas nothing kept"),
+    _counter("unconstrained_requests", "", "requests with schemas that were not enforced in whole"),
     _histogram("event_loop_lag_seconds", "", "how much later than due the event loop came"),
     # models
     _gauge("model_state", "model state", "1 for the state that a model is in"),

@@ -10,8 +10,22 @@ from vlmkit_onnx.folder.manifest import Precision, TowerPrecision
 
 # The patterns are in the config's JSON schema, too, where there is no \Z; and $ alone lets a line
 # break pass at the end in Python.
-Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)(?!\n)$")]
-Variant = Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,32}(?!\n)$")]
+Device = Annotated[
+    str,
+    Meta(
+        pattern=r"^(auto|cpu|cuda(:[0-9]+)?)(?!\n)$",
+        description="auto, cpu, cuda or a CUDA device with its number",
+        examples=["cuda:1"],
+    ),
+]
+Variant = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9_]{1,32}(?!\n)$",
+        description="1 to 32 small letters, digits and '_'",
+        examples=["q4"],
+    ),
+]
 
 
 class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -114,6 +114,9 @@ def decoder_process(
             clock.cancel()
             process.kill()
             clock.join()
+            if process.stdin is not None:
+                with suppress(OSError):  # what it did not read is sent again, in vain
+                    process.stdin.close()
 
 
 def _end(process: "subprocess.Popen[bytes]", is_late: threading.Event) -> None:

@@ -261,11 +261,18 @@ class Image:
         if len(shape) != 3 or shape[2] != 3 or dtype != "uint8":
             raise ImageError(
                 "an image must be a path, bytes, a data: URL, a PIL image or a uint8 array "
-                "[height, width, 3]"
+                f"[height, width, 3], and was {_described(source, shape, dtype)}",
+                hint="name a file, or convert it by PIL.Image.fromarray or numpy",
             )
         size = (shape[1], shape[0])
         _check_size(size, limits)
         return cls(size, pixels=upright(PIL.Image.fromarray(source)))
+
+
+def _described(source: object, shape: tuple[int, ...], dtype: str) -> str:
+    """Return what something is that is no image: its type, and of an array its shape, too."""
+    kind = type(source).__name__
+    return f"{kind} of {dtype} {list(shape)}" if shape else kind
 
 
 def _opened(content: bytes, limits: ImageLimits) -> Beginning:

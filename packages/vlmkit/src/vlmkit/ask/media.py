@@ -109,9 +109,17 @@ def media_part(source: MediaSource, max_bytes: int) -> MediaPart | FilePart:
 def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
     """Return what a file holds that somebody named to Python or on the command line.
 
+    Args:
+        path: of the file, or its ``file:`` URL.
+        max_bytes: most that it may have.
+
     Raises:
         MediaError: it cannot be read, or has more than ``max_bytes``.
     """
+    if isinstance(path, str) and is_file_url(path):
+        path = path_of(path)
+    if path == "":
+        raise MediaError("file '' cannot be read: its path is empty", hint="name a file")
     try:
         with Path(path).open("rb") as file:
             data = file.read(max_bytes + 1)
@@ -125,10 +133,38 @@ def read_file(path: str | PathLike[str], max_bytes: int) -> bytes:
     return data
 
 
+def is_file_url(source: str) -> bool:
+    """Tell whether somebody names a file of this machine by its URL."""
+    return source[:5].lower() == "file:"
+
+
+def path_of(url: str) -> str:
+    """Return the path that a ``file:`` URL names.
+
+    Raises:
+        MediaError: it is a path on another machine, or not a whole one.
+    """
+    from urllib.request import url2pathname
+
+    rest = url[5:]
+    if rest.startswith("//"):
+        host, slash, rest = rest[2:].partition("/")
+        if host.lower() not in ("", "localhost"):
+            raise MediaError(f"file {url!r} is on another machine", hint="copy it to this one")
+        rest = slash + rest
+    if not rest.startswith("/") or rest.startswith("//"):
+        raise MediaError(
+            f"{url!r} names no file by its whole path", hint="name the file by its path"
+        )
+    return url2pathname(rest)
+
+
 def _hint(path: str | PathLike[str]) -> str:
     """Return what to do about a path that cannot be read."""
     try:
         is_folder = Path(path).is_dir()
     except (OSError, ValueError):
         is_folder = False
+    if "://" in str(path):
+        return "URLs of data:, file:, http: and https: are taken: save it, and name the file"
     return "it is a folder: name the files in it" if is_folder else "check the path"

@@ -15,6 +15,14 @@ MAX_TOP_LOGPROBS = 20
 MAX_SUPPRESSED_TOKENS = 8192
 MAX_SEQUENCES = 8192  # that are biased or forbidden
 MAX_SEQUENCE_TOKENS = 64
+MAX_ALLOWED_TOKENS = 16_384
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+MAX_REPEAT_WINDOW = 8192
+MAX_DRY_TOKENS = 16_384
+MAX_BREAKERS = 16
+MAX_BREAKER_CHARS = 40
+MAX_BREAKER_TOKENS = 20
 
 NumTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
@@ -46,10 +54,21 @@ NgramSize = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TypicalP = Annotated[float, Meta(gt=0.0, le=1.0)]
 Cutoff = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
+AllowedTokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_ALLOWED_TOKENS)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+BadWordTexts = Annotated[tuple[BadWord, ...], Meta(max_length=MAX_BAD_WORDS)]
+RepeatLastN = Annotated[int, Meta(ge=-1, le=MAX_REPEAT_WINDOW)]
+Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+DryMultiplier = Annotated[float, Meta(ge=0.0, le=100.0)]
+DryBase = Annotated[float, Meta(ge=1.0, le=100.0)]
+DryLength = Annotated[int, Meta(ge=0, le=MAX_DRY_TOKENS)]
+DryWindow = Annotated[int, Meta(ge=-1, le=MAX_DRY_TOKENS)]
+Breaker = Annotated[str, Meta(min_length=1, max_length=MAX_BREAKER_CHARS)]
+Breakers = Annotated[tuple[Breaker, ...], Meta(max_length=MAX_BREAKERS)]
+
 OF_MODELS = frozenset(
     {
         "min_length",
-        "typical_p",
         "epsilon_cutoff",
         "eta_cutoff",
         "sequence_bias",
@@ -82,10 +101,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         epsilon_cutoff: drop tokens less likely than this, after the filters above, unless none is
             left (Hewitt et al., 2022, arXiv:2210.15191).
         eta_cutoff: the same with a bound that falls with the entropy; (ibid.).
+        xtc_probability: how often, at a temperature, the likeliest tokens are dropped after all
+            filters: all of those that are at least as likely as ``xtc_threshold``, but the least
+            likely of them (as in llama.cpp).
+        xtc_threshold: over 0.5 it never happens.
         repetition_penalty: divides positive and multiplies negative logits of every token that the
             prompt or the answer holds (Keskar et al., 2019, arXiv:1909.05858).
+        repeat_last_n: the newest tokens of prompt and answer together that these three penalties
+            look at; 0 is none. -1 is all, where presence and frequency count the answer alone (as
+            in llama.cpp).
         presence_penalty: subtracted once from logits of tokens that the answer holds.
         frequency_penalty: subtracted once for each time that the answer holds the token.
+        dry_multiplier: subtracted from the logits of tokens that would go on with a run of tokens
+            as it came before in prompt or answer, times ``dry_base`` to the power of how many
+            tokens the run has over ``dry_allowed_length`` (as in llama.cpp); 0 for none.
+        dry_base: see there.
+        dry_allowed_length: shortest run that counts.
+        dry_penalty_last_n: how many newest tokens are looked at; -1 is the most that it may be.
+        dry_sequence_breakers: texts at which runs end, and which are never made less likely.
         logit_bias: added to the logits of these token ids.
         sequence_bias: added, before any penalty, to the logit of the last token of each of these
             sequences of token ids where the tokens before it are the newest of prompt and answer.
@@ -95,6 +128,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             all.
         suppress_tokens: token ids that are never chosen.
         begin_suppress_tokens: token ids that are not chosen first.
+        bad_words: texts that the answer must not hold as they are usually spelled, by themselves
+            and behind a space; tokens of the prompt do not count (as in vLLM).
+        allowed_token_ids: the only token ids that may be chosen; empty for all (as in vLLM).
+        thinking_token_budget: most tokens of reasoning, without the marks around it; after them
+            the reasoning is ended, and the answer goes on (as in vLLM). None is no bound. What a
+            model does not mark as reasoning does not count.
         seed: makes the choices repeatable; None draws a fresh one.
         stop: strings that end the answer; they are not part of it.
         stop_token_ids: tokens that end the answer, whatever ``ignore_eos`` says; neither are they.
@@ -116,15 +155,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     typical_p: TypicalP = 1.0
     epsilon_cutoff: Cutoff = 0.0
     eta_cutoff: Cutoff = 0.0
+    xtc_probability: Probability = 0.0
+    xtc_threshold: Probability = 0.1
     repetition_penalty: RepetitionPenalty = 1.0
+    repeat_last_n: RepeatLastN = -1
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
+    dry_multiplier: DryMultiplier = 0.0
+    dry_base: DryBase = 1.75
+    dry_allowed_length: DryLength = 2
+    dry_penalty_last_n: DryWindow = -1
+    dry_sequence_breakers: Breakers = ("\n", ":", '"', "*")
     logit_bias: LogitBias = {}
     sequence_bias: SequenceBias = ()
     bad_words_ids: BadWords = ()
     no_repeat_ngram_size: NgramSize = 0
     suppress_tokens: SuppressedTokens = ()
     begin_suppress_tokens: SuppressedTokens = ()
+    bad_words: BadWordTexts = ()
+    allowed_token_ids: AllowedTokens = ()
+    thinking_token_budget: NumTokens | None = None
     seed: Seed | None = None
     stop: Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
     stop_token_ids: Annotated[tuple[StopTokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()

@@ -16,7 +16,7 @@ import click
 
 from vlmkit import __version__
 from vlmkit.cli import ask, chat, config, doctor, keys, models, output, plugins, serve, verify
-from vlmkit.cli.group import CommandGroup
+from vlmkit.cli.group import CommandGroup, show_help
 from vlmkit.errors import ConfigError, EngineFailed, UnknownPlugin, VlmkitError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ENGINE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -77,6 +77,7 @@ for _command in (
     keys.keys,
     models.models,
     verify.verify,
+    show_help,
 ):
     vlmkit.add_command(_command)
 
@@ -115,6 +116,7 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     except Exception as error:
         if state.debug:
             raise
-        output.bug(error)
+        if not (isinstance(error, OSError) and output.lost(error)):
+            output.bug(error)
         return EXIT_FAILED
     return code if isinstance(code, int) else 0

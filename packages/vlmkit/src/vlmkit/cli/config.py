@@ -8,13 +8,14 @@ import click
 import msgspec
 
 from vlmkit.cli import options, output
+from vlmkit.cli.group import Subcommands
 
 if TYPE_CHECKING:
     from vlmkit.config import LayeredConfig, Setting
     from vlmkit.plugins.loader import Plugins
 
 
-@click.group()
+@click.group(cls=Subcommands)
 def config() -> None:
     """Show, check and describe settings.
 
@@ -47,16 +48,20 @@ def show(*, as_json: bool, config_file: Path | None, assignments: Sequence[str])
 @config.command()
 @options.configured
 def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
-    """Check every setting and build nothing.
+    """Check every setting, report all that are wrong, and build nothing.
 
     The settings of providers that are chosen by name are checked too.
     """
-    from vlmkit.cli.loading import read_with_plugins
-    from vlmkit.config.providers import check_components, refuse_broken_files
+    from vlmkit.cli import EXIT_FAILED, EXIT_USAGE
+    from vlmkit.cli.check_serve import setting_errors, write_all
+    from vlmkit.cli.loading import diagnosed
+    from vlmkit.errors import ConfigError, UnknownPlugin
 
-    layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
-    check_components(layered.config, plugins)
-    refuse_broken_files(layered.config, plugins)
+    layered, plugins = diagnosed(config_file, assignments, {})
+    if errors := setting_errors(layered, plugins):
+        write_all(errors)
+        is_misused = any(isinstance(error, ConfigError | UnknownPlugin) for error in errors)
+        click.get_current_context().exit(EXIT_USAGE if is_misused else EXIT_FAILED)
     click.echo(f"valid: {len(layered.origins)} settings, the rest by default")
 
 

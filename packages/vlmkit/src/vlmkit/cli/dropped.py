@@ -9,8 +9,8 @@ import shlex
 import sys
 from contextlib import suppress
 
-from vlmkit.cli.images import is_file_url, path_of
-from vlmkit.errors import ImageError
+from vlmkit.ask.media import is_file_url, path_of
+from vlmkit.errors import MediaError
 
 SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif"),
@@ -35,7 +35,7 @@ def dropped(message: str) -> tuple[str, list[str]]:
 
     A picture is a word that is quoted or begins as a path does, has a picture's suffix, and names a
     file that exists. Where the message says nothing else, the file need not exist: whoever opens it
-    will say so. A message that is the path of a file is one too, whatever its suffix.
+    will say so.
     """
     if (whole := _whole(message)) is not None:
         return "", [whole]
@@ -51,12 +51,13 @@ def dropped(message: str) -> tuple[str, list[str]]:
 
 
 def _whole(message: str) -> str | None:
-    """Return the path of a file that a message is, with blanks in it or without."""
+    """Return the path of a picture that a message is, with blanks in it or without."""
     text = message.strip()
     match = _WORD.fullmatch(text)
     paths = [text] if re.match(_PATH, text, re.IGNORECASE) else []
     paths += [_unquoted(match["word"])] if match else []
-    return next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113
+    pictures = (path for path in paths if path.lower().endswith(SUFFIXES))
+    return next((path for path in pictures if os.path.isfile(path)), None)  # noqa: PTH113
 
 
 def _unquoted(word: str) -> str:
@@ -65,7 +66,7 @@ def _unquoted(word: str) -> str:
         path = word.strip("\"'")
     else:
         path = shlex.split(word)[0]
-    with suppress(ImageError, ValueError):  # another machine's, or no path: who opens it says so
+    with suppress(MediaError, ValueError):  # another machine's, or no path: who opens it says so
         if is_file_url(path):
             return path_of(path)
         return os.path.expanduser(path)  # noqa: PTH111 - Path raises for a user who is not there

@@ -17,6 +17,25 @@ if TYPE_CHECKING:
     from vlmkit.plugins.registry import Registry
 
 
+SYNONYMS = {
+    "add": ("add", "pull", "new"),
+    "create": ("add", "new"),
+    "delete": ("rm", "revoke"),
+    "describe": ("info",),
+    "download": ("pull",),
+    "get": ("pull",),
+    "inspect": ("info",),
+    "ls": ("list",),
+    "new": ("new", "add"),
+    "remove": ("rm", "revoke"),
+    "run": ("ask", "chat"),
+    "show": ("info", "show"),
+    "start": ("serve",),
+    "uninstall": ("rm",),
+}
+"""What people call commands elsewhere, and how these may be called here."""
+
+
 @dataclass(frozen=True)
 class _Offer:
     """The commands of plugins, and what kept others from being among them."""
@@ -28,6 +47,19 @@ class _Offer:
     def commands(self) -> "Registry[click.Command]":
         """What plugins offer."""
         return self.plugins.commands
+
+
+class Subcommands(click.Group):
+    """A group that names the nearest command where one is misspelt."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name."""
+        is_known = args[0] in self.commands or args[0].startswith("-")
+        if is_known or ctx.resilient_parsing:  # a shell asks how the line may go on
+            return super().resolve_command(ctx, args)
+        raise _unknown(args[0], [*self.commands], (), ctx)
 
 
 class CommandGroup(click.Group):
@@ -106,8 +138,26 @@ def _unknown(
     name: str, known: list[str], problems: tuple[str, ...], context: click.Context
 ) -> click.UsageError:
     """Return click's words for a command that nobody has, with what may be the reason."""
-    near = difflib.get_close_matches(name, known, n=1)
+    meant = [each for each in SYNONYMS.get(name, ()) if each in known]
+    near = meant or difflib.get_close_matches(name, known, n=1)
     text = f"no such command {name!r}" + (f". Did you mean {near[0]!r}?" if near else "")
     if problems:
         text += f"; could not be loaded: {'; '.join(problems)}"
     return click.UsageError(text, context)
+
+
+@click.command("help")
+@click.argument("names", nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def show_help(context: click.Context, *, names: tuple[str, ...]) -> None:
+    """Show what vlmkit does, or a COMMAND of it."""
+    shown = context.find_root()
+    for name in names:
+        group = shown.command
+        if not isinstance(group, click.Group):
+            raise click.UsageError(f"{shown.command_path!r} has no commands", shown)
+        _, command, _ = group.resolve_command(shown, [name])
+        if command is None:
+            raise click.UsageError(f"no such command {name!r}", shown)
+        shown = click.Context(command, info_name=name, parent=shown)
+    click.echo(shown.get_help())

@@ -30,8 +30,6 @@ def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
     from vlmkit.errors import ImageError, MediaError
     from vlmkit.kit.image_source import WEB, named, shown_part
 
-    if is_file_url(source):
-        source = path_of(source)
     if source == "-" and sys.stdin.isatty():
         raise click.UsageError("--image - reads a picture from standard input: pipe one in")
     content: str | bytes = source
@@ -96,36 +94,10 @@ def matching(sources: Iterable[str]) -> list[str]:
     return found
 
 
-def is_file_url(source: str) -> bool:
-    """Tell whether somebody names a file of this machine by its URL."""
-    return source[:5].lower() == "file:"
-
-
-def path_of(url: str) -> str:
-    """Return the path that a ``file:`` URL names.
-
-    Raises:
-        ImageError: it is a path on another machine, or not a whole one.
-    """
-    from urllib.request import url2pathname
-
-    from vlmkit.errors import ImageError
-
-    rest = url[5:]
-    if rest.startswith("//"):
-        host, slash, rest = rest[2:].partition("/")
-        if host.lower() not in ("", "localhost"):
-            raise ImageError(f"image {url!r} is on another machine", hint="copy it to this one")
-        rest = slash + rest
-    if not rest.startswith("/") or rest.startswith("//"):
-        raise ImageError(f"image {url!r} names no file by its whole path", hint="name the file")
-    return url2pathname(rest)
-
-
 def _fetcher(bounds: "PipelineSettings") -> "ImageFetcher":
     """Return what fetches what the owner of this machine asks for, at any address."""
     from vlmkit.kit.image_fetcher import ImageFetcher
     from vlmkit.settings.server import FetchSettings
 
     settings = FetchSettings(enabled=True, allow_http=True, max_bytes=bounds.images.max_bytes)
-    return ImageFetcher(settings, may_connect=lambda _: True)
+    return ImageFetcher(settings, may_connect=lambda _: True, is_for_owner=True)

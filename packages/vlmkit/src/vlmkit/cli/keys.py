@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
+from vlmkit.cli.group import Subcommands
 from vlmkit.settings.scope import SCOPES
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 DAY_S = 86_400
 
 
-@click.group()
+@click.group(cls=Subcommands)
 def keys() -> None:
     """Make, list and revoke API keys.
 
@@ -94,7 +95,8 @@ def add(
         limits_of(limits)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(
-            f"--limit {limits!r}: each must be a unit, a number and a time, none twice",
+            f"--limit {', '.join(map(repr, limits))}: each must be a unit, a number and a time, "
+            "none twice",
             hint="units: requests, tokens, image_tokens, images; times: minute, hour, day, month; "
             "such as tokens=20000/minute",
         ) from error
@@ -104,8 +106,10 @@ def add(
     try:
         msgspec.convert(msgspec.to_builtins(key), key_module.Key)
     except msgspec.ValidationError as error:
+        stated = f"NAME {name!r}" + ("" if tenant is None else f" and --tenant {tenant!r}")
         raise ConfigError(
-            "NAME and --tenant must be 1 to 64 letters, digits or any of _ . @ : + -"
+            f"{stated} must be 1 to 64 letters, digits or any of _ . @ : + -",
+            hint="leave other signs out, such as spaces",
         ) from error
     if path.exists():
         read_lines(path)  # nothing is added to what is no file of keys

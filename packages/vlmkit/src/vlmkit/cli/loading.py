@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from vlmkit.cli.output import told
 from vlmkit.cli.streams import apart
 from vlmkit.config import Config, LayeredConfig, ModelEntry, read_config
 from vlmkit.plugins.loader import Plugins
+from vlmkit.settings.plugins import PluginSettings
 
 if TYPE_CHECKING:
     from vlmkit.model import Model
@@ -149,6 +151,26 @@ def read_with_plugins(
     layered = read_config(config_file, assignments=assignments, options=options)
     with apart():
         plugins = load_plugins(layered.config, diagnoses=diagnoses)
+    told(plugins)
+    return with_provider_paths(layered, plugins), plugins
+
+
+def diagnosed(
+    config_file: Path | None, assignments: Sequence[str], options: Mapping[str, str]
+) -> tuple[LayeredConfig, Plugins]:
+    """Return the config and the plugins without what is wrong in them, which both report.
+
+    Where it is not sound which plugins may be loaded, none but vlmkit's own is.
+    """
+    from vlmkit.assembly import load_plugins
+    from vlmkit.config.providers import with_provider_paths
+
+    layered = read_config(config_file, assignments=assignments, options=options, diagnoses=True)
+    config = layered.config
+    if any(setting.split(".")[0] == "plugins" for setting in layered.unsound):
+        config = msgspec.structs.replace(config, plugins=PluginSettings(only=()))
+    with apart():
+        plugins = load_plugins(config, diagnoses=True, is_lenient=True)
     told(plugins)
     return with_provider_paths(layered, plugins), plugins
 

@@ -1,10 +1,13 @@
 """How the command line writes: columns, errors, and text that a model made."""
 
+import errno
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import msgspec
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
     from vlmkit.ask.completion import Chunk
     from vlmkit.plugins.loader import Plugins
 
-# A model can be made to write what a terminal takes for commands.
 ALONE = "vlmkit.output"
 """Where a click context keeps what writes JSON."""
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None))
+# A model can be made to write what a terminal takes for commands.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -56,6 +60,32 @@ def misuse(problem: click.ClickException) -> None:
     context = problem.ctx if isinstance(problem, click.UsageError) else None
     if context is not None:
         click.echo(f"hint: `{context.command_path} --help` shows how it is used", err=True)
+
+
+def lost(problem: OSError) -> bool:
+    """Write that the output cannot be written, if that is what an error is about.
+
+    What was not written is given up: nothing tries again when the process ends.
+    """
+    is_lost = problem.filename is None and problem.errno in _FULL
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        problem, is_lost = error, True
+        _discard(sys.stdout)
+    if is_lost:
+        click.secho(f"error: the output cannot be written: {problem.strerror}", err=True, fg="red")
+        click.echo("hint: make room there, or write elsewhere", err=True)
+    return is_lost
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what a stream holds go nowhere."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        stream.flush()
 
 
 def bug(problem: Exception) -> None:

@@ -8,13 +8,14 @@ import click
 
 from vlmkit.cli import options, output
 from vlmkit.cli.check_plugin import check
+from vlmkit.cli.group import Subcommands
 from vlmkit.cli.new_plugin import new
 
 if TYPE_CHECKING:
     from vlmkit.plugins.loader import Plugins
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Subcommands, invoke_without_command=True)
 @click.option("--times", is_flag=True, help="Show how long each plugin's import took.")
 @click.option("--check", "demands", is_flag=True, help="Exit with 1 if any has a problem.")
 @options.as_json

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-text")
+WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-file", "vlmkit-text")
 
 CLIENT_KEY = "VLM_API_KEY"
 """A variable of clients' shells; one that begins with VLMKIT_ would be taken for a setting."""
@@ -133,16 +133,16 @@ def _check(
 ) -> None:
     """Write what is wrong, or that nothing is; end with code 1 where something is."""
     from vlmkit.cli.check_serve import check
-    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.cli.loading import diagnosed
 
     try:
-        layered, plugins = read_with_plugins(config_file, assignments, address, diagnoses=True)
+        layered, plugins = diagnosed(config_file, assignments, address)
     except VlmkitError as error:
         output.error(error)
         context.exit(1)
     config = layered.config
-    is_good = check(config, plugins, models)
-    for remark in _exposed(config):
+    is_good = check(layered, plugins, models)
+    for remark in () if layered.errors else _exposed(config):
         click.echo(f"warning: {remark}", err=True)
     if not is_good:
         context.exit(1)

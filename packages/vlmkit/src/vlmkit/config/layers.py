@@ -62,7 +62,10 @@ def from_file(file: Path) -> Iterator[Leaf]:
     try:
         tree = tomllib.loads(content.decode())
     except ValueError as error:  # TOMLDecodeError, or the bytes are not UTF-8
-        raise ConfigError(f"config file {str(file)!r} is not valid TOML: {error}") from error
+        raise ConfigError(
+            f"config file {str(file)!r} is not valid TOML: {error}",
+            hint="mend the line; texts stand in quotes, and tables begin with [name]",
+        ) from error
     for leaf in leaves(tree, str(file)):
         yield replace(leaf, folder=file.parent)
 
@@ -94,7 +97,7 @@ def from_options(options: Mapping[str, str]) -> Iterator[Leaf]:
     """Yield a value for each setting that an option of its own states; its last key names it."""
     for dotted, text in options.items():
         path = tuple(dotted.split("."))
-        yield from _from_text(path, text, f"--{path[-1]}")
+        yield from _from_text(path, text, f"--{path[-1].replace('_', '-')}")
 
 
 def leaves(tree: Mapping[str, Any], origin: str, prefix: Keys = ()) -> Iterator[Leaf]:

@@ -1,11 +1,12 @@
 """Whether a path can be used as the setting needs that names it.
 
-Changes nothing on the disk, and does not look at what a file holds.
+Leaves nothing on the disk, and does not look at what a file holds.
 """
 
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from vlmkit.config.paths import NamedPath
@@ -79,3 +80,8 @@ def _check_room(folder: Path) -> None:
     is_effective = os.access in os.supports_effective_ids
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=is_effective):
         raise PermissionError(errno.EACCES, f"no permission to create files in {str(folder)!r}")
+    try:  # as root, permissions forbid nothing, and /proc takes no file all the same
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        text = f"no file can be created in {str(folder)!r}: {error.strerror}"
+        raise OSError(error.errno, text) from error

@@ -12,7 +12,7 @@ import msgspec
 from vlmkit.config.layers import Keys, Leaf, nested
 from vlmkit.config.paths import NamedPath, anchored, expanded, named_paths
 from vlmkit.config.reading import LayeredConfig
-from vlmkit.config.structs import COMPONENTS, GROUPS, SECTIONS, Component, Config, Group
+from vlmkit.config.structs import COMPONENTS, GROUPS, SECTIONS, Component, Config, Group, ModelEntry
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, VlmkitError
 from vlmkit.kit.one_line import named, text_of
 from vlmkit.plugins.kinds import MEDIA_LOADER
@@ -121,22 +121,46 @@ def check_components(config: Config, plugins: Plugins) -> None:
 
 def check_groups(config: Config, plugins: Plugins) -> None:
     """Check every provider of the kinds whose providers are all used; errors as above."""
-    for error in _group_errors(config, plugins):
+    for _, _, error in _wrong_groups(config, plugins):
         raise error
 
 
-def component_errors(config: Config, plugins: Plugins) -> Iterator[VlmkitError]:
-    """Yield what is wrong with providers and their settings, as far as no model is needed."""
+def component_errors(
+    config: Config, plugins: Plugins, *, is_complete: bool = True
+) -> Iterator[VlmkitError]:
+    """Yield what is wrong with providers and their settings, as far as no model is needed.
+
+    Args:
+        config: names them.
+        plugins: offer them.
+        is_complete: whether all plugins that are meant are there; if not, only providers that are
+            named and there are checked.
+    """
     for entry in (None, *config.entries()):
-        for section in COMPONENTS:
-            try:
-                _check_component(section, config.component(section, entry), plugins)
-            except VlmkitError as error:
-                yield error
-    yield from _group_errors(config, plugins)
+        for error in wrong_sections(config, plugins, entry, is_complete=is_complete).values():
+            yield error
+    for section, name, error in _wrong_groups(config, plugins):
+        if is_complete or registry_of(plugins, section).offers(name):
+            yield error
 
 
-def _group_errors(config: Config, plugins: Plugins) -> Iterator[VlmkitError]:
+def wrong_sections(
+    config: Config, plugins: Plugins, entry: ModelEntry | None, *, is_complete: bool = True
+) -> dict[str, VlmkitError]:
+    """Return what is wrong with components by their sections; as for :func:`component_errors`."""
+    found: dict[str, VlmkitError] = {}
+    for section in COMPONENTS:
+        try:
+            component = config.component(section, entry)
+            if is_complete or registry_of(plugins, section).offers(component.use):
+                _check_component(section, component, plugins)
+        except VlmkitError as error:
+            found[section] = error
+    return found
+
+
+def _wrong_groups(config: Config, plugins: Plugins) -> Iterator[tuple[str, str, VlmkitError]]:
+    """Yield the section, the name and the error of each provider of a group that is wrong."""
     for section in GROUPS:
         group = config.group(section)
         for name in dict.fromkeys((*group.use, *group.settings)):
@@ -145,7 +169,7 @@ def _group_errors(config: Config, plugins: Plugins) -> Iterator[VlmkitError]:
                 if name != "auto":
                     _check_named(registry_of(plugins, section), name, settings, plugins)
             except VlmkitError as error:
-                yield error
+                yield section, name, error
 
 
 def _check_component(section: str, component: Component, plugins: Plugins) -> None:
@@ -163,9 +187,10 @@ def paths_of(config: Config, plugins: Plugins) -> list[NamedPath]:
     found = named_paths(config.server, ServerSettings, "server")
     for entry in (None, *config.entries()):
         for section in COMPONENTS:
-            component = config.component(section, entry)
-            for kind in _settings_of(section, component.use, plugins):
-                found += named_paths(component.settings, kind, section)
+            with suppress(ConfigError):  # its use is no text, which is an error elsewhere
+                component = config.component(section, entry)
+                for kind in _settings_of(section, component.use, plugins):
+                    found += named_paths(component.settings, kind, section)
     for section in GROUPS:
         group = config.group(section)
         for name in group.use:

@@ -2,11 +2,10 @@
 
 import difflib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,12 +29,12 @@ from vlmkit.config.structs import (
     ModelEntry,
     descriptions,
     field_type,
-    is_secret,
     known_paths,
     struct_of,
 )
 from vlmkit.errors import ConfigError
 from vlmkit.kit.model_uri import shown
+from vlmkit.kit.setting_values import Place, fits, flaws, is_secret
 
 DEFAULT = "default"
 ARGUMENT = "argument"
@@ -57,7 +56,7 @@ class Setting:
         name = self.path.rpartition(".")[2]
         if name in ("model", "models"):
             return _shown_models(self.value)
-        return "***" if self.value and is_secret(name, self.value) else self.value
+        return "***" if self.value and is_secret(self.path, self.value) else self.value
 
 
 def _shown_models(value: Any) -> Any:
@@ -78,10 +77,14 @@ class LayeredConfig:
     Attributes:
         config: the values.
         given: who set a value to what, by its path; what is not here is a default.
+        errors: why settings were left out, where that was asked for.
+        unsound: these settings, dotted, and those that were probably meant.
     """
 
     config: Config
     given: Mapping[Keys, Leaf]
+    errors: tuple[ConfigError, ...] = ()
+    unsound: frozenset[str] = frozenset()
 
     @property
     def origins(self) -> Mapping[str, str]:
@@ -94,7 +97,8 @@ class LayeredConfig:
         Raises:
             ConfigError: a value is not what was expected.
         """
-        return _layered({path: change(leaf) for path, leaf in self.given.items()})
+        given = {path: change(leaf) for path, leaf in self.given.items()}
+        return replace(self, config=_converted(given), given=given)
 
     def settings(self) -> Iterator[Setting]:
         """Yield every setting of the core, and those of providers that somebody set."""
@@ -119,6 +123,13 @@ class LayeredConfig:
         return Setting(dotted, value, self.origins.get(dotted, DEFAULT), meaning)
 
 
+class _Refusal(NamedTuple):
+    """A wrong setting or value, and where it stands, or was probably meant to."""
+
+    error: ConfigError
+    place: Place
+
+
 def read_config(
     file: Path | None = None,
     *,
@@ -127,6 +138,7 @@ def read_config(
     options: Mapping[str, str] | None = None,
     arguments: Mapping[str, Any] | None = None,
     base: Config | None = None,
+    diagnoses: bool = False,
 ) -> LayeredConfig:
     """Read and check all layers.
 
@@ -137,6 +149,7 @@ def read_config(
         options: what the command line's own options for some settings say, by dotted path.
         arguments: nested values that a Python program gave; these win.
         base: a config to start from in place of the defaults.
+        diagnoses: leave wrong settings out and report them in the result, in place of raising.
 
     Raises:
         ConfigError: a setting is unknown, or its value is not what was expected.
@@ -152,24 +165,37 @@ def read_config(
     given += from_assignments(assignments)
     given += from_options(options or {})
     given += leaves(arguments or {}, ARGUMENT)
-    return _layered(_merged(given))
+    merged, unknown = _merged(given)
+    if diagnoses:
+        return _sound(merged, unknown)
+    if unknown:
+        refused = [refusal.error for refusal in _refusals(merged)]
+        raise ConfigError.together([*(each.error for each in unknown), *refused])
+    return LayeredConfig(_converted(merged), merged)
 
 
-def _layered(merged: Mapping[Keys, Leaf]) -> LayeredConfig:
-    tree = nested({path: leaf.value for path, leaf in merged.items()})
-    return LayeredConfig(_converted(tree, merged), merged)
+def _sound(merged: Mapping[Keys, Leaf], unknown: Sequence[_Refusal]) -> LayeredConfig:
+    """Return the config without what is wrong in it, and all that is."""
+    refusals = [*unknown]
+    pending = _refusals(merged) or _contradictions(merged)
+    while pending:
+        refusals += pending
+        merged = _without([refusal.place for refusal in pending], merged)
+        pending = _refusals(merged) or _contradictions(merged)
+    errors = tuple(refusal.error for refusal in refusals)
+    unsound = frozenset(
+        ".".join(key for key in refusal.place if isinstance(key, str)) for refusal in refusals
+    )
+    return LayeredConfig(_converted(merged), merged, errors, unsound)
 
 
-def _merged(given: Iterable[Leaf]) -> dict[Keys, Leaf]:
-    """Return the last leaf of each path, after checking that the path exists."""
+def _merged(given: Iterable[Leaf]) -> tuple[dict[Keys, Leaf], list[_Refusal]]:
+    """Return the last leaf of each path that exists, and the errors of the others."""
     merged: dict[Keys, Leaf] = {}
-    errors: list[ConfigError] = []
+    unknown: list[_Refusal] = []
     for leaf in map(_files_of_plugins, given):
-        try:
-            _check_known(leaf)
-            _check_entries(leaf)
-        except ConfigError as error:
-            errors.append(error)
+        if refusal := _unknown_path(leaf):
+            unknown.append(refusal)
             continue
         inside = [path for path in merged if path[: len(leaf.path)] == leaf.path]
         if leaf.value == {} and inside:
@@ -179,16 +205,7 @@ def _merged(given: Iterable[Leaf]) -> dict[Keys, Leaf]:
         for path in {*inside, *above}:
             del merged[path]
         merged[leaf.path] = _anchored(_as_text_if_needed(leaf))
-    errors += _values_refused(merged) if errors else ()
-    if errors:
-        raise _together(errors)
-    return merged
-
-
-def _together(errors: Sequence[ConfigError]) -> ConfigError:
-    """Return the first error, which has all others with it."""
-    first, *others = errors
-    return ConfigError(str(first), hint=first.hint, others=tuple(others))
+    return merged, unknown
 
 
 def _files_of_plugins(leaf: Leaf) -> Leaf:
@@ -197,58 +214,53 @@ def _files_of_plugins(leaf: Leaf) -> Leaf:
     return replace(leaf, path=("plugins", "files")) if is_short else leaf
 
 
-def _check_known(leaf: Leaf) -> None:
-    """Raise unless the core, or perhaps a provider, knows the path."""
+def _unknown_path(leaf: Leaf) -> _Refusal | None:
+    """Return an error unless the core, or perhaps a provider, knows a path."""
     struct: type[msgspec.Struct] | None = Config
     for depth, key in enumerate(leaf.path):
         if struct is None:  # a value of the core's has no keys of its own
             parent = ".".join(leaf.path[:depth])
             hint = "write [[models]]" if parent == "models" else ""
-            raise ConfigError(f"{parent!r} has no key {key!r} ({leaf.origin})", hint=hint)
+            error = ConfigError(f"{parent!r} has no key {key!r} ({leaf.origin})", hint=hint)
+            return _Refusal(error, leaf.path[:depth])
         if struct is Component:
-            return
+            return None
         if struct is Group:
-            _check_group(leaf)
-            return
+            return _outside_group(leaf)
         fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
         if key not in fields:
-            raise _unknown(leaf, depth, list(fields))
+            return _unknown(leaf, depth, list(fields))
         struct = struct_of(fields[key].type)
-    if struct is not None and not isinstance(leaf.value, Mapping):
-        dotted = ".".join(leaf.path)
-        has_use = struct in (Component, Group)
-        hint = f"did you mean {_spelt((*leaf.path, 'use'), leaf)}?" if has_use else ""
-        if leaf.path == ("plugins",):
-            hint = f"write a list of files: [{msgspec.json.encode(str(leaf.value)).decode()}]"
-        raise ConfigError(f"{dotted!r} is a section, not one value ({leaf.origin})", hint=hint)
+    if struct is None or isinstance(leaf.value, Mapping):
+        return None
+    return _Refusal(_not_a_section(leaf, struct), leaf.path)
 
 
-def _check_group(leaf: Leaf) -> None:
-    """Raise unless a setting in a section of several providers is in a provider's own table."""
+def _not_a_section(leaf: Leaf, struct: type[msgspec.Struct]) -> ConfigError:
+    """Say that one value stands where there must be a table."""
+    dotted = ".".join(leaf.path)
+    has_use = struct in (Component, Group)
+    hint = f"did you mean {_spelt((*leaf.path, 'use'), leaf)}?" if has_use else ""
+    if leaf.path == ("plugins",):
+        hint = f"write a list of files: [{msgspec.json.encode(str(leaf.value)).decode()}]"
+    hint = hint or f"write its settings in [{dotted}]"
+    return ConfigError(f"{dotted!r} is a section, not one value ({leaf.origin})", hint=hint)
+
+
+def _outside_group(leaf: Leaf) -> _Refusal | None:
+    """Return an error unless a setting of one of several providers is in that one's own table."""
     section, key, *rest = leaf.path
-    if key != "use" and not rest and not isinstance(leaf.value, Mapping):
-        raise ConfigError(
-            f"{f'{section}.{key}'!r} is no setting ({leaf.origin})",
-            hint=f"settings of a provider stand in [{section}.NAME]",
-        )
+    if key == "use" or rest or isinstance(leaf.value, Mapping):
+        return None
+    error = ConfigError(
+        f"{f'{section}.{key}'!r} is no setting ({leaf.origin})",
+        hint=f"settings of a provider stand in [{section}.NAME]",
+    )
+    return _Refusal(error, leaf.path)
 
 
-def _check_entries(leaf: Leaf) -> None:
-    """Check the keys of each ``[[models]]`` table."""
-    if leaf.path != ("models",) or not isinstance(leaf.value, list):
-        return
-    known = [field.encode_name for field in msgspec.structs.fields(ModelEntry)]
-    for index, entry in enumerate(leaf.value):
-        for key in entry if isinstance(entry, dict) else ():
-            if key not in known:
-                hint = _near(key, known) or f"known: {', '.join(known)}"
-                raise ConfigError(
-                    f"unknown setting 'models[{index}].{key}' ({leaf.origin})", hint=hint
-                )
-
-
-def _unknown(leaf: Leaf, depth: int, siblings: list[str]) -> ConfigError:
-    """Say which setting is unknown, and which one was probably meant."""
+def _unknown(leaf: Leaf, depth: int, siblings: list[str]) -> _Refusal:
+    """Say which setting is unknown, and which one was probably meant, which is its place then."""
     head, key, tail = leaf.path[:depth], leaf.path[depth], leaf.path[depth + 1 :]
     dotted = ".".join(leaf.path[: depth + 1])
     message = f"unknown setting {dotted!r} ({leaf.origin})"
@@ -260,8 +272,11 @@ def _unknown(leaf: Leaf, depth: int, siblings: list[str]) -> ConfigError:
     near = near or [name for name, path in paths.items() if path[-1] == leaf.path[-1]]
     near = near or difflib.get_close_matches(given, paths, n=1)
     if near:
-        return ConfigError(message, hint=f"did you mean {_spelt(paths[near[0]], leaf)}?")
-    return ConfigError(message, hint="`vlmkit config schema` lists every setting")
+        meant = paths[near[0]]
+        error = ConfigError(message, hint=f"did you mean {_spelt(meant, leaf)}?")
+        return _Refusal(error, meant)
+    error = ConfigError(message, hint="`vlmkit config schema` lists every setting")
+    return _Refusal(error, leaf.path)
 
 
 def _spelt(path: Keys, leaf: Leaf) -> str:
@@ -271,15 +286,10 @@ def _spelt(path: Keys, leaf: Leaf) -> str:
     return repr(".".join(path))
 
 
-def _near(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
-
-
 def _as_text_if_needed(leaf: Leaf) -> Leaf:
     """Take ``12345`` as it was written where a text is wanted, such as a key or a name."""
     kind = None if leaf.text is None else field_type(leaf.path, Config)
-    if kind is None or _fits(leaf.value, kind) or not _fits(leaf.text, kind):
+    if kind is None or fits(leaf.value, kind) or not fits(leaf.text, kind):
         return leaf
     return replace(leaf, value=leaf.text)
 
@@ -292,54 +302,79 @@ def _anchored(leaf: Leaf) -> Leaf:
     return replace(leaf, value=anchored(leaf.value, kind, leaf.folder))
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def _converted(tree: dict[str, Any], merged: Mapping[Keys, Leaf]) -> Config:
+def _converted(merged: Mapping[Keys, Leaf]) -> Config:
     """Return the typed config; an error names the setting, its value and who set it."""
+    tree = _with_sections(merged)
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        refused = [refusal.error for refusal in _refusals(merged)]
+        raise ConfigError.together(refused) from error
+    config.entries()  # raises where they contradict each other
+    return config
+
+
+def _with_sections(merged: Mapping[Keys, Leaf]) -> dict[str, Any]:
+    """Return the tables of a config, with the settings of providers apart from their names."""
+    tree = nested({path: leaf.value for path, leaf in merged.items()})
     default = Config()
     for section in SECTIONS:
         own = tree.get(section, {})
         settings = {key: value for key, value in own.items() if key != "use"}
         use = own.get("use", getattr(default, section).use)
         tree[section] = {"use": use, "settings": settings}
+    return tree
+
+
+def _refusals(merged: Mapping[Keys, Leaf]) -> list[_Refusal]:
+    """Return what is wrong with each value, in the order in which they were set."""
+    paths = list(merged)
+    refusals = []
+    for flaw in flaws(_with_sections(merged), Config):
+        own = next((path for path in paths if path == flaw.place[: len(path)]), None)
+        text = flaw.text(merged[own].origin if own else "")
+        order = paths.index(own) if own else len(paths)
+        refusals.append((order, _Refusal(ConfigError(text, hint=flaw.hint), flaw.place)))
+    return [refusal for _, refusal in sorted(refusals, key=lambda each: each[0])]
+
+
+def _contradictions(merged: Mapping[Keys, Leaf]) -> list[_Refusal]:
+    """Return what is wrong with the models that are set, each of which is right."""
+    config = msgspec.convert(_with_sections(merged), Config)
     try:
-        config = msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        raise _together(_values_refused(merged) or [_refused(str(error), merged)]) from error
-    config.entries()  # raises where they contradict each other
-    return config
+        config.entries()
+    except ConfigError as error:
+        if config.model is not None:
+            return [_Refusal(error, ("model",))]
+        names: set[str] = set()
+        for index, entry in enumerate(config.models):
+            if not names.isdisjoint(entry.names) or len(set(entry.names)) < len(entry.names):
+                return [_Refusal(error, ("models", index))]
+            names.update(entry.names)
+    return []
 
 
-def _values_refused(merged: Mapping[Keys, Leaf]) -> list[ConfigError]:
-    """Return what is wrong with each value of the core's by itself."""
-    errors = []
+def _without(places: Sequence[Place], merged: Mapping[Keys, Leaf]) -> dict[Keys, Leaf]:
+    """Return what is set but for the values at some places."""
+    kept = {}
+    places = [place[:2] if place[2:] == ("model",) else place for place in places]  # of models
     for path, leaf in merged.items():
-        if path[0] in SECTIONS and path[1:] != ("use",):  # its provider knows
-            continue
-        try:
-            msgspec.convert(nested({path: leaf.value}), Config)
-        except msgspec.ValidationError as error:
-            errors.append(_refused(str(error), merged))
-    return errors
+        inside = [place[len(path) :] for place in places if place[: len(path)] == path]
+        if () not in inside and not any(path[: len(place)] == place for place in places):
+            kept[path] = replace(leaf, value=_pruned(leaf.value, inside))
+    return kept
 
 
-def _refused(message: str, merged: Mapping[Keys, Leaf]) -> ConfigError:
-    expected, _, where = message.partition(" - at `$.")
-    dotted = where.rstrip("`")
-    path = tuple(re.sub(r"\[.*", "", dotted).split("."))
-    leaf = merged.get(path)
-    if leaf is None:
-        return ConfigError(f"{dotted or 'config'}: {expected}")
-    if "[" in dotted:
-        return ConfigError(f"{dotted} ({leaf.origin}): {expected}")
-    value = "***" if is_secret(path[-1], leaf.value) else repr(leaf.value)
-    return ConfigError(f"{dotted} = {value} ({leaf.origin}): {expected}")
+def _pruned(value: Any, places: Sequence[Place]) -> Any:
+    """Return a value without those parts of it."""
+    if not places:
+        return value
+    inner = {place[0]: [p[1:] for p in places if p[0] == place[0]] for place in places}
+    if isinstance(value, Mapping):
+        kept = {k: v for k, v in value.items() if () not in inner.get(k, ())}
+        return {k: _pruned(v, inner.get(k, ())) for k, v in kept.items()}
+    kept_items = [(i, v) for i, v in enumerate(value) if () not in inner.get(i, ())]
+    return [_pruned(v, inner.get(i, ())) for i, v in kept_items]
 
 
 def _tree(config: Config) -> dict[str, Any]:

@@ -25,7 +25,6 @@ SECTIONS: dict[str, Kind[Any]] = {kind.section: kind for kind in KINDS if kind.s
 COMPONENTS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "one")
 GROUPS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "all")
 ModelAlias = Annotated[str, Meta(min_length=1, max_length=256)]
-SECRET_WORDS = frozenset({"key", "keys", "token", "secret", "secrets", "password"})
 
 
 class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,8 +45,6 @@ class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Keys that name another provider stand alone: these settings are not that provider's.
         """
         use = own.get("use", self.use)
-        if not isinstance(use, str):
-            raise ConfigError(f"use = {use!r} must be the name of a provider")
         given = {key: value for key, value in own.items() if key != "use"}
         base = self.settings if use == self.use else {}
         return Component(use=use, settings={**base, **given})
@@ -185,9 +182,21 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
         return (ModelEntry(model=self.model, revision=self.revision),)
 
     def component(self, section: str, entry: ModelEntry | None = None) -> Component:
-        """Return a component's section, with a model's own keys over it if one is given."""
+        """Return a component's section, with a model's own keys over it if one is given.
+
+        Raises:
+            ConfigError: the model's own section names its provider by something else than text.
+        """
         base: Component = getattr(self, section)
-        return base if entry is None else base.overridden(getattr(entry, section))
+        if entry is None:
+            return base
+        own = getattr(entry, section)
+        if not isinstance(use := own.get("use", ""), str):
+            raise ConfigError(
+                f"{section}.use = {use!r} of model {entry.names[0]!r}: expected text",
+                hint=f'write the name of a provider, such as {section}.use = "auto"',
+            )
+        return base.overridden(own)
 
     def group(self, section: str) -> Group:
         """Return the section of a kind whose providers are all used."""
@@ -244,8 +253,3 @@ def descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
             else:
                 break
     return found
-
-
-def is_secret(name: str, value: object) -> bool:
-    """Tell whether a value must not be shown: by the last word of its name, switches excepted."""
-    return name.rpartition("_")[2] in SECRET_WORDS and not isinstance(value, bool)

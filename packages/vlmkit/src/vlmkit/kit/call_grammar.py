@@ -19,6 +19,7 @@ from vlmkit.seams.chat_format import (
     Calling,
     ChannelFormat,
     JsonCall,
+    Mark,
     NamedCall,
     TaggedCall,
 )
@@ -29,6 +30,7 @@ def call_grammar(
     choice: ToolChoice | NamedTool,
     *,
     is_parallel: bool = True,
+    reasoning: tuple[Mark, Mark] | None = None,
     opens_reasoning: bool = False,
     content: JsonSchema | Regex | OneOf | None = None,
     strict: Collection[str] = (),
@@ -39,6 +41,8 @@ def call_grammar(
         calling: what may be called, and how.
         choice: whether the answer must call.
         is_parallel: whether it may call more than once; where calls end an answer, none does.
+        reasoning: the marks around what is thought first; None for a model that does not reason,
+            or has a channel for it.
         opens_reasoning: whether the prompt began the reasoning already; channels say it themselves.
         content: what an answer that calls nothing keeps to; free when None.
         strict: names of tools whose schemas must be enforced in all their keywords, besides those
@@ -53,7 +57,8 @@ def call_grammar(
         return channel_grammar(form, calling.tools, choice, content=content, strict=strict)
     if isinstance(content, Regex | OneOf):
         raise ConstraintError("tools and a constraint that is no JSON schema exclude each other")
-    return _Grammar(calling, form, choice, is_parallel, content, strict).made(opens_reasoning)
+    grammar = _Grammar(calling, form, choice, is_parallel, content, strict)
+    return grammar.made(reasoning, opens_reasoning=opens_reasoning)
 
 
 class _Grammar:
@@ -76,16 +81,13 @@ class _Grammar:
         self._rules = LarkRules()
         self._schemas = ToolSchemas(self._rules, strict)
 
-    def made(self, opens_reasoning: bool) -> Lark:
-        thought = self._thought(opens_reasoning)
+    def made(self, reasoning: tuple[Mark, Mark] | None, *, opens_reasoning: bool) -> Lark:
+        thought = "" if reasoning is None else self._thought(*reasoning, opens=opens_reasoning)
         said = " | ".join(f"{thought} {way}" for way in self._ways())
         return self._rules.made(said)
 
-    def _thought(self, opens_reasoning: bool) -> str:
-        """Return what matches a thought; the empty text where none is to be expected."""
-        if self._calling.reasoning is None:
-            return ""
-        start, end = self._calling.reasoning
+    def _thought(self, start: Mark, end: Mark, *, opens: bool) -> str:
+        """Return what matches a thought."""
         if end.token_id is None:
             self._rules.add(f"thought[lazy]: /(?s:.*){pattern(end.text)}/")
             thought = "thought"
@@ -93,7 +95,7 @@ class _Grammar:
             self._rules.add("THOUGHT: /(?s:.+)/")
             thought = f"THOUGHT? {self._rules.mark('thought_end', end)}"
         self._rules.add(r"SPACE: /\s{1,8}/")
-        if opens_reasoning:
+        if opens:
             return f"{thought} SPACE?"
         return f"({self._rules.mark('thought_start', start)} {thought} SPACE?)?"
 

@@ -1,7 +1,8 @@
 """Tells calls of tools from text, in what a model says.
 
-What is no call in the end is told as text; what was told of a call is not taken back. White space
-around calls belongs to nobody. How the tokens of an answer spell it makes no difference.
+What turns out to be no call is text, unless it is a call that was cut off before its name. Deltas
+of a call are not taken back. White space around calls is dropped. How the tokens of an answer spell
+a call makes no difference.
 """
 
 import secrets
@@ -75,10 +76,14 @@ class CallReader:
         return tuple(told)
 
     def finish(self) -> tuple[Delta, ...]:
-        """Return what was held back; an answer may end inside a call."""
+        """Return what was held back; an answer may end inside a call.
+
+        Behind a mark that is a token, what is cut off before the call's name is dropped.
+        """
         deltas = self.take(self.tokens.flush())
         if self._phase == "call":
-            return deltas + (self._given_back() if self._call.name is None else ())
+            is_text = self._call.name is None and self._form.open.token_id is None
+            return deltas + (self._given_back() if is_text else ())
         held, self._held = self._held, ""
         is_said = held.strip() if self._phase == "after" else held
         return (*deltas, TextDelta(held)) if is_said else deltas

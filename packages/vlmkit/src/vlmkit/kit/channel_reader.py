@@ -78,6 +78,8 @@ class ChannelReader:
         begun, self._begun = self._begun, ""
         if self._phase == "head" or not (begun.strip() or not self._told):
             return deltas
+        if self._tools and begun.lstrip().startswith(self._form.recipient.strip()):
+            return deltas  # the head of a call that was cut off
         return deltas + self._say(begun)
 
     def _is_thought(self) -> bool:

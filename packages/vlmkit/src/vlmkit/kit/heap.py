@@ -15,7 +15,8 @@ from typing import Any
 
 MIB = 2**20
 NUM_AT_ONCE = 1024  # items with what they hold, which takes a millisecond
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's numbers, which malloc.h keeps for good
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's numbers, in its malloc.h
+MAX_ARENAS = 2
 
 
 def trim() -> None:
@@ -25,6 +26,16 @@ def trim() -> None:
     if relieve := _library("darwin", "malloc_zone_pressure_relief"):
         relieve.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
         relieve(None, 0)  # of all zones, as much as there is
+
+
+def limit_arenas() -> None:
+    """Have all threads that come share two heaps, so that :func:`trim` returns what they freed.
+
+    Left alone, glibc makes a heap for each thread, and keeps the free end of every one but the
+    first: up to 64 MiB each, once blocks of that size were freed.
+    """
+    if adjust := _library("linux", "mallopt"):
+        adjust(M_ARENA_MAX, MAX_ARENAS)
 
 
 def settle() -> None:

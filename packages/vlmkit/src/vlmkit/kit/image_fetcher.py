@@ -21,6 +21,7 @@ import httpcore2
 import httpx2
 
 from vlmkit.errors import ImageError, OutOfMemory
+from vlmkit.kit.one_line import named
 from vlmkit.kit.public_address import Address, is_public
 from vlmkit.settings.server import FetchSettings
 
@@ -38,12 +39,18 @@ class ImageFetcher:
     Args:
         settings: whether, from where and how much.
         may_connect: which addresses are allowed.
+        is_for_owner: whether errors may say what the network does: not to clients of a server.
     """
 
     def __init__(
-        self, settings: FetchSettings, *, may_connect: Callable[[Address], bool] = is_public
+        self,
+        settings: FetchSettings,
+        *,
+        may_connect: Callable[[Address], bool] = is_public,
+        is_for_owner: bool = False,
     ) -> None:
         self._settings = settings
+        self._is_for_owner = is_for_owner
         self._network = _CheckedNetwork(may_connect)
 
     async def fetch(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
@@ -67,7 +74,9 @@ class ImageFetcher:
             raise OutOfMemory("this image") from error
         except Exception as error:  # noqa: BLE001 - whatever a network may do
             log.info("an image was not fetched: %s", type(error).__name__)
-            raise not_allowed() from None
+            is_late = isinstance(error, TimeoutError)
+            late = f"it took over {self._settings.timeout_s:g} s"
+            raise self._failed(late if is_late else named(error)) from None
 
     async def _fetch(self, url: str, is_enough: Callable[[bytes], bool] | None) -> bytes:
         checked = self._checked(httpx2.URL(_plain(url)))
@@ -84,10 +93,18 @@ class ImageFetcher:
                     if answer.status == 200:
                         return await self._read(answer, is_enough)
                     if answer.status not in REDIRECTS:
-                        raise not_allowed()
+                        raise self._failed(f"the server answered with status {answer.status}")
                     place = dict(answer.headers).get(b"location", b"").decode("ascii")
                 checked = self._redirected(checked, place)
-        raise not_allowed()
+        raise self._failed(f"over {self._settings.max_redirects} redirects")
+
+    def _failed(self, reason: str) -> ImageError:
+        """Return why an image cannot be fetched; clients of a server get no reason."""
+        if not self._is_for_owner:
+            return not_allowed()
+        return ImageError(
+            f"the image cannot be fetched: {reason}", hint="check the address, or save the image"
+        )
 
     def _checked(self, url: httpx2.URL) -> httpx2.URL:
         """Return a URL that may be tried."""

@@ -16,10 +16,10 @@ from vlmkit.ask.base64_text import is_data_url
 from vlmkit.ask.file_type import is_image
 from vlmkit.ask.image import Image, ImageSource, data_url_bytes
 from vlmkit.ask.image_options import PLAIN_IMAGE, ImageOptions
-from vlmkit.ask.media import FilePart, read_file
+from vlmkit.ask.media import FilePart, is_file_url, path_of, read_file
 from vlmkit.ask.message import ImagePart, Message, parts_of
 from vlmkit.ask.tiff import has_pages
-from vlmkit.errors import ImageError, MediaError
+from vlmkit.errors import ImageError, MediaError, RequestError
 from vlmkit.kit.install_command import install_command
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
@@ -42,8 +42,8 @@ def shown_part(
     """Return what is shown of something that somebody named as an image.
 
     Args:
-        source: a path, a URL, the bytes of a file, a PIL image, a uint8 array
-            ``[height, width, 3]``, an Image, or a part, which is returned as it is.
+        source: a path, a URL (data, file, http or https), the bytes of a file, a PIL image, a
+            uint8 array ``[height, width, 3]``, an Image, or a part, which is returned as it is.
         bounds: of a request.
         fetcher: fetches ``http(s)`` URLs; None where that is not allowed.
         options: how large it is shown.
@@ -62,8 +62,10 @@ def shown_part(
             name = source[:MAX_NAME_CHARS]
             content = _fetched(source, fetcher)
         elif isinstance(source, str | PathLike):
-            name = str(source)
-            content = read_file(source, max(limits.max_bytes, bounds.max_media_bytes))
+            is_url = isinstance(source, str) and is_file_url(source)
+            path = path_of(str(source)) if is_url else source
+            name = str(path)
+            content = read_file(path, max(limits.max_bytes, bounds.max_media_bytes))
         elif isinstance(source, bytearray | memoryview):
             content = bytes(source)
         return replace(part_of_content(content, limits, options), name=name)
@@ -93,8 +95,12 @@ def listed(sources: Any) -> Sequence[Any]:
 
 
 @contextmanager
-def naming_files(messages: Sequence[Message]) -> Iterator[None]:
-    """Let errors about an image or a file of a conversation say its name, where it has one."""
+def for_owner(messages: Sequence[Message]) -> Iterator[None]:
+    """Let errors about a request say what the owner of this machine may know.
+
+    That is the name of an image or a file of the conversation, where it has one, and the command
+    that installs what is lacking.
+    """
     try:
         yield
     except MediaError as error:
@@ -102,6 +108,13 @@ def naming_files(messages: Sequence[Message]) -> Iterator[None]:
         if error.index is None or error.index >= len(shown) or not shown[error.index].name:
             raise
         raise named(error, shown[error.index].name) from error
+    except RequestError as error:
+        if not error.distribution:
+            raise
+        hint = _with_command(error.hint, error.distribution)
+        made = type(error)(str(error), hint=hint)
+        made.param, made.code, made.distribution = error.param, error.code, error.distribution
+        raise made from error
 
 
 def named(error: MediaError, name: str) -> MediaError:
@@ -121,7 +134,10 @@ def _with_command(hint: str, distribution: str) -> str:
     """Return a hint with the command that installs a distribution in place of its name."""
     if not distribution:
         return hint
-    return hint.replace(f"install {distribution},", f"{install_command(distribution)};", 1)
+    command = f"{install_command(distribution)};"
+    for name in (f"install {distribution} where vlmkit runs,", f"install {distribution},"):
+        hint = hint.replace(name, command, 1)
+    return hint
 
 
 def fetcher_of(settings: "FetchSettings") -> "ImageFetcher | None":

@@ -15,23 +15,25 @@ _SHAPE = "class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 RESERVED = frozenset(
     """
-    access_programs add_generation_prompt add_special add_special_tokens audio background
-    background_options bad_words_ids begin_suppress_tokens best_of cache_salt chat_template_kwargs
-    container content context_management continue_final_message conversation dimensions
-    ec_transfer_params echo encoding_format epsilon_cutoff eta_cutoff features frequency_penalty
-    function_call functions guided_choice guided_grammar guided_json guided_regex ignore_eos image
-    images include include_stop_str_in_output input instructions kv_transfer_params light logit_bias
-    logprobs max_completion_tokens max_image_tokens max_model_len max_output_tokens max_tokens
-    max_tool_calls mcp_servers messages metadata min_length min_p min_tokens mm_processor_kwargs
-    modalities model moderation n no_repeat_ngram_size num_tokens output_config parallel_tool_calls
-    personality prediction prefill presence_penalty previous_response_id priority prompt
-    prompt_cache_key prompt_cache_options prompt_cache_retention prompt_logprobs reasoning
-    reasoning_effort repetition_penalty request_id response_format return_image_transforms
-    return_places return_token_ids return_token_strs safety_identifier sampling_params seed
-    sequence_bias server_tools service_tier skip_special_tokens speed stop stop_sequences
-    stop_token_ids store stream stream_options structured_outputs suffix suppress_tokens system
-    temperature text thinking thread token_ids tokens tool_choice tools top_k top_logprobs top_p
-    truncation typical_p user verbosity web_search_options with_pieces
+    access_programs add_generation_prompt add_special add_special_tokens allowed_token_ids audio
+    background background_options bad_words bad_words_ids begin_suppress_tokens best_of cache_salt
+    chat_template_kwargs container content context_management continue_final_message conversation
+    dimensions dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers
+    ec_transfer_params echo embd_normalize encoding_format epsilon_cutoff eta_cutoff features
+    frequency_penalty function_call functions guided_choice guided_grammar guided_json guided_regex
+    ignore_eos image images include include_stop_str_in_output input instructions kv_transfer_params
+    light logit_bias logprobs max_completion_tokens max_image_tokens max_model_len max_output_tokens
+    max_tokens max_tool_calls mcp_servers messages metadata min_length min_p min_tokens
+    mm_processor_kwargs modalities model moderation n no_repeat_ngram_size normalize num_tokens
+    output_config parallel_tool_calls personality prediction prefill presence_penalty
+    previous_response_id priority prompt prompt_cache_key prompt_cache_options
+    prompt_cache_retention prompt_logprobs reasoning reasoning_effort repeat_last_n
+    repetition_penalty request_id response_format return_image_transforms return_places
+    return_token_ids return_token_strs safety_identifier sampling_params seed sequence_bias
+    server_tools service_tier skip_special_tokens speed stop stop_sequences stop_token_ids store
+    stream stream_options structured_outputs suffix suppress_tokens system temperature text thinking
+    thinking_token_budget thread token_ids tokens tool_choice tools top_k top_logprobs top_p
+    truncation typical_p user verbosity web_search_options with_pieces xtc_probability xtc_threshold
     """.split()  # noqa: SIM905 - as a list it is three pages
 )
 """Fields that bodies of vlmkit's own server have already."""
@@ -84,6 +86,11 @@ def plain_values(said: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RequestError: one is something else.
     """
+    if not isinstance(said, Mapping):
+        raise RequestError(
+            f"fields must be a dictionary of values by their names, and was {type(said).__name__}",
+            param="fields",
+        )
     made = {}
     for name, value in said.items():
         try:

@@ -207,7 +207,10 @@ COMMAND: Kind[Any] = Kind(
     "what adds a command to the command line",
     "vlmkit.testing:CommandContract",
     reserved=frozenset(
-        {"ask", "chat", "config", "doctor", "keys", "models", "plugins", "serve", "verify"}
+        {
+            *("ask", "chat", "config", "doctor", "help", "keys", "models", "plugins", "serve"),
+            "verify",
+        }
     ),
 )
 KINDS: tuple[Kind[Any], ...] = (

@@ -12,7 +12,7 @@ import importlib.metadata
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,6 +89,7 @@ class Plugins(Registries):
     Attributes:
         found: all of them.
         notes: what is odd about how plugins were chosen, as sentences.
+        errors: what is wrong with how they were chosen, where that was not raised.
         aside: stood in for standard output; threads of plugins may know it.
     """
 
@@ -96,6 +97,7 @@ class Plugins(Registries):
         super().__init__()
         self.found: list[Plugin] = []
         self.notes: list[str] = []
+        self.errors: list[ConfigError] = []
         self.aside = Aside()
 
     @property
@@ -192,6 +194,7 @@ def load(
     block: Iterable[str] = (),
     only: Iterable[str] | None = None,
     entry_points: Sequence[importlib.metadata.EntryPoint] | None = None,
+    is_lenient: bool = False,
 ) -> Plugins:
     """Load the built-in components and every plugin; a broken one is recorded, never fatal.
 
@@ -200,17 +203,23 @@ def load(
         block: entry-point names, distribution names or file paths to leave out.
         only: names of distributions; no plugin of another one is imported. All are when None.
         entry_points: what to load in place of the installed entry points, for tests.
+        is_lenient: report wrong names of ``only`` in the result, in place of raising.
 
     Raises:
         ConfigError: ``only`` names a distribution that has no plugin here.
     """
     there = installed(entry_points)
     local = [Candidate(path.stem, str(path), "", path) for path in dict.fromkeys(files)]
-    listed = None if only is None else _listed(only, there)
+    names = None if only is None else list(only)
+    errors = [*_unknown_listed(names or (), there)]
+    if errors and not is_lenient:
+        raise ConfigError.together(errors)
+    listed = None if names is None else set(map(canonical, names))
     candidates = [Candidate("builtin", OWN, "", builtin), *there, *local]
     named = [name for name in block if name.strip()]
     blocked = set(map(canonical, named))
     plugins = Plugins()
+    plugins.errors += errors
     attempts = [
         _Attempt(
             candidate,
@@ -241,20 +250,18 @@ def _is_unlisted(candidate: Candidate, there: list[Candidate], listed: set[str] 
     return is_installed and listed is not None and canonical(candidate.source) not in listed
 
 
-def _listed(only: Iterable[str], there: Iterable[Candidate]) -> set[str]:
-    """Return the distributions that may be loaded, in their canonical form."""
-    names = list(only)
+def _unknown_listed(only: Iterable[str], there: Iterable[Candidate]) -> Iterator[ConfigError]:
+    """Yield an error for each distribution that may be loaded and has no plugin here."""
     known = {canonical(candidate.source): candidate.source for candidate in there}
-    for name in names:
+    for name in only:
         if canonical(name) not in known:
             near = difflib.get_close_matches(canonical(name), known, n=1)
             all_known = f"there are: {', '.join(sorted(known.values())) or 'none'}"
-            raise ConfigError(
+            yield ConfigError(
                 f"plugins.only names {name!r}, and no installed distribution of that name has a "
                 "plugin",
                 hint=f"did you mean {known[near[0]]!r}?" if near else all_known,
             )
-    return set(map(canonical, names))
 
 
 def _unknown(block: Iterable[str], candidates: Sequence[Candidate]) -> list[str]:

@@ -23,6 +23,7 @@ from vlmkit.kit.objection import hint_of, together
 from vlmkit.kit.one_line import named
 from vlmkit.kit.packaged_model import PackagedPath, check_packaged, only, packaged_model
 from vlmkit.kit.request_fields import flaw_of_field
+from vlmkit.kit.setting_values import flaws, near
 from vlmkit.kit.traces import trace_of
 from vlmkit.plugins.build_context import BuildContext, tell_nobody
 from vlmkit.plugins.fitting import refuse_other
@@ -312,18 +313,23 @@ class Registry(Generic[T]):
                     f"{self.kind} {provider.name!r} has no setting {next(iter(settings))!r}"
                 )
             return {}
+        who = f"{self.kind} {provider.name!r}"
         known = [f.encode_name for f in msgspec.structs.fields(wanted)]
-        for key in settings:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise ConfigError(
-                    f"{self.kind} {provider.name!r} has no setting {key!r}", hint=hint
-                )
+        listed = f"known: {', '.join(known)}"
+        errors = [
+            ConfigError(f"{who} has no setting {key!r}", hint=near(key, known) or listed)
+            for key in settings
+            if key not in known
+        ]
+        given = {key: value for key, value in settings.items() if key in known}
         try:
-            return msgspec.convert(dict(settings), wanted, strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{self.kind} {provider.name!r}: {error}") from error
+            checked = msgspec.convert(given, wanted, strict=False)
+        except msgspec.ValidationError:
+            found = flaws(given, wanted, is_strict=False)
+            errors += [ConfigError(f"{who}: {flaw.text()}", hint=flaw.hint) for flaw in found]
+        if errors:
+            raise ConfigError.together(errors)
+        return checked
 
     def _chosen(self, name: str, context: BuildContext) -> Provider[T]:
         subject = context.checkpoint if context.checkpoint is not None else context.reference

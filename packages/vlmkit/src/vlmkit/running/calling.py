@@ -17,6 +17,9 @@ from vlmkit.seams.prompt import Prompt
 
 log = logging.getLogger(__name__)
 
+GUIDANCE = "vlmkit-guidance"
+"""The distribution that brings a compiler of constraints."""
+
 
 class Answering(NamedTuple):
     """How a request is answered.
@@ -71,6 +74,7 @@ def answering(request: Request, prompt: Prompt, *, holds: bool) -> Answering:
         calling,
         request.tool_choice,
         is_parallel=request.parallel_tool_calls,
+        reasoning=prompt.reasoning_marks,
         opens_reasoning=prompt.opens_reasoning,
         content=_said_last(request),
         strict=request.strict_tools,
@@ -120,12 +124,19 @@ def _check_unheld(request: Request) -> None:
         log.debug("no plugin holds calls of tools to their schemas; they are read as they come")
         return
     param = "tool_choice" if request.tool_choice != "auto" else "parallel_tool_calls"
-    error = ConstraintError(
-        f"{param} cannot be kept to: no plugin is in use here that holds an answer to it",
-        hint="install vlmkit-guidance where vlmkit runs, and leave constraint.use as it is",
+    raise without_compiler(
+        f"{param} cannot be kept to: no plugin is in use here that holds an answer to it", param
     )
-    error.param = param
-    raise error
+
+
+def without_compiler(problem: str, param: str = "constraint") -> ConstraintError:
+    """Return an error about what only a constraint compiler can give."""
+    error = ConstraintError(
+        problem,
+        hint=f"install {GUIDANCE} where vlmkit runs, and leave constraint.use as it is",
+    )
+    error.param, error.distribution = param, GUIDANCE
+    return error
 
 
 def _said_last(request: Request) -> JsonSchema | Regex | OneOf | None:

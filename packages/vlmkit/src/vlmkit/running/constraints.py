@@ -16,7 +16,7 @@ from vlmkit.kit.constraint_limits import check_limits, num_chars_of
 from vlmkit.kit.holdings import Holdings
 from vlmkit.running.bits import words_of
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit.running.constraint_trials.worker import ConstraintWorker
+from vlmkit.running.constraint_trials.worker import ConstraintWorker, TrialBudget
 from vlmkit.running.guide import Guide
 from vlmkit.running.isolation import engine_error
 from vlmkit.running.lenient import Compiled, compiled
@@ -203,17 +203,28 @@ class Constraints:
         if isinstance(compiler, DeclaresSchemaSupport):
             support = compiler.schema_support
         num_bytes = ENTRY_BYTES + CHAR_BYTES * num_chars_of(constraint)
+        budget = TrialBudget()
 
-        def attempt(reduced: Constraint) -> MakeMatcher:
+        def try_one(reduced: Constraint, *, is_part: bool) -> None:
             nonlocal num_bytes
             if self._worker is None or num_chars_of(reduced) <= MAX_CHECKED_CHARS:
                 check_limits(reduced)
             if self._worker is not None:
-                taken = self._worker.tried(reduced, self._token_bytes, cancellation)
+                taken = self._worker.tried(
+                    reduced, self._token_bytes, cancellation, budget, is_part=is_part
+                )
                 num_bytes = max(num_bytes, taken)
+
+        def compile_whole(reduced: Constraint) -> MakeMatcher:
+            try_one(reduced, is_part=False)
             return compiler.compile(reduced)
 
-        made = compiled(constraint, support, attempt)
+        def try_part(reduced: Constraint) -> None:
+            try_one(reduced, is_part=True)
+            if self._worker is None:
+                compiler.compile(reduced)
+
+        made = compiled(constraint, support, compile_whole, try_part)
         self.cache.put(scope, constraint, made, account, num_bytes)
         return made
 

@@ -14,7 +14,7 @@ import numpy as np
 from vlmkit.errors import ConstraintError, EngineError
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.bits import BITS, Words, words_of
-from vlmkit.seams.constraint import MakeMatcher
+from vlmkit.seams.constraint import MakeMatcher, Resettable
 from vlmkit.seams.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -167,6 +167,9 @@ class Guide:
         """Begin anew: a matcher that failed on what is ahead may be of no more use."""
         trace = trace_of(error)  # without its text, which may repeat what was asked
         log.warning("a constraint failed on a draft; no more are made for it\n%s", trace)
-        self._matcher = self._make()
+        if isinstance(self._matcher, Resettable):
+            self._matcher.reset()
+        else:
+            self._matcher = self._make()
         self._num_seen = 0
         self._looks_ahead = False

@@ -23,18 +23,20 @@ from vlmkit.kit.pooling import Pooled, Pooling
 from vlmkit.kit.request_fields import checked_fields
 from vlmkit.running.answer_places import answer_places, check_places
 from vlmkit.running.blame import UNKNOWN, Makers, blaming
-from vlmkit.running.calling import Answering, answering
+from vlmkit.running.breakers import SequenceBreakers
+from vlmkit.running.calling import Answering, answering, without_compiler
 from vlmkit.running.channel import Channel
 from vlmkit.running.choosing.noise import choice_seed
 from vlmkit.running.constraint_trials.worker import ConstraintWorker
 from vlmkit.running.constraints import Constraints, MakeCompiler
-from vlmkit.running.guide import Guide
 from vlmkit.running.job import AnswerJob, Job, ReadingJob
 from vlmkit.running.media_room import Place
 from vlmkit.running.params import checked_params, with_min_length
 from vlmkit.running.prompts import MakesPrompts
 from vlmkit.running.reading import check_task, to_embed, to_score
+from vlmkit.running.rules import AllowedTokens, BadWords, Rule, RuledGuide, spellings
 from vlmkit.running.text import AnswerText
+from vlmkit.running.thinking_budget import thinking_budget
 from vlmkit.seams.cancellation import Cancellation
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.media_encoder import MediaEncoder
@@ -107,6 +109,7 @@ class Intake:
         # Some checkpoints name tokens that the model's output has no column for.
         self._banned_ids = tuple(sorted(filter(self._is_in_vocabulary, tokenizer.banned_ids)))
         self._eos_ids = frozenset(filter(self._is_in_vocabulary, tokenizer.eos_ids))
+        self._breakers = SequenceBreakers(tokenizer, self._limits.vocab_size)
         self._constraints: Constraints | None = None
         if constraint is not None:
             self._constraints = Constraints(
@@ -177,6 +180,7 @@ class Intake:
         choices = self._choices(request, asked, params, scope, cancellation)
         banned_ids = tuple(sorted(asked.banned_ids.union(self._banned_ids)))
         eos_ids = self._eos_ids.union(params.stop_token_ids)
+        breakers = self._dry_breakers(params)
         plans: dict[int, PromptPlan] = {}  # by length: prompts of one request begin alike
         made = []
         for own in choices:
@@ -190,6 +194,7 @@ class Intake:
                     params=params,
                     eos_ids=eos_ids,
                     banned_ids=banned_ids,
+                    dry_breakers=breakers,
                     scope=scope,
                     priority=request.priority,
                     plan=plans[len(begun)],
@@ -198,6 +203,12 @@ class Intake:
                 )
             )
         return made
+
+    def _dry_breakers(self, params: SamplingParams) -> Mapping[int, Seq[tuple[int, ...]]]:
+        if not params.dry_multiplier or "dry_multiplier" in self._facts.sampler.ignores:
+            return {}
+        with blaming(self._makers, "tokenizer", "dry_sequence_breakers"):
+            return self._breakers.of(params.dry_sequence_breakers)
 
     def _choices(
         self,
@@ -217,7 +228,7 @@ class Intake:
         max_tokens = self._max_tokens(prompt, params, clamps=request.clamp_max_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         self._check_constraint(asked.constraint, params)
-        guides = self._guides(request, asked.constraint, params.n, scope, cancellation)
+        guides = self._guides(request, asked, params, scope, cancellation)
         return [
             {"max_tokens": max_tokens, "seed": choice_seed(seed, index), "guide": guide}
             for index, guide in enumerate(guides)
@@ -226,16 +237,50 @@ class Intake:
     def _guides(
         self,
         request: Request,
-        constraint: Constraint | None,
-        num: int,
+        asked: Answering,
+        params: SamplingParams,
         scope: bytes,
         cancellation: Cancellation,
-    ) -> Seq[Guide | None]:
-        """Return what keeps each choice within a constraint."""
-        if constraint is None or self._constraints is None:
-            return [None] * num
-        account = request.account or request.tenant
-        return self._constraints.guides(constraint, num, scope, account, cancellation)
+    ) -> Seq[Any]:
+        """Return what keeps each choice within a constraint and rules; None where nothing does."""
+        guides: Seq[Any] = [None] * params.n
+        if asked.constraint is not None and self._constraints is not None:
+            account = request.account or request.tenant
+            guides = self._constraints.guides(
+                asked.constraint, params.n, scope, account, cancellation
+            )
+        rules = self._rules(params, asked.banned_ids.union(self._banned_ids))
+        with blaming(self._makers, "tokenizer", "the marks of reasoning"):
+            budget = thinking_budget(params.thinking_token_budget, asked.prompt, self._tokenizer)
+        if not rules and budget is None:
+            return guides
+        return [
+            RuledGuide([*rules, *([budget()] if budget else [])], self._limits.vocab_size, guide)
+            for guide in guides
+        ]
+
+    def _rules(self, params: SamplingParams, banned_ids: frozenset[int]) -> list[Rule]:
+        """Return the rules that a request asks for.
+
+        Raises:
+            RequestError: one of them makes no sense, or leaves nothing to be chosen.
+        """
+        rules: list[Rule] = []
+        if params.allowed_token_ids:
+            banned = banned_ids.union(params.suppress_tokens)
+            if params.min_tokens:
+                banned = banned.union(self._eos_ids, params.stop_token_ids)
+            if banned.issuperset(params.allowed_token_ids):
+                raise RequestError(
+                    "none of allowed_token_ids may be chosen by this model at first",
+                    param="allowed_token_ids",
+                )
+            rules.append(AllowedTokens(params.allowed_token_ids, self._limits.vocab_size))
+        if params.bad_words:
+            with blaming(self._makers, "tokenizer", "bad_words"):
+                words = spellings(params.bad_words, self._tokenizer.encode)
+            rules.append(BadWords(words))
+        return rules
 
     def _check_constraint(self, constraint: Constraint | None, params: SamplingParams) -> None:
         """Refuse a constraint that nothing here keeps to, or that contradicts the parameters.
@@ -246,9 +291,8 @@ class Intake:
         if constraint is None:
             return
         if self._constraints is None:
-            raise ConstraintError(
-                "no plugin is in use here that keeps an answer within a constraint",
-                hint="install vlmkit-guidance where vlmkit runs, and leave constraint.use as it is",
+            raise without_compiler(
+                "no plugin is in use here that keeps an answer within a constraint"
             )
         if params.ignore_eos:
             raise ConstraintError("ignore_eos and a constraint exclude each other")

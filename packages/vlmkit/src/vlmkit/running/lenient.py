@@ -2,7 +2,7 @@
 
 What the compiler declares is left out first. What it refuses nevertheless is found by trying
 schemas in halves, and left out by the keyword that its error names, or else as a whole. The number
-of trials is bounded, and so what is left out depends on the constraint alone.
+of trials is bounded, and so is the CPU time that they take together.
 """
 
 import json
@@ -22,7 +22,8 @@ MAX_SHOWN_CHARS = 256  # of a path
 FREE = '{"type":"object"}'  # the arguments of a tool
 ANYTHING = "true"  # one argument
 
-Attempt = Callable[[Constraint], MakeMatcher]
+Compile = Callable[[Constraint], MakeMatcher]
+TryPart = Callable[[Constraint], None]
 
 
 class Compiled(NamedTuple):
@@ -37,38 +38,41 @@ class Compiled(NamedTuple):
     unconstrained: tuple[str, ...] = ()
 
 
-def compiled(constraint: Constraint, support: SchemaSupport, attempt: Attempt) -> Compiled:
+def compiled(
+    constraint: Constraint, support: SchemaSupport, compile_whole: Compile, try_part: TryPart
+) -> Compiled:
     """Compile a constraint, without what cannot be enforced of schemas that are not strict.
 
     Args:
         constraint: what is compiled.
         support: what the compiler declares.
-        attempt: compiles.
+        compile_whole: compiles a constraint.
+        try_part: raises the error that compiling some schemas of it would raise, if any.
 
     Raises:
         ConstraintError: what cannot be left out cannot be compiled.
     """
     parts = [_Part(schema, support) for schema in _schemas(constraint)]
     try:
-        return _whole(constraint, parts, attempt)
+        return _whole(constraint, parts, compile_whole)
     except ConstraintError as error:
         if not parts:
             raise
         first = error
-    trials = _Trials(attempt)
+    trials = _Trials(try_part)
     if isinstance(constraint, JsonSchema):
         trials.settle_one(parts[0], first)
     else:
         trials.settle(parts)
     try:
-        return _whole(constraint, parts, attempt)
+        return _whole(constraint, parts, compile_whole)
     except ConstraintError:
         free = [part for part in parts if part.may_be_free]
         if not free:
             raise
         for part in free:
             part.free("is too complex beside others")
-        return _whole(constraint, parts, attempt)
+        return _whole(constraint, parts, compile_whole)
 
 
 def _schemas(constraint: Constraint) -> list[JsonSchema]:
@@ -77,16 +81,16 @@ def _schemas(constraint: Constraint) -> list[JsonSchema]:
     return [schema for _, schema in constraint.schemas] if isinstance(constraint, Lark) else []
 
 
-def _whole(constraint: Constraint, parts: Seq["_Part"], attempt: Attempt) -> Compiled:
+def _whole(constraint: Constraint, parts: Seq["_Part"], compile_whole: Compile) -> Compiled:
     told = [name for part in parts for name in part.unconstrained()]
     if isinstance(constraint, JsonSchema):
-        return Compiled(attempt(parts[0].schema), tuple(told))
+        return Compiled(compile_whole(parts[0].schema), tuple(told))
     if isinstance(constraint, Lark):
         names = [name for name, _ in constraint.schemas]
         schemas = tuple((name, part.schema) for name, part in zip(names, parts, strict=True))
         told = [*constraint.unconstrained, *told]
         constraint = replace(constraint, schemas=schemas, unconstrained=())
-    return Compiled(attempt(constraint), tuple(dict.fromkeys(told)))
+    return Compiled(compile_whole(constraint), tuple(dict.fromkeys(told)))
 
 
 class _Part:
@@ -151,9 +155,9 @@ class _Part:
             schema, self._left_out = reduced(given, self._support, self._faulty)
             is_same = json.dumps(schema) == json.dumps(given)
             self.schema = JsonSchema(self.given.text) if is_same else JsonSchema.of(schema)
-        except ConstraintError:  # it is nested too deeply, or too long
+        except ConstraintError as error:  # it is nested too deeply, or too long
             if not self.may_be_free:
-                raise
+                raise self.located(error) from error
             self.free("is too large")
         for each in self._left_out:
             if self.given.is_strict or not (self.given.tool or each.keyword in NARROWING):
@@ -191,8 +195,8 @@ def _shown(path: str) -> str:
 class _Trials:
     """Finds out which schemas cannot be compiled."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
+    def __init__(self, try_part: TryPart) -> None:
+        self._try_part = try_part
         self._num_left = MAX_TRIALS
 
     def settle(self, parts: Seq[_Part]) -> None:
@@ -236,7 +240,7 @@ class _Trials:
         ways = " | ".join(f'"{n}:" {name}' for n, (name, _) in enumerate(schemas))
         only = len(parts) == 1
         try:
-            self._attempt(parts[0].schema if only else Lark(f"start: {ways}", schemas))
+            self._try_part(parts[0].schema if only else Lark(f"start: {ways}", schemas))
         except ConstraintError as error:
             return error
         return None

@@ -95,20 +95,12 @@ class Place:
         self.cancellation = Cancellation()
         self._room = room
 
-    def wait(self, timeout_s: float) -> None:
+    async def awaited(self, timeout_s: float) -> None:
         """Wait until it is granted.
 
         Raises:
-            OutOfMemory: it did not come in time.
+            OutOfMemory: that did not come in time.
         """
-        if self.num_bytes:
-            try:
-                self.granted.result(timeout_s)
-            except TimeoutError:
-                raise no_room() from None
-
-    async def awaited(self, timeout_s: float) -> None:
-        """Wait for its turn; errors as for :meth:`wait`."""
         if self.num_bytes and not self.granted.done():
             try:
                 async with asyncio.timeout(timeout_s):
@@ -117,10 +109,10 @@ class Place:
                 raise no_room() from None
 
     def enlarge(self, num_bytes: int, timeout_s: float) -> None:
-        """Wait for so many bytes in all, where more is needed than was asked for.
+        """Wait in this thread for so many bytes in all, where that is more than it has.
 
         Nothing may be decoded yet: what the lease has is given back while it waits, so that those
-        that wait never hold what others wait for.
+        that wait never hold memory that others wait for.
 
         Raises:
             OutOfMemory: it did not get them in time.

@@ -33,6 +33,7 @@ def checked_params(request: Request, facts: RunnerFacts, tokenizer: Tokenizer) -
     check_followed(params, facts.sampler.ignores)
     check_ids(params.logit_bias, facts.limits, "logit_bias")
     check_ids(params.stop_token_ids, facts.limits, "stop_token_ids")
+    check_ids(params.allowed_token_ids, facts.limits, "allowed_token_ids")
     if not params.skip_special_tokens:
         check_honoured("skip_special_tokens", tokenizer)
     return params

@@ -1,5 +1,11 @@
 """Where requests are prepared: worker threads that tenants share, and memory for their images.
 
+No request holds memory while it waits for a thread, nor does it wait for memory in a thread that
+one with memory needs: either would stop all preparation. A request without files knows its images:
+it first gets the memory, and then a thread on which nothing waits for memory. A request with files
+first gets a thread of those for files, and waits for memory there, since it learns from the opened
+files how much it needs.
+
 Knows no prompt and no engine. A request that is cancelled, by cancelling its call here or by
 closing this, leaves the queue, or stops at the next place where it checks.
 """
@@ -35,7 +41,7 @@ class Preparation:
         num_renderers: for each of them a thread waits.
 
     Attributes:
-        workers: threads for requests with media or long texts.
+        workers: threads for requests with images or long texts.
         is_closed: whether no request is prepared any more.
     """
 
@@ -43,6 +49,7 @@ class Preparation:
         num_workers = bounds.num_workers + num_renderers
         most_each = max(1, num_workers - 1)  # one thread is left to the other tenants
         self.workers = FairExecutor(num_workers, "vlmkit-prompt", most_each)
+        self._file_workers = FairExecutor(num_workers, "vlmkit-file", most_each)
         self.is_closed = False
         self._text_workers = FairExecutor(NUM_TEXT_WORKERS, "vlmkit-text")
         # A tenant has one: trials of constraints take whole processors from all answers.
@@ -60,10 +67,11 @@ class Preparation:
             OutOfMemory: there was none in time.
             EngineError: this was closed meanwhile.
         """
-        place = self._ask(request)
+        num_bytes = self._first_bytes(request)
+        place = self._room.ask(_tenant(request), 0)
         self._present.add(place)
         try:
-            place.wait(self._timeout_s)
+            place.enlarge(num_bytes, self._timeout_s)
             return work(request, place)
         except RequestCancelled as error:
             raise closing() from error
@@ -91,12 +99,14 @@ class Preparation:
             OutOfMemory: there was none in time.
             EngineError: this is closed.
         """
-        place = self._ask(request)
+        num_bytes = self._first_bytes(request)
         workers = self._workers_for(request)
+        place = self._room.ask(_tenant(request), 0 if workers is self._file_workers else num_bytes)
         self._present.add(place)
         try:
             await place.awaited(self._timeout_s)
-            future = workers.submit(place.tenant, partial(self._run, work, request, place))
+            run = partial(self._run, work, request, place, num_bytes)
+            future = workers.submit(place.tenant, run)
         except RuntimeError as error:  # the workers are gone
             self._leave(place)
             raise closing() from error
@@ -118,38 +128,55 @@ class Preparation:
     def close(self) -> None:
         """Cancel all requests; those that wait for a thread are refused when their turn comes."""
         self.is_closed = True
-        for workers in (self.workers, self._text_workers, self._constraint_workers):
+        for workers in (
+            self.workers,
+            self._file_workers,
+            self._text_workers,
+            self._constraint_workers,
+        ):
             workers.shutdown()
         for place in self._present.copy():
             place.cancellation.cancel()
 
     def _workers_for(self, request: Request) -> FairExecutor:
+        if _files_of(request):
+            return self._file_workers
         if not is_short(request):
             return self.workers
         return self._constraint_workers if is_constrained(request) else self._text_workers
 
-    def _ask(self, request: Request) -> Place:
-        """Ask for the memory of a request's images.
+    def _first_bytes(self, request: Request) -> int:
+        """Return the memory that a request needs before its files are opened.
 
-        Of an image in a file part nothing is known before it is opened, in a renderer maybe, so it
-        is decoded alone.
+        Of an image in a file nothing is known then, and it may be opened in a renderer, so it is
+        decoded alone.
         """
         images, most = request.decoded_images, self._bounds.max_decoding_bytes
         check_num_pixels(images, self._bounds.max_decoding_pixels)
         num_bytes = needed(images, most).num_bytes
-        files = (part for part in parts_of(request.messages) if isinstance(part, FilePart))
-        if not request.options.light and any(is_image(file.data) for file in files):
+        if not request.options.light and any(is_image(file.data) for file in _files_of(request)):
             num_bytes = max(num_bytes, most)
-        return self._room.ask(request.account or request.tenant, num_bytes)
+        return num_bytes
 
-    def _run(self, work: Callable[[Request, Place], T], request: Request, place: Place) -> T:
+    def _run(
+        self, work: Callable[[Request, Place], T], request: Request, place: Place, num_bytes: int
+    ) -> T:
         if self.is_closed:
             raise closing()
+        place.enlarge(num_bytes, self._timeout_s)
         return work(request, place)
 
     def _leave(self, place: Place, _: object = None) -> None:
         self._present.discard(place)
         place.leave()
+
+
+def _tenant(request: Request) -> str:
+    return request.account or request.tenant
+
+
+def _files_of(request: Request) -> list[FilePart]:
+    return [part for part in parts_of(request.messages) if isinstance(part, FilePart)]
 
 
 def _drop_result(drop: Callable[[T], None], future: Future[T]) -> None:

@@ -150,10 +150,7 @@ class Calling:
     Attributes:
         format: how calls are written.
         tools: their definitions, in OpenAI's form.
-        reasoning: the marks of what is thought before; None for a model that does not think aloud,
-            or has a channel for it.
     """
 
     format: CallFormat | ChannelFormat
     tools: Seq[Mapping[str, Any]]
-    reasoning: tuple[Mark, Mark] | None = None

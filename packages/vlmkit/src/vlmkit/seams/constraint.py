@@ -69,6 +69,19 @@ class Matcher(Protocol):
         ...
 
 
+@runtime_checkable
+class Resettable(Protocol):
+    """An optional part of a matcher: it returns to the beginning.
+
+    A matcher whose method raised an error while it looked ahead of the answer is reset and follows
+    the answer again. Without it, another matcher is made, in the loop's thread.
+    """
+
+    def reset(self) -> None:
+        """Return to the beginning of the answer, also after a method raised an error."""
+        ...
+
+
 MakeMatcher = Callable[[], Matcher]
 """Makes a matcher that has seen nothing yet, for one answer. Called in several threads at once."""
 

@@ -90,7 +90,7 @@ class ServerState:
         num_open: requests of any kind that are under way.
         resources: what is used of each resource of which there is so much, and how much there is.
         num_ignored: requests with keys that were ignored, by key.
-        num_unconstrained: requests with tools to whose schemas nothing here keeps.
+        num_unconstrained: requests whose answers are not held to all of their schemas.
     """
 
     status: str

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from vlmkit.ask.stage import NO_STAGE, Stage
 from vlmkit.ask.transform import Transform
-from vlmkit.seams.chat_format import Calling, ChannelFormat
+from vlmkit.seams.chat_format import Calling, ChannelFormat, Mark
 from vlmkit.seams.place_format import PlaceFormat
 
 
@@ -97,6 +97,8 @@ class Prompt:
             are none, or it is not known.
         place_format: how the answer writes places in pictures; None where that is not known.
         channels: how the messages are written that the answer consists of; None where it is one.
+        reasoning_marks: what begins and ends reasoning at the beginning of an answer; None for a
+            model that does not reason, or has a channel for it.
     """
 
     token_ids: tuple[int, ...]
@@ -106,6 +108,7 @@ class Prompt:
     calling: Calling | None = None
     place_format: PlaceFormat | None = None
     channels: ChannelFormat | None = None
+    reasoning_marks: tuple[Mark, Mark] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

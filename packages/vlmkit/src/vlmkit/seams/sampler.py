@@ -44,7 +44,10 @@ FOLLOWED = frozenset(
         "typical_p",
         "epsilon_cutoff",
         "eta_cutoff",
+        "xtc_probability",
+        "dry_multiplier",
         "repetition_penalty",
+        "repeat_last_n",
         "presence_penalty",
         "frequency_penalty",
         "logit_bias",
@@ -56,7 +59,10 @@ FOLLOWED = frozenset(
         "min_tokens",
     }
 )
-"""The fields of :class:`vlmkit.ask.sampling.SamplingParams` that are a sampler's to follow."""
+"""The fields of :class:`vlmkit.ask.sampling.SamplingParams` that are a sampler's to follow.
+
+``xtc_threshold`` goes with ``xtc_probability``, and all of DRY with ``dry_multiplier``.
+"""
 
 
 @dataclass(frozen=True, slots=True)

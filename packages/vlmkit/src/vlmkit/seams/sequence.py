@@ -34,6 +34,9 @@ class Sequence:
         max_tokens: most tokens it may generate; always fits the context. Zero where it only reads.
         eos_ids: tokens that end it.
         banned_ids: tokens that must never be chosen, such as image placeholders.
+        dry_breakers: by tokens that begin what breaks runs of tokens the tokens that follow them in
+            it: an empty tuple where one breaks alone; see ``dry_sequence_breakers`` of the
+            parameters.
         scope: keeps caches apart, of clients above all; part of every cache key.
         priority: smaller runs first.
         plan: what the engine made of the prompt; no chunk may cut its spans.
@@ -66,6 +69,7 @@ class Sequence:
     max_tokens: int = 0
     eos_ids: frozenset[int] = frozenset()
     banned_ids: tuple[int, ...] = ()
+    dry_breakers: Mapping[int, Seq[tuple[int, ...]]] = field(default_factory=dict)
     scope: bytes = b""
     priority: int = 0
     plan: PromptPlan = field(default_factory=PromptPlan)

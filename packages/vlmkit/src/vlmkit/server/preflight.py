@@ -8,8 +8,8 @@ import ssl
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from vlmkit.config.path_access import access_error
 from vlmkit.config.paths import NamedPath
 from vlmkit.errors import ConfigError
 from vlmkit.server.http.certificate import load_certificate, validity
-from vlmkit.server.http.listening import health_listener, listener
+from vlmkit.server.http.listening import health_listener, opened, refuse_unguarded
 from vlmkit.server.identity.key_file import read_lines, valid_keys
 from vlmkit.server.identity.key_ring import key_ring
 from vlmkit.server.kept.folder import DATABASE, Folder, check_folder, files_of
@@ -36,26 +36,34 @@ _SAY_MORE = frozenset(
 """Settings of files whose own check says more than that a file cannot be read."""
 
 
-def problems(settings: ServerSettings, paths: Iterable[NamedPath]) -> list[ConfigError]:
+def problems(
+    settings: ServerSettings, paths: Iterable[NamedPath], unsound: Collection[str] = ()
+) -> list[ConfigError]:
     """Return everything that would keep a server from starting.
 
     Args:
         settings: of the server.
         paths: that these and the settings of providers name.
+        unsound: dotted settings that are wrong, and known to be; what needs them is not checked.
     """
     found: list[ConfigError] = []
-    unusable: set[str] = set()
+    unusable = set(unsound)
     for named in dict.fromkeys(paths):
         if named.setting not in _SAY_MORE and (error := access_error(named)):
             found.append(error)
             unusable.add(named.setting)
     for check, needed in _CHECKS.items():
-        if unusable.isdisjoint(needed):
+        if not any(_touches(setting, each) for setting in needed for each in unusable):
             try:
                 check(settings)
             except ConfigError as error:
-                found.append(error)
+                found += error.each()
     return found
+
+
+def _touches(setting: str, other: str) -> bool:
+    """Tell whether one of two settings is the other, or a section that has it."""
+    return f"{setting}.".startswith(f"{other}.") or f"{other}.".startswith(f"{setting}.")
 
 
 def warnings(settings: ServerSettings) -> Iterator[str]:
@@ -103,15 +111,16 @@ def _mode(path: Path) -> int:
     return 0 if sys.platform == "win32" else path.stat().st_mode
 
 
-def _check_ports(settings: ServerSettings) -> None:
-    with ExitStack() as opened:  # both at once: they must not be the same
-        opened.enter_context(closing(listener(settings)))
-        _check_health_port(settings)
+def _check_port(settings: ServerSettings) -> None:
+    opened(settings.host, settings.port, "server.port").close()
 
 
 def _check_health_port(settings: ServerSettings) -> None:
-    if (opened := health_listener(settings)) is not None:
-        opened.close()
+    with ExitStack() as both:  # at once: they must not be the same
+        with suppress(ConfigError):  # which another check reports
+            both.enter_context(closing(opened(settings.host, settings.port, "server.port")))
+        if (listener := health_listener(settings)) is not None:
+            listener.close()
 
 
 def _check_keys(settings: ServerSettings) -> None:
@@ -136,11 +145,17 @@ def _check_data(settings: ServerSettings) -> None:
             Folder(settings.data, files_of(settings)).close()
 
 
+_KEYS = ("server.keys_file", "server.api_key", "server.api_key_file")
+_ADDRESS = ("server.host", "server.port")
+_HEALTH = ("server.health_host", "server.health_port", "server.health_metrics")
+
 _CHECKS: dict[Callable[[ServerSettings], None], tuple[str, ...]] = {
-    _check_keys: (),
-    _check_tls: (),
+    _check_keys: _KEYS,
+    _check_tls: ("server.tls_certificate", "server.tls_private_key"),
     _check_usage: ("server.limits.usage_file",),
     _check_data: ("server.data.folder",),
-    _check_ports: (),
+    refuse_unguarded: (*_KEYS, "server.host", "server.allow_public_without_key"),
+    _check_port: _ADDRESS,
+    _check_health_port: (*_ADDRESS, *_HEALTH),
 }
 """What is checked, and the settings whose paths it needs."""

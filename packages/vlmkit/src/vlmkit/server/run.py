@@ -89,6 +89,7 @@ def serve(
         EngineFailed: a model's engine failed for good, or hangs; the server is down then.
         VlmkitError: no model could be loaded: what the last loader raised. The same holds.
     """
+    heap.limit_arenas()
     settings = settings or ServerSettings()
     if settings.tls_certificate or settings.tls_private_key:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)

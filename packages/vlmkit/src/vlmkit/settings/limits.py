@@ -13,10 +13,26 @@ Period = Literal["minute", "hour", "day", "month"]
 
 _LIMIT = r"^(requests|tokens|image_tokens|images)=(0|[1-9][0-9]{0,14})/"
 
-LimitText = Annotated[str, Meta(pattern=_LIMIT + r"(minute|hour|day|month)\Z")]
+LimitText = Annotated[
+    str,
+    Meta(
+        pattern=_LIMIT + r"(minute|hour|day|month)\Z",
+        description="requests, tokens, image_tokens or images, '=', a number of at most 15 digits, "
+        "'/', and minute, hour, day or month",
+        examples=["tokens=20000/minute"],
+    ),
+]
 """What is counted, how much of it, and the time, such as ``tokens=20000/minute``."""
 
-RateText = Annotated[str, Meta(pattern=_LIMIT + r"(minute|hour)\Z")]
+RateText = Annotated[
+    str,
+    Meta(
+        pattern=_LIMIT + r"(minute|hour)\Z",
+        description="requests, tokens, image_tokens or images, '=', a number of at most 15 digits, "
+        "'/', and minute or hour",
+        examples=["requests=60/minute"],
+    ),
+]
 
 LimitTexts = Annotated[tuple[LimitText, ...], Meta(max_length=16)]
 RateTexts = Annotated[tuple[RateText, ...], Meta(max_length=16)]

@@ -30,8 +30,8 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             decoded.
         prepare_timeout_s: time that a request waits for this, and that a renderer has for its
             prompt.
-        num_workers: threads that open files, decode and preprocess images, and tokenize long texts,
-            1,024 at most; one tenant uses all but one of them.
+        num_workers: threads that decode and preprocess images and tokenize long texts, 1,024 at
+            most; requests with files have as many of their own. One tenant uses all but one.
         slow_step_s: time of one step, or of encoding one lot of media, after which the log says
             what is being computed; ten times the longest that was seen, if that is more.
         stuck_step_s: time after which the model counts as failed; thirty times the longest that

@@ -15,14 +15,45 @@ PUBLIC_RENDERERS = 2
 PUBLIC_TIMEOUT_S = 600.0
 LOOPBACK_TIMEOUT_S = 3600.0
 
-Origin = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9+.-]*://[^/*\sA-Z]+$", max_length=512)]
+Origin = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z][a-z0-9+.-]*://[^/*\sA-Z]+$",
+        max_length=512,
+        description="a scheme, '://' and a host in small letters, with a port if it has one, and "
+        "nothing after these",
+        examples=["https://app.example.com"],
+    ),
+]
 
-ApiKey = Annotated[str, Meta(min_length=16, max_length=512, pattern=r"^[!-~]+\Z")]
+ApiKey = Annotated[
+    str,
+    Meta(
+        min_length=16,
+        max_length=512,
+        pattern=r"^[!-~]+\Z",
+        description="16 to 512 letters, digits and signs of ASCII, without spaces",
+    ),
+]
 
-HostName = Annotated[str, Meta(pattern=r"^[a-z0-9._-]+$|^[0-9a-f:]+$", max_length=253)]
+HostName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9._-]+$|^[0-9a-f:]+$",
+        max_length=253,
+        description="a host name in small letters or an IP address, without scheme and port",
+        examples=["models.example.com"],
+    ),
+]
 
 TemplateVariable = Annotated[
-    str, Meta(pattern=r"^[A-Za-z_]\w{0,63}:(bool|int|[\w.-]+(\|[\w.-]+)*)$", max_length=512)
+    str,
+    Meta(
+        pattern=r"^[A-Za-z_]\w{0,63}:(bool|int|[\w.-]+(\|[\w.-]+)*)$",
+        max_length=512,
+        description="a name, ':', and bool, int or the values it may have with '|' between them",
+        examples=["enable_thinking:bool"],
+    ),
 ]
 
 

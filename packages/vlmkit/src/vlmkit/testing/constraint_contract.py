@@ -13,7 +13,7 @@ import pytest
 
 from vlmkit.ask.constraint import Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError
-from vlmkit.seams.constraint import ConstraintCompiler, Matcher, Vocabulary
+from vlmkit.seams.constraint import ConstraintCompiler, Matcher, Resettable, Vocabulary
 
 WORDS = ('{"', '":', '": ', '", "', "na", "name", "number", "red", "re", "blue", "true", "one")
 TOKEN_BYTES = [
@@ -243,6 +243,19 @@ class ConstraintContract:
         matcher = self.make(vocabulary).compile(OneOf(("lighthouse",)))()
         said = b"".join(TOKEN_BYTES[token_id] for token_id in matcher.forced())
         assert b"lighthouse".startswith(said)
+
+    def test_a_matcher_is_reset_to_the_beginning(self, matcher: Matcher) -> None:
+        """If it can be: whatever was accepted before."""
+        if not isinstance(matcher, Resettable):
+            pytest.skip("its matchers cannot be reset")
+        chance = random.Random(11)
+        first = _allowed(matcher), matcher.may_end, list(matcher.forced())
+        for num_tokens in (0, 1, 9):
+            for _ in range(num_tokens):
+                if allowed := _allowed(matcher):
+                    assert matcher.accept(chance.choice(allowed))
+            matcher.reset()
+            assert (_allowed(matcher), matcher.may_end, list(matcher.forced())) == first
 
     # Beside each other
 

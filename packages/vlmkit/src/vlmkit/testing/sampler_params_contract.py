@@ -115,6 +115,25 @@ class SamplerParamsContract(SamplerSubject):
         self._keeps(ROW, PLAIN.replaced({"eta_cutoff": 0.25}), {0, 1})
         self._keeps([0.0] * 5, PLAIN.replaced({"eta_cutoff": 0.9}), {0, 1, 2, 3, 4})
 
+    def test_xtc_drops_the_likeliest_but_for_the_last_over_its_threshold(self) -> None:
+        """Probabilities of the row are 0.56, 0.21, 0.13, 0.08, ...; other filters come first."""
+        self.needs("xtc_probability", "top_k")
+        self.needs_exactness()
+        always = PLAIN.replaced({"xtc_probability": 1.0})
+        self._keeps(ROW, always.replaced({"xtc_threshold": 0.1}), {2, 3, 4, 5})
+        self._keeps(ROW, always.replaced({"xtc_threshold": 0.3}), {0, 1, 2, 3, 4, 5})
+        self._keeps(ROW, always.replaced({"xtc_threshold": 0.1, "top_k": 2}), {1})
+        self._keeps(ROW, always.replaced({"xtc_threshold": 0.51}), {0, 1, 2, 3, 4, 5})
+        assert self.choose(ROW, always.replaced({"temperature": 0.0})) == 0
+
+    def test_xtc_happens_as_often_as_it_is_asked_to(self) -> None:
+        """The likeliest of two is drawn in the draws without it: 60 % of 88 %."""
+        self.needs("xtc_probability")
+        self.needs_exactness()
+        params = PLAIN.replaced({"xtc_probability": 0.4})
+        drawn = self.draw([2.0, 0.0, -90.0, -90.0], params, NUM_DRAWS)
+        assert abs(drawn.count(0) / NUM_DRAWS - 0.6 * 0.88) < 0.07  # five deviations
+
     @pytest.mark.parametrize("field", ["top_k", "top_p", "min_p"])
     def test_equals_are_kept_or_dropped_together(self, field: str) -> None:
         """Three tokens share the second place, and a filter that keeps one of them keeps all."""
@@ -293,6 +312,39 @@ class SamplerParamsContract(SamplerSubject):
         params = SamplingParams(frequency_penalty=0.01)  # 3 for 300 times, 0.44 for 44
         often = chance.permutation([0, 4] * 300).tolist()
         assert self.choose([2.0, 0.0, *rest], params, output_ids=often) == 1
+
+    def test_penalties_look_back_as_far_as_they_are_asked_to(self) -> None:
+        """Within some newest tokens, those of the prompt count as those of the answer do."""
+        self.needs("repeat_last_n", "repetition_penalty", "frequency_penalty")
+        row = [1.0, 0.75, -90.0, -90.0, -90.0, -90.0]
+        for params, without_window in (
+            (SamplingParams(repetition_penalty=2.0), 1),
+            (SamplingParams(frequency_penalty=0.5), 0),
+        ):
+            own = [params.replaced({"repeat_last_n": number}) for number in (-1, 0, 1, 2, 9)]
+            chosen = [self.choose(row, each, prompt=(5, 0), output_ids=[4]) for each in own]
+            assert chosen == [without_window, 0, 0, 1, 1]
+            assert self.choose(row, own[3], output_ids=[0, 5, 4]) == 0
+
+    def test_dry_weakens_what_would_go_on_with_a_run_that_came_before(self) -> None:
+        """The more, the longer the run; runs end at breakers, which are not weakened."""
+        self.needs("dry_multiplier")
+        self.needs_exactness()
+        params, rest = SamplingParams(dry_multiplier=1.0, dry_base=2.0), [-90.0] * 4
+        run = (4, 5, 0, 2, 4, 5)  # 0 would go on with a run of two, which costs 1
+        assert self.choose([1.0, 0.5, *rest], params, prompt=run) == 1
+        assert self.choose([1.0, 0.5, *rest], params, prompt=run[:4], output_ids=[4, 5]) == 1
+        assert self.choose([1.0, -0.5, *rest], params, prompt=run) == 0
+        assert self.choose([1.0, -0.5, *rest], params, prompt=(3, *run[:4], 3, 4, 5)) == 1
+        assert self.choose([1.0, 0.5, *rest], params, prompt=run[1:]) == 0
+        assert self.choose([1.0, 0.5, *rest], params, prompt=run, dry_breakers={5: ((),)}) == 0
+        assert self.choose([1.0, 0.5, *rest], params, prompt=run, dry_breakers={0: ((),)}) == 0
+        assert self.choose([1.0, 0.5, *rest], params, prompt=run, dry_breakers={4: ((5,),)}) == 0
+        assert self.choose([1.0, 0.5, *rest], params, prompt=run, dry_breakers={4: ((3,),)}) == 1
+        shorter = params.replaced({"dry_penalty_last_n": 4})
+        assert self.choose([1.0, 0.5, *rest], shorter, prompt=run) == 0
+        longer = params.replaced({"dry_allowed_length": 3})
+        assert self.choose([1.0, 0.5, *rest], longer, prompt=run) == 0
 
     def test_tokens_of_a_prompt_may_have_no_logit(self) -> None:
         """Some models read tokens that they never say, such as one that stands for a picture."""

@@ -154,6 +154,20 @@ class TokenizerReaderContract(TokenizerSubject):
             deltas = [delta for found in told for delta in found]
             assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
 
+    def test_a_prompt_names_the_marks_of_reasoning(self) -> None:
+        """By them a budget of reasoning is kept: by their tokens, or else by their spelling."""
+        marks, tokenizer = self._marks(), self.make()
+        prompt = tokenizer.prompt(self._conversation())
+        if prompt.channels is not None:
+            pytest.skip("this model has a channel for its reasoning")
+        named = prompt.reasoning_marks
+        assert named is not None
+        for mark, token_ids in zip(named, marks, strict=True):
+            if mark.token_id is not None:
+                assert [mark.token_id] == list(token_ids)
+            else:
+                assert tokenizer.encode(mark.text) == list(token_ids)
+
     def test_what_follows_a_plain_text_is_text(self) -> None:
         """Only in answers to conversations do marks mean something."""
         tokenizer = self.make()

@@ -10,7 +10,7 @@ from vlmkit_hf.hub import cache, progress
 from vlmkit_hf.hub.failures import explained
 from vlmkit_hf.hub.repository import CONFIGS, SAFETENSORS, Files, files_of_model
 
-LIBRARY = "vlmkit"
+LIBRARY, MAIN = "vlmkit", "main"
 
 
 def fetch(reference: str, revision: str | None = None, *, is_update: bool = False) -> Checkpoint:
@@ -25,13 +25,36 @@ def fetch(reference: str, revision: str | None = None, *, is_update: bool = Fals
 
     Raises:
         CheckpointError: it does not exist, may not be read, is not in the cache while the hub
-            cannot be reached, or has weights as pickles only.
+            cannot be reached, or has weights as pickles only; or the hub cannot be asked for the
+            newest commit.
     """
     folder = None if is_update else cache.cached_folder(reference, revision)
     if folder is None:
         with explained(reference, revision):
+            if is_update:
+                _refuse_without_hub(reference, revision)
             folder = _fetched(reference, revision)
     return Checkpoint(reference, folder, revision)
+
+
+def _refuse_without_hub(reference: str, revision: str | None) -> None:
+    """Ask the hub for a model's newest commit: without it, huggingface_hub returns what is here.
+
+    Raises:
+        CheckpointError: the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, errors
+
+    try:
+        HfApi(library_name=LIBRARY).model_info(reference, revision=revision or MAIN)
+    except errors.HfHubHTTPError:
+        raise
+    except Exception as error:  # the network may raise anything
+        raise CheckpointError(
+            f"the hub cannot be asked for the newest commit of model {reference!r}",
+            hint="check the network, HF_ENDPOINT and HF_HUB_OFFLINE; a model that is here works "
+            "without the hub",
+        ) from error
 
 
 def _fetched(reference: str, revision: str | None) -> Path:

@@ -98,7 +98,10 @@ def _are_equal(one: Any, other: Any) -> bool:
     if len(one.media) != len(other.media):
         return False
     facts = [
-        (it.token_ids, it.opens_reasoning, it.calling, it.channels, it.place_format)
+        (
+            *(it.token_ids, it.opens_reasoning, it.reasoning_marks),
+            *(it.calling, it.channels, it.place_format),
+        )
         for it in (one, other)
     ]
     return facts[0] == facts[1] and all(map(_are_slots_equal, one.media, other.media))

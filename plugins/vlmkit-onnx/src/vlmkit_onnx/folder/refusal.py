@@ -26,7 +26,8 @@ def why_not() -> str | None:
     if importlib.util.find_spec("onnxruntime") is None:
         return Objection(
             "onnxruntime is not installed",
-            hint=f"{install_command('vlmkit-onnx[cpu]')}; for CUDA [gpu] in place of [cpu]",
+            hint=f"{install_command('vlmkit-onnx[cpu]')}, or, for models without ONNX graphs, "
+            f"{install_command('vlmkit-onnx[cpu,export]')}; for CUDA, gpu in place of cpu",
         )
     for distribution in DISTRIBUTIONS:
         try:

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlmkit.running.choosing.edits import EDITS, Changes, Edits
-from vlmkit.running.choosing.noise import WORD, keys
+from vlmkit.running.choosing.changes import Changes
+from vlmkit.running.choosing.edits import EDITS, Edits
+from vlmkit.running.choosing.noise import WORD, chance, keys
 from vlmkit.seams.sampler import Row
 
 MIN_TEMPERATURE = 1e-5  # below, the likeliest is taken
+MAX_XTC_THRESHOLD = 0.5
 ALL = 2.0  # a sum that probabilities do not reach
 FROZEN = 2.0**-400  # divides float32 so that no noise counts, exactly
 
@@ -33,6 +35,7 @@ class Choice(NamedTuple):
         typical_p: 2 for all tokens.
         epsilon: 0 for all tokens.
         eta: 0 for all tokens.
+        xtc: tokens at least as likely are dropped but for the least likely; 2 drops none.
         keys: of the row's noise.
         banned: tokens that must not be chosen.
         changes: what to do to single logits.
@@ -49,6 +52,7 @@ class Choice(NamedTuple):
     typical_p: float
     epsilon: float
     eta: float
+    xtc: float
     keys: tuple[int, int]
     banned: frozenset[int]
     changes: Changes
@@ -61,12 +65,19 @@ class Choice(NamedTuple):
     @property
     def is_truncated(self) -> bool:
         """Whether tokens are left out by the probabilities that other filters leave."""
-        return self.is_drawn and (self.typical_p <= 1.0 or self.epsilon > 0 or self.eta > 0)
+        is_cut_off = self.epsilon > 0 or self.eta > 0
+        return self.is_drawn and (self.typical_p <= 1.0 or is_cut_off or self.xtc <= 1.0)
+
+    @property
+    def is_typical_alone(self) -> bool:
+        """Whether typical-p is the only filter by probability."""
+        is_other = self.top_p < 1.0 or self.epsilon > 0 or self.eta > 0 or self.xtc <= 1.0
+        return self.typical_p <= 1.0 and not is_other
 
     def without_filters(self) -> "Choice":
         """Return the choice among all tokens that have a logit."""
         return self._replace(
-            top_k=0, top_p=1.0, depth=-math.inf, typical_p=ALL, epsilon=0.0, eta=0.0
+            top_k=0, top_p=1.0, depth=-math.inf, typical_p=ALL, epsilon=0.0, eta=0.0, xtc=ALL
         )
 
 
@@ -100,10 +111,20 @@ def _choice(row: Row, edits: Edits) -> Choice:
         typical_p=params.typical_p if params.typical_p < 1.0 else ALL,
         epsilon=params.epsilon_cutoff,
         eta=params.eta_cutoff,
+        xtc=_xtc(row) if is_drawn else ALL,
         keys=keys(row.sequence.seed, row.num_output) if is_drawn else (0, 0),
         banned=edits.banned,
         changes=changes,
     )
+
+
+def _xtc(row: Row) -> float:
+    """Return the threshold above which a row's tokens are dropped; over 1 where none is."""
+    params, sequence = row.sequence.params, row.sequence
+    if not params.xtc_probability or params.xtc_threshold > MAX_XTC_THRESHOLD:
+        return ALL
+    is_due = chance(sequence.seed, row.num_output, "xtc") <= params.xtc_probability
+    return params.xtc_threshold if is_due else ALL
 
 
 class Columns(NamedTuple):
@@ -118,6 +139,7 @@ class Columns(NamedTuple):
         typical_p: float64; over 1 for all tokens.
         epsilon: float64.
         eta: float64.
+        xtc: float64; over 1 for all tokens.
         last: place of the last token that top-k keeps.
         first: first words of the rows' keys.
         second: second words.
@@ -135,6 +157,7 @@ class Columns(NamedTuple):
     typical_p: Any
     epsilon: Any
     eta: Any
+    xtc: Any
     last: Any
     first: Any
     second: Any
@@ -176,6 +199,7 @@ def columns(choices: Seq[Choice], places: Seq[int], vocab_size: int) -> Columns:
         typical_p=_column([c.typical_p if c.is_drawn else ALL for c in some], np.float64),
         epsilon=_column([c.epsilon if c.is_drawn else 0.0 for c in some], np.float64),
         eta=_column([c.eta if c.is_drawn else 0.0 for c in some], np.float64),
+        xtc=_column([c.xtc for c in some], np.float64),
         last=_column([min(c.top_k or vocab_size, vocab_size) - 1 for c in some], np.int64),
         first=_column([c.keys[0] for c in some], np.int64),
         second=_column([c.keys[1] for c in some], np.int64),

@@ -6,33 +6,18 @@ keeps no trace of tokens that are only ahead of it.
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.kit.per_sequence import PerSequence
+from vlmkit.running.choosing.changes import Changes
+from vlmkit.running.choosing.dry import DryRule
 from vlmkit.running.choosing.repeats import SequenceRules
+from vlmkit.running.choosing.windows import window_penalties
 from vlmkit.seams.sampler import Row
 from vlmkit.seams.sequence import Sequence
-
-Numbers = np.ndarray[Any, Any]
-
-
-class Changes(NamedTuple):
-    """Changes of one row, each token at most once.
-
-    Attributes:
-        token_ids: ``[changes]`` int64.
-        offsets: ``[changes]`` float32: added first.
-        factors: ``[changes]`` float32: positive logits are divided by it, others multiplied.
-        shifts: ``[changes]`` float32: added afterwards.
-    """
-
-    token_ids: Numbers
-    offsets: Numbers
-    factors: Numbers
-    shifts: Numbers
 
 
 class Edits:
@@ -50,7 +35,9 @@ class Edits:
 
     def __init__(self, sequence: Sequence) -> None:
         params = sequence.params
-        prompt = set(sequence.prompt.token_ids) if params.repetition_penalty != 1.0 else set()
+        is_windowed = params.repeat_last_n >= 0
+        reads_prompt = params.repetition_penalty != 1.0 and not is_windowed
+        prompt = set(sequence.prompt.token_ids) if reads_prompt else set()
         waiting = sequence.eos_ids if params.min_tokens else frozenset()
         banned = {*sequence.banned_ids, *params.suppress_tokens}
         banned |= {ids[0] for ids in params.bad_words_ids if len(ids) == 1} - sequence.eos_ids
@@ -60,8 +47,13 @@ class Edits:
         shifts |= dict.fromkeys(banned, -math.inf)
         self.banned = frozenset(banned)
         self._params = params
-        self._rules = SequenceRules(sequence) if SequenceRules.has_any(params) else None
-        self._is_counting = has_penalty(params)
+        self._rules: list[SequenceRules | DryRule] = []
+        if SequenceRules.has_any(params):
+            self._rules.append(SequenceRules(sequence))
+        if DryRule.is_asked(params):
+            self._rules.append(DryRule(sequence))
+        self._is_counting = has_penalty(params) and not is_windowed
+        self._is_windowed = has_penalty(params) and is_windowed
         self._num_counted = 0
         self._num_fixed = len(shifts)
         self._places = {token_id: place for place, token_id in enumerate(shifts)}
@@ -76,8 +68,8 @@ class Edits:
 
     def is_settled(self, num_output: int) -> bool:
         """Tell whether what changes is the same for all tokens after so many."""
-        is_free = not self._is_counting and self._rules is None
-        return is_free and not self._is_beginning(num_output)
+        is_counting = self._is_counting or self._is_windowed
+        return not is_counting and not self._rules and not self._is_beginning(num_output)
 
     def is_plain_at(self, num_output: int) -> bool:
         """Tell whether nothing changes but that tokens are banned."""
@@ -94,7 +86,11 @@ class Edits:
     def at(self, row: Row) -> Changes:
         """Return what to change in a row of this sequence."""
         changes = self._counted(row) if self._is_counting else self._without_counts(row.num_output)
-        return changes if self._rules is None else _merged(changes, *self._rules.at(row))
+        if self._is_windowed:
+            changes = changes.combined(window_penalties(row))
+        for rule in self._rules:
+            changes = changes.combined(rule.at(row))
+        return changes
 
     def _counted(self, row: Row) -> Changes:
         output_ids = row.sequence.output_ids
@@ -151,34 +147,11 @@ class Edits:
             self._is_in_prompt = self._is_in_prompt[:-1]
 
 
-def _merged(changes: Changes, offsets: dict[int, float], banned: Iterable[int]) -> Changes:
-    """Return changes with more: offsets are added to theirs, and banned tokens get no chance."""
-    more = {token_id: (offset, 0.0) for token_id, offset in offsets.items()}
-    more |= {token_id: (offsets.get(token_id, 0.0), -math.inf) for token_id in banned}
-    if not more:
-        return changes
-    place_of = {token_id: place for place, token_id in enumerate(changes.token_ids.tolist())}
-    new = [token_id for token_id in more if token_id not in place_of]
-    place_of |= {token_id: len(place_of) + number for number, token_id in enumerate(new)}
-    places = [place_of[token_id] for token_id in more]
-    zeros = np.zeros(len(new), np.float32)
-    made = Changes(
-        np.append(changes.token_ids, np.array(new, np.int64)),
-        np.append(changes.offsets, zeros),
-        np.append(changes.factors, zeros + 1),
-        np.append(changes.shifts, zeros),
-    )
-    made.offsets[places] += np.array([offset for offset, _ in more.values()], np.float32)
-    made.shifts[places] += np.array([shift for _, shift in more.values()], np.float32)
-    return made
-
-
 EDITS = PerSequence(Edits)
 """A sequence's edits, which any sampler of this kind may go on with: its tokens decide them."""
 
 
 def has_penalty(params: SamplingParams) -> bool:
     """Tell whether what a sequence holds changes its logits."""
-    return bool(
-        params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
-    )
+    is_asked = params.presence_penalty or params.frequency_penalty
+    return bool(is_asked or params.repetition_penalty != 1.0) and params.repeat_last_n != 0

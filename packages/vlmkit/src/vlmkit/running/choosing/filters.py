@@ -10,6 +10,7 @@ from typing import Any
 
 from vlmkit.running.choosing.batch import Columns
 
+LIGHTEST = -746.0  # exp(-746) is 0 in float64
 Sums = Callable[[Any], Any]
 
 
@@ -36,7 +37,7 @@ def share(own: Columns) -> Sums:
 
 
 def truncated(xp: Any, logits: Any, is_kept: Any, own: Columns) -> Any:
-    """Return which tokens typical-p, then epsilon and then eta keep, ``[rows, vocab]``.
+    """Return which tokens typical-p, then epsilon, eta and XTC keep, ``[rows, vocab]``.
 
     Each works on the probabilities that the filters before it leave. Rows that ask for none of
     them stay as they are. (Meister et al., 2023, arXiv:2202.00666; Hewitt et al., 2022,
@@ -49,9 +50,10 @@ def truncated(xp: Any, logits: Any, is_kept: Any, own: Columns) -> Any:
         own: the rows' columns.
     """
     scaled = logits / own.temperatures
-    weights = xp.exp(scaled - xp.max(scaled, axis=-1, keepdims=True))  # float64
-    probs, surprise, entropy = _surprise(xp, weights, is_kept, own)
-    gaps = xp.where(is_kept, xp.abs(surprise - entropy), -own.lowest)
+    scaled = xp.clip(scaled - xp.max(scaled, axis=-1, keepdims=True), min=LIGHTEST)
+    weights = xp.exp(scaled)  # float64
+    probs, mean, _ = _moments(xp, weights, scaled, is_kept, own)
+    gaps = xp.where(is_kept, xp.abs(scaled - mean), -own.lowest)  # as surprise from its mean
     order = xp.argsort(gaps, axis=-1)
     is_before = xp.cumulative_sum(xp.take_along_axis(probs, order, axis=-1), axis=-1)
     num_before = xp.sum(is_before < own.typical_p, axis=-1, keepdims=True, dtype=xp.int64)
@@ -59,12 +61,18 @@ def truncated(xp: Any, logits: Any, is_kept: Any, own: Columns) -> Any:
     is_near = gaps <= xp.take_along_axis(gaps, last, axis=-1)
     is_kept = is_kept & (is_near | (own.typical_p > 1.0))
 
-    probs, _, _ = _surprise(xp, weights, is_kept, own)
+    probs, _, _ = _moments(xp, weights, scaled, is_kept, own)
     is_kept = is_kept & _is_likely(xp, probs, own.epsilon)
 
-    probs, _, entropy = _surprise(xp, weights, is_kept, own)
+    probs, mean, total = _moments(xp, weights, scaled, is_kept, own)
+    entropy = xp.log(total) - mean
     least = xp.minimum(own.eta, xp.sqrt(own.eta) * xp.exp(-entropy))
-    return is_kept & _is_likely(xp, probs, least)
+    is_kept = is_kept & _is_likely(xp, probs, least)
+
+    probs, _, _ = _moments(xp, weights, scaled, is_kept, own)
+    is_top = (probs >= own.xtc) & (probs > 0)
+    lowest = xp.min(xp.where(is_top, scaled, -own.lowest), axis=-1, keepdims=True)
+    return is_kept & (scaled <= lowest)
 
 
 def _is_likely(xp: Any, probs: Any, least: Any) -> Any:
@@ -72,11 +80,9 @@ def _is_likely(xp: Any, probs: Any, least: Any) -> Any:
     return (probs >= least) | (probs == xp.max(probs, axis=-1, keepdims=True))
 
 
-def _surprise(xp: Any, weights: Any, is_kept: Any, own: Columns) -> tuple[Any, Any, Any]:
-    """Return the probabilities of what is kept, minus their logarithms, and the entropies."""
-    none = xp.zeros_like(own.half)
-    probs = xp.where(is_kept, weights, none)
-    probs = probs / xp.sum(probs, axis=-1, keepdims=True)
-    surprise = -xp.log(probs)
-    entropy = xp.sum(xp.where(probs > 0, probs * surprise, none), axis=-1, keepdims=True)
-    return probs, surprise, entropy
+def _moments(xp: Any, weights: Any, scaled: Any, is_kept: Any, own: Columns) -> tuple[Any, ...]:
+    """Return the probabilities of what is kept, its mean scaled logit, and its weights' sum."""
+    kept = xp.where(is_kept, weights, xp.zeros_like(own.half))
+    total = xp.sum(kept, axis=-1, keepdims=True)
+    probs = kept / total
+    return probs, xp.sum(probs * scaled, axis=-1, keepdims=True), total

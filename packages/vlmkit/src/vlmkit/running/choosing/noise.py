@@ -22,6 +22,13 @@ def keys(seed: int, position: int) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+def chance(seed: int, position: int, what: str) -> float:
+    """Return a uniform number in [0, 1) of an answer's position, apart from all noise of tokens."""
+    text = f"{seed}:{position}".encode()
+    digest = hashlib.blake2b(text, digest_size=8, person=what.encode()).digest()
+    return (int.from_bytes(digest, "little") >> 11) / 2.0**53
+
+
 def choice_seed(seed: int, index: int) -> int:
     """Return the seed of one of several choices, 64 bits: independent of other seeds' choices.
 

@@ -4,9 +4,12 @@ A row is drawn by the Gumbel-max trick, so top-p needs no cut-off: it is enough 
 token with the largest noisy logit is in the nucleus. It is if all likelier tokens weigh less than
 top-p of the total, which takes one masked sum. Otherwise it and every token below it are out, and
 the next winner is tried: 1.1 sums on average for a top-p of 0.9, and on average no more than the
-harmonic number of the vocabulary size (12.5 for 152,000 tokens), whatever the logits.
+harmonic number of the vocabulary size (12.5 for 152,000 tokens), whatever the logits. Typical-p is
+the same with tokens that are nearer to the mean logit in place of likelier ones. Where one of these
+comes before another filter by probability, its cut-off is computed: see :mod:`cuts`.
 
-Does not trust float32 with near-ties: where rounding could change the nucleus, the row is sorted.
+Does not trust float32 with near-ties: where rounding could change the nucleus, the row is sorted,
+and where it could change what is typical, the cut-off is computed in float64.
 """
 
 import math
@@ -16,13 +19,15 @@ from typing import NamedTuple
 import numpy as np
 
 from vlmkit.running.choosing.batch import Choice, apply, changed, columns
-from vlmkit.running.choosing.edits import Numbers
-from vlmkit.running.choosing.filters import least_kept, share, truncated
+from vlmkit.running.choosing.changes import Numbers
+from vlmkit.running.choosing.cuts import RowCut
+from vlmkit.running.choosing.filters import least_kept, share
 from vlmkit.running.choosing.noise import bits, exponentials, noisy
 
 ROWS_AT_ONCE = 4  # copied for their changes; the heap keeps the memory for the next rows
 SLACK = 1.0001  # float32 weights of tokens that have a chance, and their sums, err by less
 SUMMED_AT_ONCE = 256  # weights, of which the order does not matter at that precision
+LEAST_SCALED = np.float32(-110.0)  # its weight is 0
 MAX_TESTS = 32  # of a token's place in the nucleus, before the row is sorted after all
 
 
@@ -72,24 +77,52 @@ def _choose(logits: Numbers, vocabulary: Numbers, choices: Seq[Choice]) -> Numbe
         if not choice.is_drawn or not math.isfinite(logits[place, likeliest]):
             continue
         if choice.is_truncated:
-            left = _truncated(logits[place], choice)
-            token_ids[place] = _draw(left, vocabulary, choice.without_filters(), int(left.argmax()))
+            token_ids[place] = _draw_truncated(logits[place], vocabulary, choice, likeliest)
         else:
             token_ids[place] = _draw(logits[place], vocabulary, choice, likeliest)
     return token_ids
 
 
-def _truncated(logits: Numbers, choice: Choice) -> Numbers:
-    """Return a row ``[vocab]`` with minus infinity where any filter drops a token; sorts it."""
-    top, num_ranked = logits.max(), min(choice.top_k or len(logits), len(logits))
-    floor = max(
-        np.partition(logits, -num_ranked)[-num_ranked],
-        _rounded_up(float(top) + choice.depth),
-        _nucleus_floor(logits, top, choice, num_ranked),
-    )
-    own = columns([choice], [0], len(logits))
-    is_kept = truncated(np, logits[None], logits[None] >= floor, own)[0]
-    return np.where(is_kept, logits, np.float32(-math.inf))
+def _draw_truncated(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) -> int:
+    """Return the token that is sampled of a row ``[vocab]`` with filters by probability."""
+    found = -1
+    if choice.is_typical_alone:
+        found = _draw_typical(logits, vocabulary, choice, likeliest)
+    if found < 0:
+        cut = RowCut(logits, choice.temperature)
+        cut.apply(choice)
+        left = cut.left()
+        found = _draw(left, vocabulary, choice.without_filters(), int(left.argmax()))
+    return found
+
+
+def _draw_typical(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) -> int:
+    """Return the token that is sampled with typical-p; -1 if rounding could change it."""
+    top = logits[likeliest]
+    floor = _rounded_up(float(top) + choice.depth)
+    if 0 < choice.top_k < len(logits):
+        floor = max(floor, np.partition(logits, -choice.top_k)[-choice.top_k])
+    scaled = logits - top
+    scaled /= np.float32(choice.temperature)
+    np.maximum(scaled, LEAST_SCALED, out=scaled)
+    weights = np.exp(scaled)
+    weights *= logits >= floor
+    total = float(weights.sum())
+    mean = _sum(weights, scaled) / total
+    gaps = np.abs(scaled - np.float32(mean))
+    noise = _Noise(_Tokens(vocabulary, logits, weights), choice)
+    limit, slack = choice.typical_p * total, -2 * (SLACK - 1) * mean
+    for _ in range(MAX_TESTS):
+        found = noise.winner()
+        gap = float(gaps[found])
+        spread = slack + 1e-6 * (gap - mean)
+        is_other = logits != logits[found]
+        if _sum(weights, is_other & (gaps <= gap + spread)) * SLACK < limit:
+            return found
+        if _sum(weights, gaps < gap - spread) < limit * SLACK:
+            return -1
+        noise.keep(gaps < gap)
+    return -1
 
 
 def _draw(logits: Numbers, vocabulary: Numbers, choice: Choice, likeliest: int) -> int:
@@ -202,9 +235,12 @@ def _mass(ranked: _Tokens, last: np.float32, num: int) -> float:
     return _sum(ranked.weights, is_likelier) + num_tied * float(tied[0])
 
 
-def _sum(weights: Numbers, is_wanted: Numbers) -> float:
-    """Return the sum of some weights; quicker than a selection, which branches at each."""
-    wanted = is_wanted.astype(np.float32)
+def _sum(weights: Numbers, factors: Numbers) -> float:
+    """Return the sum of weights times factors, such as whether each counts.
+
+    Quicker than a selection, which branches at each.
+    """
+    wanted = factors.astype(np.float32, copy=False)
     whole = len(weights) // SUMMED_AT_ONCE * SUMMED_AT_ONCE
     pairs = [array[:whole].reshape(-1, SUMMED_AT_ONCE) for array in (weights, wanted)]
     rest = np.einsum("i,i->", weights[whole:], wanted[whole:])

@@ -3,12 +3,15 @@
 Reads prompt and answer, and tokens that are ahead, of which it keeps nothing.
 """
 
+import math
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
 
 from vlmkit.ask.sampling import SamplingParams
+from vlmkit.running.choosing.changes import Changes, changes_of
+from vlmkit.running.choosing.held_tokens import HeldTokens
 from vlmkit.seams.sampler import Row
 from vlmkit.seams.sequence import Sequence
 
@@ -31,8 +34,7 @@ class SequenceRules:
         for ids in params.bad_words_ids:
             if len(ids) > 1:
                 self._forbidden[ids[-2]].append(ids)
-        self._tokens = np.array(sequence.prompt.token_ids, dtype=np.int64)
-        self._num_prompt = self._num_tokens = len(self._tokens)
+        self._held = HeldTokens(sequence)
 
     @staticmethod
     def has_any(params: SamplingParams) -> bool:
@@ -40,9 +42,18 @@ class SequenceRules:
         sequences = [*params.bad_words_ids, *(ids for ids, _ in params.sequence_bias)]
         return params.no_repeat_ngram_size > 0 or any(len(ids) > 1 for ids in sequences)
 
-    def at(self, row: Row) -> tuple[dict[int, float], set[int]]:
-        """Return what is added to logits of tokens, and the tokens that are forbidden."""
-        tokens = self._held(row)
+    def at(self, row: Row) -> Changes:
+        """Return what is added to logits of tokens; tokens that are forbidden get no chance."""
+        offsets, forbidden = self._found(row)
+        token_ids = [*{*offsets, *forbidden}]
+        return changes_of(
+            token_ids,
+            offsets=[offsets.get(token_id, 0.0) for token_id in token_ids],
+            shifts=[-math.inf if token_id in forbidden else 0.0 for token_id in token_ids],
+        )
+
+    def _found(self, row: Row) -> tuple[dict[int, float], set[int]]:
+        tokens = self._held.at(row)
         if not len(tokens):
             return {}, set()
         newest = int(tokens[-1])
@@ -54,19 +65,6 @@ class SequenceRules:
         if self._ngram_size:
             forbidden.update(_repeats(tokens, self._ngram_size))
         return offsets, forbidden
-
-    def _held(self, row: Row) -> Any:
-        """Return all tokens, those that are ahead as well: an array that is soon overwritten."""
-        own = row.sequence.output_ids
-        num_tokens = self._num_prompt + len(own)
-        stop = num_tokens + len(row.ahead)
-        if stop > len(self._tokens):
-            more = np.zeros(max(64, stop - len(self._tokens) + len(self._tokens) // 2), np.int64)
-            self._tokens = np.concatenate([self._tokens, more])
-        self._tokens[self._num_tokens : num_tokens] = own[self._num_tokens - self._num_prompt :]
-        self._num_tokens = num_tokens
-        self._tokens[num_tokens:stop] = row.ahead
-        return self._tokens[:stop]
 
 
 def _ends(tokens: Any, ids: tuple[int, ...]) -> bool:

@@ -18,10 +18,12 @@ class Try(msgspec.Struct, tag="try"):
     Attributes:
         number: of the trial.
         constraint: as plain data.
+        max_cpu_s: CPU time after which the trial is killed.
     """
 
     number: int
     constraint: Any
+    max_cpu_s: float
 
 
 class Stop(msgspec.Struct, tag="stop"):
@@ -35,11 +37,9 @@ class Passed(msgspec.Struct, tag="passed"):
 
     Attributes:
         num_bytes: memory that it took.
-        cpu_s: CPU time of the trial.
     """
 
     num_bytes: int
-    cpu_s: float
 
 
 class Killed(msgspec.Struct, tag="killed"):
@@ -56,10 +56,17 @@ Result = Passed | Refusal | Killed
 
 
 class Tried(msgspec.Struct, tag="tried"):
-    """The result of a trial."""
+    """The result of a trial.
+
+    Attributes:
+        number: of the trial.
+        result: what came of it.
+        cpu_s: CPU time that it took.
+    """
 
     number: int
     result: Result
+    cpu_s: float
 
 
 _ORDERS: msgspec.msgpack.Decoder[Try | Stop] = msgspec.msgpack.Decoder(Try | Stop)
@@ -74,9 +81,9 @@ def frame_of(message: msgspec.Struct) -> Frame:
     return Frame(msgspec.msgpack.encode(message))
 
 
-def try_of(number: int, constraint: Constraint) -> Try:
-    """Return the order to try a constraint."""
-    return Try(number, to_plain(constraint, []))
+def try_of(number: int, constraint: Constraint, max_cpu_s: float) -> Try:
+    """Return the order to try a constraint for so much CPU time."""
+    return Try(number, to_plain(constraint, []), max_cpu_s)
 
 
 def constraint_of(order: Try) -> Constraint:

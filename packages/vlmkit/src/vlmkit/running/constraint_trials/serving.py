@@ -8,6 +8,8 @@ import gc
 import os
 import selectors
 import signal
+import time
+from collections import deque
 from typing import BinaryIO, NamedTuple
 
 import msgspec
@@ -23,12 +25,13 @@ from vlmkit.running.constraint_trials.messages import (
     order_of,
     result_of,
 )
-from vlmkit.running.constraint_trials.trial import MAX_BYTES, MAX_CPU_S, tried
+from vlmkit.running.constraint_trials.trial import MAX_BYTES, tried
 from vlmkit.running.renderers.serving import bound_memory
 from vlmkit.running.renderers.wire import Ready, read_frame, refusal_of, write_frame
 from vlmkit.seams.constraint import ConstraintCompiler
 
 NICE = 5  # trials give way to the engine
+LATER_NICE, USUAL_S = 10, 0.05  # and those that take longer than usual, to more
 READ_BYTES = 2**16
 MAX_FILES = 4096
 MAX_WALL_S = 300
@@ -39,6 +42,7 @@ class _Trial(NamedTuple):
     pid: int
     pipe: int
     parts: list[bytes]
+    began_s: float
 
 
 class TrialServer:
@@ -59,6 +63,7 @@ class TrialServer:
         self._asked = asked
         self._answers = answers
         self._trials: dict[int, _Trial] = {}
+        self._usual: deque[_Trial] = deque()  # that have run for less than the usual time
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
@@ -69,7 +74,7 @@ class TrialServer:
         try:
             write_frame(self._answers, frame_of(Ready()))
             while True:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(self._until_next_s()):
                     if key.data is None:
                         self._obey()
                     elif key.data.number in self._trials:
@@ -93,9 +98,22 @@ class TrialServer:
         if not pid:
             _run(self._compiler, order, self._vocab_size, writing)
         os.close(writing)
-        trial = _Trial(order.number, pid, reading, [])
+        trial = _Trial(order.number, pid, reading, [], time.monotonic())
         self._trials[order.number] = trial
+        self._usual.append(trial)
         self._selector.register(reading, selectors.EVENT_READ, trial)
+
+    def _until_next_s(self) -> float | None:
+        """Lower the priority of trials that take long; return when the next one has to be."""
+        while self._usual:
+            trial = self._usual[0]
+            left_s = trial.began_s + USUAL_S - time.monotonic()
+            if left_s > 0 and trial.number in self._trials:
+                return left_s
+            self._usual.popleft()
+            if trial.number in self._trials:
+                os.setpriority(os.PRIO_PROCESS, trial.pid, LATER_NICE)
+        return None
 
     def _read(self, trial: _Trial) -> None:
         """Take what a trial wrote; at its end, send the result."""
@@ -104,9 +122,10 @@ class TrialServer:
             return
         self._selector.unregister(trial.pipe)
         os.close(trial.pipe)
-        _, status = os.waitpid(trial.pid, 0)
+        _, status, usage = os.wait4(trial.pid, 0)
         del self._trials[trial.number]
-        write_frame(self._answers, frame_of(Tried(trial.number, _result(trial, status))))
+        cpu_s = usage.ru_utime + usage.ru_stime
+        write_frame(self._answers, frame_of(Tried(trial.number, _result(trial, status), cpu_s)))
 
 
 def _result(trial: _Trial, status: int) -> Result:
@@ -120,7 +139,7 @@ def _run(compiler: ConstraintCompiler, order: Try, vocab_size: int, pipe: int) -
     """Run a trial in this process, which ends with it."""
     try:
         _close_all_but(pipe)
-        _bound()
+        _bound(order.max_cpu_s)
         result: msgspec.Struct = tried(compiler, constraint_of(order), vocab_size)
     except MemoryError:
         result = refusal_of(OutOfMemory("this constraint"))
@@ -141,11 +160,11 @@ def _close_all_but(pipe: int) -> None:
         os.open(os.devnull, os.O_RDWR)
 
 
-def _bound() -> None:
+def _bound(max_cpu_s: float) -> None:
     """Limit this process's time and memory."""
     import resource
 
-    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # SIGPROF kills
+    signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # SIGPROF kills
     signal.alarm(MAX_WALL_S)  # and SIGALRM, one whose worker was killed
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     bound_memory(MAX_BYTES)

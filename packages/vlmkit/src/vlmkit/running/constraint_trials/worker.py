@@ -30,7 +30,12 @@ from vlmkit.running.constraint_trials.messages import (
     frame_of,
     try_of,
 )
-from vlmkit.running.constraint_trials.trial import MAX_BYTES, MAX_CPU_S
+from vlmkit.running.constraint_trials.trial import (
+    MAX_ALL_CPU_S,
+    MAX_BYTES,
+    MAX_CPU_S,
+    MIN_CPU_S,
+)
 from vlmkit.running.inbox import closing
 from vlmkit.running.renderers.renderer import child_environment
 from vlmkit.running.renderers.wire import (
@@ -47,9 +52,37 @@ log = logging.getLogger(__name__)
 
 MODULE = "vlmkit.constraint_worker"
 MAX_ANSWER_BYTES = 2**16
+MIN_PART_CPU_S = 0.02  # in less nothing is found out
 
 MakePlan = Callable[[Seq[bytes]], Frame]
 """Returns what a worker is to build, for the bytes that each token adds."""
+
+
+class TrialBudget:
+    """CPU time that the trials of one constraint may take together.
+
+    What a request costs is bounded by it, however many parts of a constraint are tried one by one.
+
+    Attributes:
+        left_s: what is left of it.
+    """
+
+    def __init__(self) -> None:
+        self.left_s = MAX_ALL_CPU_S
+
+    @property
+    def of_whole_s(self) -> float:
+        """What the next trial of a whole constraint may take."""
+        return max(MIN_CPU_S, min(MAX_CPU_S, self.left_s))
+
+    @property
+    def of_part_s(self) -> float:
+        """What the next trial of some parts may take: others are left as much."""
+        return self.left_s / 2
+
+    def spend(self, cpu_s: float) -> None:
+        """Take note of what a trial took."""
+        self.left_s -= cpu_s
 
 
 class ConstraintWorker:
@@ -87,7 +120,13 @@ class ConstraintWorker:
             log.warning("%s; the next constraint starts it again", error)
 
     def tried(
-        self, constraint: Constraint, token_bytes: Seq[bytes], cancellation: Cancellation
+        self,
+        constraint: Constraint,
+        token_bytes: Seq[bytes],
+        cancellation: Cancellation,
+        budget: TrialBudget,
+        *,
+        is_part: bool = False,
     ) -> int:
         """Return the memory that a constraint takes, in bytes, if it is within the limits.
 
@@ -95,6 +134,8 @@ class ConstraintWorker:
             constraint: what is tried.
             token_bytes: what each token adds, for a worker that must be started.
             cancellation: of the request.
+            budget: of the request's constraint; the trial's CPU time is taken from it.
+            is_part: whether it is a part of that constraint.
 
         Raises:
             ConstraintError: it cannot be compiled, or takes too much CPU time or memory.
@@ -110,15 +151,19 @@ class ConstraintWorker:
             raise _late() from None
         if refusal is not None:
             raise error_of(refusal)
-        number, result = process.start(constraint)
+        max_cpu_s = budget.of_part_s if is_part else budget.of_whole_s
+        if max_cpu_s < MIN_PART_CPU_S:
+            raise _too_slow(max_cpu_s)
+        number, tried = process.start(constraint, max_cpu_s)
         try:
             with cancellation.calling(partial(process.stop, number)):
-                found = result.result(max(0.0, deadline - time.monotonic()))
+                found = tried.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             process.stop(number)
             raise _late() from None
+        budget.spend(found.cpu_s)
         cancellation.check()
-        return _checked(found)
+        return _checked(found.result, max_cpu_s)
 
     def _running(self, token_bytes: Seq[bytes]) -> "_Process":
         """Return the process, started anew where it has ended."""
@@ -142,7 +187,7 @@ class ConstraintWorker:
             process.close()
 
 
-def _checked(result: Result) -> int:
+def _checked(result: Result, max_cpu_s: float) -> int:
     if isinstance(result, Passed):
         return result.num_bytes
     if isinstance(result, Refusal):
@@ -150,9 +195,7 @@ def _checked(result: Result) -> int:
             raise _too_large()
         raise error_of(result)
     if result.signal in (signal.SIGPROF, signal.SIGXCPU):
-        raise ConstraintError(
-            f"the constraint is too complex: compiling it takes more than {MAX_CPU_S} s of CPU time"
-        )
+        raise _too_slow(max_cpu_s)
     if result.signal in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL):
         raise _too_large()
     raise PromptNotMade("the process that tried its constraint was killed")
@@ -164,6 +207,13 @@ def _not_started() -> PromptNotMade:
 
 def _late() -> PromptNotMade:
     return PromptNotMade("its constraint was not tried in time")
+
+
+def _too_slow(max_cpu_s: float) -> ConstraintError:
+    return ConstraintError(
+        "the constraint is too complex: compiling it takes more than "
+        f"{max(0.0, max_cpu_s):.1f} s of CPU time"
+    )
 
 
 def _too_large() -> ConstraintError:
@@ -182,7 +232,7 @@ class _Process:
     def __init__(self, plan: Frame) -> None:
         self.ready: Future[Refusal | None] = Future()
         self._numbers = itertools.count()
-        self._results: dict[int, Future[Result]] = {}
+        self._results: dict[int, Future[Tried]] = {}
         self._lock = threading.Lock()
         try:
             self._popen: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - a module of this package
@@ -214,16 +264,16 @@ class _Process:
     def has_ended(self) -> bool:
         return self._popen.poll() is not None
 
-    def start(self, constraint: Constraint) -> tuple[int, "Future[Result]"]:
+    def start(self, constraint: Constraint, max_cpu_s: float) -> tuple[int, "Future[Tried]"]:
         """Start a trial; return its number, and what its result will be."""
-        result: Future[Result] = Future()
+        result: Future[Tried] = Future()
         with self._lock:
             number = next(self._numbers)
             self._results[number] = result
             try:
-                write_frame(self._asked, frame_of(try_of(number, constraint)))
+                write_frame(self._asked, frame_of(try_of(number, constraint, max_cpu_s)))
             except (OSError, ValueError):
-                self._results.pop(number).set_result(Killed(0))
+                self._results.pop(number).set_result(Tried(number, Killed(0), 0.0))
         if self.has_ended:
             self._fail_all()
         return number, result
@@ -266,7 +316,7 @@ class _Process:
                     with self._lock:
                         result = self._results.pop(answer.number, None)
                     if result is not None:
-                        result.set_result(answer.result)
+                        result.set_result(answer)
         except (EOFError, OSError, ValueError):  # those of msgspec are ValueErrors
             self._popen.kill()
             self._popen.wait()
@@ -277,5 +327,5 @@ class _Process:
     def _fail_all(self) -> None:
         with self._lock:
             results, self._results = self._results, {}
-        for result in results.values():
-            result.set_result(Killed(0))
+        for number, result in results.items():
+            result.set_result(Tried(number, Killed(0), 0.0))

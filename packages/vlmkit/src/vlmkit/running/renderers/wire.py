@@ -21,7 +21,7 @@ from vlmkit.errors import ConstraintError, MediaError, RequestError, VlmkitError
 from vlmkit.running.prompts import Made
 from vlmkit.running.renderers.plain import Unpacking, to_plain
 from vlmkit.running.renderers.sheet import Sheet
-from vlmkit.seams.chat_format import Calling, ChannelFormat
+from vlmkit.seams.chat_format import Calling, ChannelFormat, Mark
 from vlmkit.seams.place_format import JsonPlaces, MarkedPlaces
 from vlmkit.seams.prompt import MediaSlot, Prompt
 
@@ -82,6 +82,7 @@ class Reply(msgspec.Struct, tag="made"):
     calling: Any
     place_format: Any
     channels: Any
+    reasoning_marks: Any
     shown: list[ShownAt]
     decodes: dict[int, tuple[float, float]]
     origins: list[int]
@@ -203,6 +204,7 @@ def reply_of(made: Made, sheet: Sheet) -> Reply:
         to_plain(prompt.calling, nothing),
         to_plain(prompt.place_format, nothing),
         to_plain(prompt.channels, nothing),
+        to_plain(prompt.reasoning_marks, nothing),
         [
             ShownAt((part.image.width, part.image.height), part.page, part.fetch)
             for part in image_parts_of(made.messages)
@@ -253,6 +255,7 @@ def made_of(reply: Reply | Ready, sheet: Sheet) -> Made:
         _one_of(Unpacking().value(reply.calling), Calling),
         _one_of(Unpacking().value(reply.place_format), MarkedPlaces, JsonPlaces),
         _one_of(Unpacking().value(reply.channels), ChannelFormat),
+        _marks_of(Unpacking().value(reply.reasoning_marks)),
     )
     shown = tuple(
         ImagePart(Image.stand_in(each.size), page=each.page, fetch=Stage(*each.fetch))
@@ -260,6 +263,13 @@ def made_of(reply: Reply | Ready, sheet: Sheet) -> Made:
     )
     decodes = {place: Stage(*stage) for place, stage in reply.decodes.items()}
     return Made(prompt, (Message("user", shown),), decodes, reply.origins)
+
+
+def _marks_of(value: Any) -> tuple[Mark, Mark] | None:
+    if value is None:
+        return None
+    start, end = value
+    return _one_of(start, Mark), _one_of(end, Mark)
 
 
 def _one_of(value: Any, *kinds: type[Any]) -> Any:

@@ -140,7 +140,7 @@ class Call(ABC, Generic[B]):
         if self.added:
             self._settle_added(runner.facts)
         clamped = Clamped(runner.facts, self.headers)
-        unconstrained = Unconstrained(self.headers)
+        unconstrained = Unconstrained(self.headers, self.service.count_unconstrained)
         return Watched(runner, clamped, unconstrained, self._charge, self._noted, self._whole)
 
     def hold(self, num_bytes: int) -> None:
@@ -248,10 +248,10 @@ class MessagesCall(Call[B]):
 
     def note_tools(self, chat: ChatRequest, facts: RunnerFacts) -> None:
         """Tell the client and the operator where nothing keeps calls of tools to their schemas."""
-        offers = chat.tools or chat.server_tools
+        offers = chat.shown_functions or chat.server_tools
         if offers and chat.tool_choice != "none" and CONSTRAINT not in facts.options:
             self.headers[UNCONSTRAINED_HEADER] = "tools"
-            self.service.num_unconstrained += 1
+            self.service.count_unconstrained()
 
 
 async def read_json(request: Request[Any, Any, Any], sent: Body) -> bytes:

@@ -26,7 +26,7 @@ from vlmkit.server.chat.shown_parts import files_in, images_in, parts_of, place_
 from vlmkit.server.fields.forms import asked_form
 from vlmkit.server.fields.sampling import sampling_values
 from vlmkit.server.fields.structure import check_structure
-from vlmkit.server.fields.wire_tools import tool_values
+from vlmkit.server.fields.wire_tools import check_tool_types, tool_values
 from vlmkit.server.files.kept import FilesInMemory, KeptFiles
 from vlmkit.server.files.store import FileStore
 from vlmkit.server.http.caller import NOBODY, Caller
@@ -118,7 +118,8 @@ class Converter:
         return request, time.perf_counter() - started
 
     def _check_tools(self, chat: wire.ChatRequest, facts: RunnerFacts) -> None:
-        """Refuse definitions of tools that are longer than any text may be."""
+        """Refuse tools of wrong types, and definitions that are longer than any text may be."""
+        check_tool_types(chat)
         if len(msgspec.json.encode(chat.tools)) > self._settings.max_text_chars:
             raise PromptTooLong(
                 facts.limits.max_sequence_tokens,
@@ -173,7 +174,12 @@ class Converter:
         """Return the place of an image, and its URL or file."""
         if (image.url is None) == (image.file_id is None):
             whole = place.removesuffix(".url").removesuffix(".file_id")
-            raise RequestError(f"{whole} needs either url or file_id", param=whole)
+            raise RequestError(
+                f"{whole} needs either url or file_id",
+                param=whole,
+                hint="send a data: URL, or the file_id of an image that /v1/files keeps; a uuid "
+                "names none",
+            )
         if image.file_id is not None:
             return place, await self._files.content(image.file_id, owner, place)
         return place, image.url or ""
@@ -230,7 +236,7 @@ def field_of_chat(error: RequestError, body: wire.ChatRequest) -> str | None:
         return "max_completion_tokens"
     if field == "constraint" and (form := asked_form(body)):
         return form.field
-    if field == "constraint" and body.tools:
+    if field == "constraint" and body.shown_functions:
         return "tools"
     return field
 
@@ -254,11 +260,7 @@ def _message(
     if isinstance(message, wire.AssistantMessage):
         thought = [ReasoningPart(message.thought)] if message.thought else []
         parts = [*thought, *parts, *_calls(number, message)]
-        if not parts:
-            raise RequestError(
-                f"messages[{number}] has neither content nor tool_calls",
-                param=f"messages[{number}].content",
-            )
+    parts = parts or [TextPart("")]
     call_id = message.tool_call_id if isinstance(message, wire.ToolMessage) else None
     return Message(_ROLES[type(message)], tuple(parts), call_id)
 
@@ -266,8 +268,8 @@ def _message(
 def _calls(number: int, message: wire.AssistantMessage) -> Iterator[ToolCallPart]:
     """Yield the calls of an earlier answer, whose arguments must be what templates can write."""
     for index, call in enumerate(message.tool_calls or ()):
-        part = ToolCallPart(call.id, call.function.name, call.function.arguments)
         try:
+            part = ToolCallPart(call.id, call.function.name, call.function.written)
             part.parsed()
         except RequestError as error:
             error.param = f"messages[{number}].tool_calls[{index}].function.arguments"
@@ -281,7 +283,7 @@ def _check_arguments(said: Sequence[wire.ChatMessage]) -> None:
     If one of them is no JSON, what is counted after it may be wrong, but is not decoded, either.
     """
     calls = (
-        call.function.arguments
+        call.function.written
         for message in said
         if isinstance(message, wire.AssistantMessage)
         for call in message.tool_calls or ()
@@ -296,7 +298,7 @@ def _num_more_chars(message: wire.ChatMessage) -> int:
     if not isinstance(message, wire.AssistantMessage):
         return 0
     called = sum(
-        len(call.id) + len(call.function.name) + len(call.function.arguments)
+        len(call.id) + len(call.function.name) + len(call.function.written)
         for call in message.tool_calls or ()
     )
     return called + len(message.thought)

@@ -45,7 +45,7 @@ def place_of(place: str, part: wire.ImagePart | wire.FilePart) -> str:
         return place
     if isinstance(part.image_url, str):
         return f"{place}.image_url"
-    return f"{place}.image_url.{'url' if part.image_url.file_id is None else 'file_id'}"
+    return f"{place}.image_url.{'url' if part.shown.file_id is None else 'file_id'}"
 
 
 def images_in(said: Sequence[wire.ChatMessage]) -> Iterator[tuple[str, wire.ImageUrl]]:

@@ -14,7 +14,7 @@ from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS
 from vlmkit.ask.sampling import NumTokens, NumTop
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.fields.wire_sampling import Label
-from vlmkit.server.fields.wire_tools import ToolFields
+from vlmkit.server.fields.wire_tools import Arguments, ToolFields, arguments_text
 
 NotSupported: TypeAlias = Annotated[list[Any], Meta(max_length=0)] | None
 """The type of a field that OpenAI defines and this server refuses, unless it is empty."""
@@ -50,14 +50,19 @@ class ImageUrl(_Wire):
 
 
 class ImagePart(_Wire, tag_field="type", tag="image_url"):
-    """An image at this place of a message; some clients send its URL alone."""
+    """An image at this place of a message; some clients send its URL alone.
 
-    image_url: ImageUrl | str
+    One without an image, as vLLM takes it with a ``uuid``, is refused with what to send.
+    """
+
+    image_url: ImageUrl | str | None = None
 
     @property
     def shown(self) -> ImageUrl:
         """The image, in the form that OpenAI defines."""
-        return ImageUrl(url=self.image_url) if isinstance(self.image_url, str) else self.image_url
+        if isinstance(self.image_url, str):
+            return ImageUrl(url=self.image_url)
+        return self.image_url or ImageUrl()
 
 
 class NamedFile(_Wire):
@@ -109,7 +114,12 @@ class CalledFunction(_Wire):
     """What a call calls, and with what."""
 
     name: Label
-    arguments: Text
+    arguments: Arguments = None
+
+    @property
+    def written(self) -> str:
+        """The arguments as text."""
+        return arguments_text(self.arguments)
 
 
 class ToolCall(_Wire, tag_field="type", tag="function"):
@@ -122,7 +132,7 @@ class ToolCall(_Wire, tag_field="type", tag="function"):
 class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
     """What the model said, thought and called before; an answer of this server fits as it is."""
 
-    content: Text | Texts | None = None
+    content: Text | Annotated[list[TextPart], Meta(max_length=1024)] | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None  # the same by its older name
     prefix: bool | None = None
@@ -139,10 +149,10 @@ class AssistantMessage(_Wire, tag_field="role", tag="assistant"):
 
 
 class ToolMessage(_Wire, tag_field="role", tag="tool"):
-    """What a tool returned; may show images."""
+    """What a tool returned, which may be nothing; may show images."""
 
-    content: Text | Parts
     tool_call_id: Label
+    content: Text | Annotated[list[ShownPart], Meta(max_length=1024)] | None = None
 
 
 ServerTools = Annotated[list[Label], Meta(max_length=128)] | None

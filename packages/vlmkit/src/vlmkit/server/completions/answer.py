@@ -250,7 +250,9 @@ class _Columns:
     def _top(self, sample: Sample) -> dict[str, float] | None:
         if sample.logprob is None:
             return None
-        top = {self._token(entry.token_id): finite(entry.logprob) for entry in sample.top}
+        top: dict[str, float] = {}
+        for entry in sample.top:  # of several tokens with one text, such as none, the likeliest
+            top.setdefault(self._token(entry.token_id), finite(entry.logprob))
         return top | {self._token(sample.token_id): finite(sample.logprob)}
 
     def _token(self, token_id: int) -> str:

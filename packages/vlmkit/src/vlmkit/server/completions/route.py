@@ -227,6 +227,7 @@ def completion_texts(
 def completion_params(body: CompletionRequest, facts: RunnerFacts) -> SamplingParams:
     """Return a body's sampling parameters on top of the model's own defaults."""
     values = {"max_tokens": DEFAULT_MAX_TOKENS} | sampling_values(body)
+    values.pop("thinking_token_budget", None)  # a plain text has no reasoning apart
     if body.logprobs is not None:
         values |= {"logprobs": True, "top_logprobs": body.logprobs}
     if body.echo and body.max_tokens == 0:

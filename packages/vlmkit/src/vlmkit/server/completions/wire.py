@@ -29,4 +29,5 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 _REFUSED = {"suffix"}.union(f.name for f in fields(CompletionRequest) if f.type == NotSupported)
-COMPLETIONS = BodyReader(CompletionRequest, _REFUSED, takes_added=True)
+_HINTS = ("thinking_token_budget",)  # a plain text has no reasoning apart
+COMPLETIONS = BodyReader(CompletionRequest, _REFUSED, _HINTS, takes_added=True)

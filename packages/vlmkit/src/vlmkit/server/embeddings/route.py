@@ -1,10 +1,13 @@
 """``POST /v1/embeddings``: a vector for each text, or for one conversation with its pictures."""
 
 import base64
+import math
 from collections.abc import Iterator, Sequence as Seq
 from functools import partial
 from typing import Any
 
+import msgspec
+import numpy as np
 from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.types import ASGIApp
@@ -20,6 +23,7 @@ from vlmkit.server.chat.convert import Converter, field_of
 from vlmkit.server.chat.image_options import idle_details, image_options
 from vlmkit.server.embeddings.wire import (
     EMBEDDINGS,
+    EUCLIDEAN,
     Embedding,
     EmbeddingRequest,
     Embeddings,
@@ -63,6 +67,7 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
         """Embed everything, side by side as far as the engine has room; nothing is sent before."""
         runner = await self.runner(body.model)
         _check_dimensions(body.dimensions, runner.facts)
+        scales = _scales(body)
         requests = await self._requests(body, runner.facts)
         names = plain_names(requests, "input")
 
@@ -79,7 +84,7 @@ class EmbeddingsCall(MessagesCall[EmbeddingRequest]):
         pairs = zip(names, requests, strict=True)
         done = await in_order(embedded, pairs, runner.facts.limits.max_sequences)
         as_text = body.encoding_format == "base64"
-        make = partial(_encoded, done, self.model, as_text=as_text)
+        make = partial(_encoded, done, self.model, as_text=as_text, scales=scales)
         return PiecedAnswer(make, self.service, self.headers)
 
     async def _requests(self, body: EmbeddingRequest, facts: RunnerFacts) -> list[Asked]:
@@ -118,9 +123,30 @@ def _check_dimensions(num: int | None, facts: RunnerFacts) -> None:
         )
 
 
-def _encoded(done: Seq[Completion], model: str, *, as_text: bool) -> Iterator[bytes]:
+def _scales(body: EmbeddingRequest) -> bool:
+    """Tell whether vectors are to be scaled to length one, whatever the model does.
+
+    Raises:
+        RequestError: they are to be scaled in another way, or are not to be.
+    """
+    for field, given, supported in (
+        ("normalize", body.normalize, True),
+        ("embd_normalize", body.embd_normalize, EUCLIDEAN),
+    ):
+        if given is not None and given != supported:
+            raise RequestError(
+                f"{field} is not supported with this value by this server; supported are "
+                f"{msgspec.json.encode(supported).decode()}",
+                param=field,
+                code="unsupported_value",
+                hint="scale the vectors",
+            )
+    return body.normalize is not None or body.embd_normalize is not None
+
+
+def _encoded(done: Seq[Completion], model: str, *, as_text: bool, scales: bool) -> Iterator[bytes]:
     """Encode an answer, in pieces."""
-    vectors = [_vector(each) for each in done]
+    vectors = [_scaled(_vector(each)) if scales else _vector(each) for each in done]
     images = tuple(num for each in done for num in each.usage.image_tokens)
     num_tokens = sum(each.usage.prompt_tokens for each in done)
     num_cached = sum(each.usage.cached_tokens for each in done)
@@ -138,6 +164,15 @@ def _vector(done: Completion) -> Vector:
     if vector is None:
         raise Unavailable("the answer was cut off", code="aborted")
     return vector
+
+
+def _scaled(vector: Vector) -> Vector:
+    """Return a vector of length one; one that is of this length already stays as it is."""
+    length = max(float(np.linalg.norm(vector.astype(np.float64))), 1e-12)
+    if math.isclose(length, 1, rel_tol=1e-5):
+        return vector
+    scaled: Vector = (vector / length).astype(np.float32)
+    return scaled
 
 
 def _base64(vector: Vector) -> str:

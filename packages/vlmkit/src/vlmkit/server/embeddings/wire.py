@@ -11,6 +11,9 @@ from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.fields.plain import PlainInput
 from vlmkit.server.fields.wire_sampling import Label, ModelName
 
+EUCLIDEAN = 2
+"""The value of llama.cpp's ``embd_normalize`` for vectors of length one."""
+
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """The body of ``POST /v1/embeddings``: texts, or, as vLLM takes it, one conversation."""
@@ -20,6 +23,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    normalize: bool | None = None  # vLLM's and TGI's
+    embd_normalize: int | None = None  # llama.cpp's
     max_image_tokens: MaxImageTokens = None
     mm_processor_kwargs: ImageLimits = None
     user: Label | None = None

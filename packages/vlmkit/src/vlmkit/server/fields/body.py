@@ -135,7 +135,7 @@ class BodyReader(Generic[B]):
         """
         if not names or not self.takes_added:
             return {}
-        with self._refusing():
+        with self._refusing(body):
             found = msgspec.json.decode(body, type=_with(frozenset(names)))
         said = {name: getattr(found, name) for name in names}
         return {name: value for name, value in said.items() if value is not None}
@@ -152,7 +152,7 @@ class BodyReader(Generic[B]):
             OutOfMemory: this machine has no room for it now.
         """
         check_structure(body)
-        with self._refusing():
+        with self._refusing(body):
             made, body = self._decoded(body)
             known = added if self.takes_added else ()
             unused = [key for key in unused_keys(made, body) if key.place not in known]
@@ -206,18 +206,18 @@ class BodyReader(Generic[B]):
         return False
 
     @contextmanager
-    def _refusing(self) -> Iterator[None]:
+    def _refusing(self, body: bytes) -> Iterator[None]:
         """Make refusals of what decoding raises."""
         try:
             yield
         except MemoryError as error:
             raise OutOfMemory("this body") from error
         except msgspec.ValidationError as error:
-            raise self._refusal(str(error)) from None
+            raise self._refusal(str(error), body) from None
         except (ValueError, RecursionError):  # DecodeError and UnicodeDecodeError are ValueErrors
             raise RequestError("the body is not valid JSON", code="invalid_json") from None
 
-    def _refusal(self, text: str) -> RequestError:
+    def _refusal(self, text: str, body: bytes) -> RequestError:
         """Say what a validation error means, without the values that its text may quote."""
         found = _PLACE.search(text)
         place = _place(text)
@@ -227,16 +227,16 @@ class BodyReader(Generic[B]):
             return rejection(place, self.known.row(place), kind)
         if text.startswith("Invalid enum value"):
             message = f"{place} is not supported with this value by this server"
-            message += self._expected(found)
+            message += self._expected(found, body)
             return RequestError(message, param=place, code="unsupported_parameter")
         if text.startswith("Invalid value"):
             message = f"{place} has a value that this server does not support"
-            message += self._expected(found)
+            message += self._expected(found, body)
             return RequestError(message, param=place, code="unsupported_value")
         wrong = text[: found.start()] if found else text
         return RequestError(f"{place or 'the body'}: {wrong}", param=place or None)
 
-    def _expected(self, found: re.Match[str] | None) -> str:
+    def _expected(self, found: re.Match[str] | None, body: bytes) -> str:
         """Return which values are taken in a place, as the end of a sentence."""
-        values = known_values(self.shape, found.group(1)) if found else ()
+        values = known_values(self.shape, found.group(1), body) if found else ()
         return f"; supported are {', '.join(values)}" if values else ""

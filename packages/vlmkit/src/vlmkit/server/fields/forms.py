@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from vlmkit.ask.constraint import MAX_CHARS, Constraint, JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import ConstraintError, RequestError
@@ -23,9 +23,12 @@ class TextForm(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class JsonObjectForm(msgspec.Struct, kw_only=True, tag_field="type", tag="json_object"):
-    """Any JSON object, or one that a schema describes."""
+    """Any JSON object, or one that a schema describes.
 
-    schema: Raw = msgspec.field(default_factory=Raw)
+    A response repeats it: a schema that was not sent must not be encoded.
+    """
+
+    schema: Raw | UnsetType = UNSET
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
@@ -151,9 +154,11 @@ def _object(_: None) -> JsonObject:
     return JsonObject()
 
 
-def _given(value: Raw) -> Raw | None:
+def _given(value: Raw | UnsetType) -> Raw | None:
     """Return a value, if there is one and it is not null."""
-    return value if len(value) and bytes(memoryview(value)[:5]) != b"null" else None
+    if isinstance(value, UnsetType) or not len(value):
+        return None
+    return value if bytes(memoryview(value)[:5]) != b"null" else None
 
 
 def _schema(value: Raw) -> JsonSchema:

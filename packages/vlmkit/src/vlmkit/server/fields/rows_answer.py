@@ -9,7 +9,6 @@ _BOTH = "vLLM, SGLang"
 _LLAMA = "llama.cpp"
 _OLD = "llama.cpp, text-generation-webui"
 _HF = "transformers, TGI"
-_BUDGET = "limit an answer by max_tokens"
 _GRAMMAR = "send structured_outputs.grammar, in Lark's notation"
 _LORA = "ask for the adapter by model, if it is served"
 
@@ -45,7 +44,7 @@ _OWN = (
     Row("bad_words", _VLLM, "implemented"),
     Row("allowed_token_ids", _VLLM, "implemented"),
     Row("reasoning_effort", "OpenAI, vLLM, SGLang, Ollama", "implemented"),
-    Row("thinking_token_budget", _VLLM, "implemented", _BUDGET, (-1,)),
+    Row("thinking_token_budget", _VLLM, "implemented", neutral=(-1,)),
     Row("reasoning", "OpenAI, OpenRouter, Ollama", "implemented", "send reasoning_effort"),
     Row("thinking", "Anthropic", "implemented", "send reasoning_effort or chat_template_kwargs"),
 )
@@ -65,12 +64,12 @@ _ALIASES = (
     Row("n_cmpl", _LLAMA, "alias", targets=("n",), neutral=(1,)),
     Row("no_stop_trim", "SGLang", "alias", neutral=(False,),
         targets=("include_stop_str_in_output",)),
-    Row("thinking_budget", "DashScope", "alias", _BUDGET, (-1,),
+    Row("thinking_budget", "DashScope", "alias", neutral=(-1,),
         targets=("thinking_token_budget",)),
-    Row("thinking_budget_tokens", "llama.cpp, LiteLLM", "alias", _BUDGET, (-1,),
+    Row("thinking_budget_tokens", "llama.cpp, LiteLLM", "alias", neutral=(-1,),
         targets=("thinking_token_budget",)),
-    Row("reasoning_budget", _LLAMA, "alias", _BUDGET, (-1,), targets=("thinking_token_budget",)),
-    Row("reasoning_budget_tokens", _LLAMA, "alias", _BUDGET, (-1,),
+    Row("reasoning_budget", _LLAMA, "alias", neutral=(-1,), targets=("thinking_token_budget",)),
+    Row("reasoning_budget_tokens", _LLAMA, "alias", neutral=(-1,),
         targets=("thinking_token_budget",)),
 )  # fmt: skip
 _REJECTED = (

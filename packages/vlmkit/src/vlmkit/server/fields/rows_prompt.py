@@ -14,6 +14,11 @@ _IMAGES = "send image parts in messages"
 _TEMPLATE = "the model's own template writes prompts"
 _LENGTH = "shorten the prompt, or send truncation to /v1/responses"
 
+_KEPT_WHOLE: tuple[object, ...] = (
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
+
 
 def _prompt(name: str, origins: str, reason: str = "", neutral: tuple[object, ...] = ()) -> Row:
     return Row(name, origins, "implemented", reason, neutral, "prompt")
@@ -49,7 +54,7 @@ PROMPT_ROWS = (
     _prompt("light", "vlmkit", "send it to a path with /render", _OFF),
     _prompt("return_token_strs", _VLLM, "send it to /tokenize", _OFF),
     _unknown("conversation", _OPENAI, "send previous_response_id"),
-    _unknown("context_management", "OpenAI, Anthropic", _LENGTH, ({"edits": []},)),
+    _unknown("context_management", "OpenAI, Anthropic", _LENGTH, _KEPT_WHOLE),
     _unknown("compaction", "Anthropic", _LENGTH),
     _unknown("thread", "Anthropic", "send all messages"),
     _unknown("personality", _OPENAI, "send instructions"),
@@ -104,8 +109,8 @@ VECTOR_ROWS = (
     Row("encoding_format", _OPENAI, "implemented", about="vector"),
     _vector("embed_dtype", _VLLM, "send encoding_format", ("float32",)),
     _vector("endianness", _VLLM, "vectors are little-endian", ("native", "little")),
-    _vector("normalize", "vLLM, TGI", "scale the vectors"),
-    _vector("embd_normalize", _LLAMA, "scale the vectors"),
+    Row("normalize", "vLLM, TGI", "implemented", "scale the vectors", (True,), "vector"),
+    Row("embd_normalize", _LLAMA, "implemented", "scale the vectors", (2,), "vector"),
     _vector("input_type", "Cohere, LiteLLM", "write the instruction into input"),
     _vector("prompt_name", "TGI", "write the instruction into input"),
     _vector("output_dtype", "Mistral", "send encoding_format", ("float",)),
@@ -131,6 +136,7 @@ INNER_ROWS = (
     _inner("messages.content.image_url.max_dynamic_patch", "SGLang", "send detail"),
     _inner("messages.content.image_url.min_dynamic_patch", "SGLang", "send detail"),
     _idle("messages.content.image_url.detail", _OPENAI, "the model shows images in one size"),
+    _idle("messages.content.uuid", _VLLM, _CACHED + "; a file_id of /v1/files names an image"),
     _idle("messages.name", _OPENAI, "templates write no names"),
     _idle("messages.annotations", _OPENAI, "part of an earlier answer"),
     _idle("messages.provider_specific_fields", "LiteLLM", "part of an earlier answer"),

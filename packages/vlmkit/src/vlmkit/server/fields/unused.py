@@ -52,6 +52,15 @@ class UnusedKey(NamedTuple):
             return _LONG
 
 
+class LeftOut(msgspec.Struct):
+    """An object that may be ignored as a whole; then its type is reported, not its keys."""
+
+    @property
+    def left_out(self) -> str | None:
+        """Its type, if it is ignored."""
+        return str(self.__struct_config__.tag)
+
+
 class _Key(str):
     """A key that is counted when it is read."""
 
@@ -89,6 +98,9 @@ class _Comparison:
                 yield from self._in(struct, held, place)
 
     def _in(self, struct: Struct, held: Mapping[_Key, Raw], place: str) -> Iterator[UnusedKey]:
+        if isinstance(struct, LeftOut) and (kind := struct.left_out) is not None:
+            yield UnusedKey(f"{place}.{kind}", b"true")
+            return
         for key, content in held.items():
             inner = f"{place}.{key}" if place else str(key)
             if key in struct.__struct_fields__:

@@ -9,11 +9,20 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.ask.sampling import (
+    AllowedTokens,
+    BadWordTexts,
+    Breakers,
+    DryBase,
+    DryLength,
+    DryMultiplier,
+    DryWindow,
     LogitBias,
     MinP,
     NumChoices,
     NumTokens,
     Penalty,
+    Probability,
+    RepeatLastN,
     RepetitionPenalty,
     Seed,
     StopString,
@@ -21,6 +30,7 @@ from vlmkit.ask.sampling import (
     StopTokenIds,
     Temperature,
     TopP,
+    TypicalP,
 )
 from vlmkit.server.fields.forms import Formed
 
@@ -56,7 +66,19 @@ class AnswerFields(Formed, kw_only=True):
     # Ours.
     top_k: TopKOrAll | None = None
     min_p: MinP | None = None
+    typical_p: TypicalP | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    repeat_last_n: RepeatLastN | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    dry_multiplier: DryMultiplier | None = None
+    dry_base: DryBase | None = None
+    dry_allowed_length: DryLength | None = None
+    dry_penalty_last_n: DryWindow | None = None
+    dry_sequence_breakers: Breakers | None = None
+    bad_words: BadWordTexts | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    thinking_token_budget: NumTokens | None = None
     min_tokens: NumTokens | None = None
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None

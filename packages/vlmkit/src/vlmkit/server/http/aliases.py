@@ -1,4 +1,4 @@
-"""Other paths of some routes, as llama.cpp's server has them: without the version of the API.
+"""Other paths of some routes, as llama.cpp's server has them: most without the API's version.
 
 A path is replaced before anything else sees it, so that limits, logs, metrics and permissions are
 those of the route that it means.
@@ -12,7 +12,8 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 ALIASES: Mapping[str, str] = MappingProxyType(
-    {
+    {"/apply-template": "/v1/chat/completions/render"}
+    | {
         path.removeprefix("/v1"): path
         for path in (
             "/v1/chat/completions",

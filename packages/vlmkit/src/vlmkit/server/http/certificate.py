@@ -22,8 +22,11 @@ def load_certificate(context: ssl.SSLContext, settings: ServerSettings) -> None:
             f"server.tls_private_key {key!r} is set, and server.tls_certificate is not",
             hint="name the certificate of this key",
         )
-    for name, file in (("tls_certificate", certificate), ("tls_private_key", key or certificate)):
-        _check_readable(f"server.{name}", file)
+    files = {certificate: "server.tls_certificate"}
+    files.setdefault(key or certificate, "server.tls_private_key")
+    errors = [error for file, name in files.items() if (error := _unreadable(name, file))]
+    if errors:
+        raise ConfigError.together(errors)
 
     def ask() -> str:  # on a terminal, it would be asked for there, and all would wait
         raise ConfigError(f"the key of server.tls_certificate {certificate!r} is encrypted")
@@ -56,17 +59,20 @@ def validity(settings: ServerSettings) -> tuple[float, float]:
     return ssl.cert_time_to_seconds(said["notBefore"]), ssl.cert_time_to_seconds(said["notAfter"])
 
 
-def _check_readable(setting: str, file: str) -> None:
+def _unreadable(setting: str, file: str) -> ConfigError | None:
     try:
         with open(file, "rb") as opened:  # noqa: PTH123 - a path is a text here
             opened.read(1)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{setting} {file!r} is no file") from error
+    except FileNotFoundError:
+        return ConfigError(f"{setting} {file!r} is no file", hint="check the path")
     except OSError as error:
-        raise ConfigError(
+        return ConfigError(
             f"{setting} {file!r} cannot be read: {error.strerror}",
-            hint="let the server's user read it",
-        ) from error
+            hint="it is a folder: name a file in it"
+            if isinstance(error, IsADirectoryError)
+            else "let the server's user read it",
+        )
+    return None
 
 
 def _flaw(certificate: str, key: str | None, error: Exception) -> str:

@@ -26,6 +26,7 @@ from vlmkit.errors import (
     VlmkitError,
 )
 from vlmkit.kit.traces import trace_of
+from vlmkit.server.http.unserved import unserved
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +228,7 @@ def error_handlers(write: WriteError = openai_error) -> ExceptionHandlersMap:
         request: Request[Any, Any, Any], error: HTTPException
     ) -> Response[bytes]:
         """Answer what the framework refuses: a wrong path, a wrong method."""
-        fault, headers = _http_fault(error)
+        fault, headers = _http_fault(error, request.scope)
         request.scope["state"]["error"] = fault.code
         body, status = write(fault, error.status_code, request.scope), error.status_code
         return Response(body, status_code=status, media_type=MediaType.JSON, headers=headers)
@@ -246,7 +247,7 @@ def status_of(error: Exception) -> int:
     return _status_of(error).status
 
 
-def _http_fault(error: HTTPException) -> tuple[Fault, dict[str, str]]:
+def _http_fault(error: HTTPException, scope: Scope) -> tuple[Fault, dict[str, str]]:
     """Return what the framework refused, and headers."""
     phrase = HTTPStatus(error.status_code).phrase
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
@@ -254,7 +255,10 @@ def _http_fault(error: HTTPException) -> tuple[Fault, dict[str, str]]:
     if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         headers["connection"] = "close"  # the rest of the body is not worth reading
         return Fault("the body is too large", kind, code="request_too_large"), headers
-    return Fault(phrase.lower(), kind, code=phrase.lower().replace(" ", "_")), headers
+    message = phrase.lower()
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        message = unserved(scope["path"]) or message
+    return Fault(message, kind, code=phrase.lower().replace(" ", "_")), headers
 
 
 def _respond_to_gone(_request: Request[Any, Any, Any], _error: Exception) -> Response[bytes]:

@@ -16,6 +16,16 @@ def listener(settings: ServerSettings) -> socket.socket:
     Raises:
         ConfigError: the address cannot be listened on, or needs API keys.
     """
+    refuse_unguarded(settings)
+    return opened(settings.host, settings.port, "server.port")
+
+
+def refuse_unguarded(settings: ServerSettings) -> None:
+    """Refuse to serve other machines without API keys.
+
+    Raises:
+        ConfigError: the address can be reached by others, and needs API keys.
+    """
     is_guarded = settings.asks_for_keys or settings.allow_public_without_key
     if settings.is_public and not is_guarded:
         raise ConfigError(
@@ -24,7 +34,6 @@ def listener(settings: ServerSettings) -> socket.socket:
             "VLMKIT_SERVER__API_KEY, or, behind a proxy that asks for one, set "
             "server.allow_public_without_key",
         )
-    return opened(settings.host, settings.port, "server.port")
 
 
 def health_listener(settings: ServerSettings) -> socket.socket | None:

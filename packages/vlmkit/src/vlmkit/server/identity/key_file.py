@@ -17,6 +17,8 @@ from vlmkit.errors import ConfigError
 from vlmkit.server.identity.key import Key, Name
 
 MAX_BYTES = 16 * 2**20
+MOST_ERRORS = 20
+"""Lines that are reported to be no keys; a file of another kind has thousands."""
 
 
 class Revoked(
@@ -52,12 +54,23 @@ def read_lines(path: Path) -> list[Line]:
             f"keys file {str(path)!r} cannot be read: {error.strerror}",
             hint=f"make a key by: vlmkit keys add NAME --file {path}"
             if isinstance(error, FileNotFoundError)
+            else "it is a folder: name a file in it"
+            if isinstance(error, IsADirectoryError)
             else "let the server's user read it",
         ) from error
     if len(content) > MAX_BYTES:
         raise ConfigError(f"keys file {str(path)!r} has over {MAX_BYTES} bytes")
-    numbered = enumerate(content.splitlines(), 1)
-    return [_line(path, number, text) for number, text in numbered if text.strip()]
+    lines: list[Line] = []
+    errors: list[ConfigError] = []
+    for number, text in enumerate(content.splitlines(), 1):
+        if text.strip() and len(errors) < MOST_ERRORS:
+            try:
+                lines.append(_line(path, number, text))
+            except ConfigError as error:
+                errors.append(error)
+    if errors:
+        raise ConfigError.together(errors)
+    return lines
 
 
 def add_line(path: Path, line: Line) -> None:
@@ -78,7 +91,10 @@ def add_line(path: Path, line: Line) -> None:
                 raise OSError(errno.ENOSPC, "there is no room for it")
             os.fsync(file.fileno())
     except OSError as error:
-        raise ConfigError(f"keys file {str(path)!r} cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"keys file {str(path)!r} cannot be written: {error.strerror}",
+            hint="name a file in a folder that is there and that you may write to",
+        ) from error
 
 
 def _lock(descriptor: int) -> None:
@@ -101,5 +117,6 @@ def _line(path: Path, number: int, text: bytes) -> Line:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         # What is wrong is not repeated: a secret may have been put there by mistake.
         raise ConfigError(
-            f"keys file {str(path)!r}, line {number}, is no key as vlmkit keys writes them"
+            f"keys file {str(path)!r}, line {number}, is no key as vlmkit keys writes them",
+            hint=f"take the line out; keys are made by: vlmkit keys add NAME --file {path}",
         ) from error

@@ -150,9 +150,15 @@ class MessageEvents:
         return ended + _event("content_block_start", index=index, content_block=block)
 
     def _end(self) -> bytes:
+        """Return what ends the open block; clients expect a signature at the end of thinking."""
         if not self._num_blocks:
             return b""
-        return _event("content_block_stop", index=self._num_blocks - 1)
+        index = self._num_blocks - 1
+        ended = _event("content_block_stop", index=index)
+        if self._open is not ReasoningDelta:
+            return ended
+        signature = {"type": "signature_delta", "signature": ""}
+        return _event("content_block_delta", index=index, delta=signature) + ended
 
 
 def _event(kind: str, **fields: Any) -> bytes:

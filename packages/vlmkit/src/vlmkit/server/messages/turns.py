@@ -12,6 +12,7 @@ import msgspec
 from vlmkit.errors import RequestError
 from vlmkit.server.chat import wire
 from vlmkit.server.fields.forms import JsonSchemaForm, NamedSchema
+from vlmkit.server.fields.translation import set_field
 from vlmkit.server.fields.wire_sampling import AnswerFields
 from vlmkit.server.messages import wire as own
 from vlmkit.server.messages.answer import SERVED
@@ -72,19 +73,20 @@ def as_chat(body: own.MessagesRequest | own.CountRequest) -> Translation:
     if isinstance(body.thinking, own.Thinks | own.ThinksNot):
         thinks = isinstance(body.thinking, own.Thinks)
         fields["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+    places = conversation.places
+    if (
+        isinstance(body.thinking, own.Thinks)
+        and (budget := body.thinking.budget_tokens) is not None
+    ):
+        set_field(fields, places, "thinking_token_budget", budget, "thinking.budget_tokens")
     if body.output_config:
         fields["reasoning_effort"] = body.output_config.effort
     if body.output_config and body.output_config.format:
-        if fields.get("response_format") is not None:
-            raise RequestError(
-                "response_format and output_config.format exclude each other",
-                param="response_format",
-            )
         schema = NamedSchema(name="answer", schema=body.output_config.format.schema)
-        fields["response_format"] = JsonSchemaForm(json_schema=schema)
-        conversation.places["response_format"] = "output_config.format"
+        form = JsonSchemaForm(json_schema=schema)
+        set_field(fields, places, "response_format", form, "output_config.format")
     chat = wire.ChatRequest(messages=conversation.messages, **fields)
-    return Translation(chat, _PLACES | conversation.places)
+    return Translation(chat, _PLACES | places)
 
 
 class _Conversation:
@@ -95,12 +97,15 @@ class _Conversation:
         self.places: dict[str, str] = {}
 
     def add(self, turns: Sequence[own.Turn]) -> None:
-        """Say turns; those of one role in a row are one."""
+        """Say turns; those of one role in a row are one. An empty last one begins no answer."""
+        last_turn = turns[-1]
+        if isinstance(last_turn, own.AssistantTurn) and not last_turn.content and len(turns) > 1:
+            turns = turns[:-1]
         for role, numbered in groupby(enumerate(turns), lambda pair: type(pair[1])):
             blocks = [
                 placed
                 for number, turn in numbered
-                for placed in _placed(f"messages[{number}].content", turn.content)
+                for placed in _placed(f"messages[{number}].content", turn.content or "")
             ]
             if role is own.SystemTurn:
                 self.instruct(blocks)
@@ -149,7 +154,7 @@ class _Conversation:
                 texts.append(wire.TextPart(text=block.text))
             elif isinstance(block, own.ThinkingBlock):
                 thoughts.append(block.thinking)
-            else:
+            elif not isinstance(block, own.RedactedThinkingBlock):
                 arguments = f"{self._here}.tool_calls[{len(calls)}].function.arguments"
                 self.places[arguments] = f"{place}.input"
                 called = wire.CalledFunction(name=block.name, arguments=_text(block.input))
@@ -157,6 +162,8 @@ class _Conversation:
                 if isinstance(block, own.ServedUseBlock):
                     call_id = call_id.removeprefix(SERVED)
                 calls.append(wire.ToolCall(id=call_id, function=called))
+        if not (texts or thoughts or calls):
+            texts.append(wire.TextPart(text=""))
         message = wire.AssistantMessage(
             content=texts or None,
             reasoning_content="".join(thoughts) or None,

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import fields
 
+from vlmkit.ask.sampling import NumTokens
 from vlmkit.server.chat.wire import (
     ImageLimits,
     MaxImageTokens,
@@ -103,6 +104,10 @@ class ThinkingBlock(_Wire, tag_field="type", tag="thinking"):
     signature: str = ""
 
 
+class RedactedThinkingBlock(_Wire, tag_field="type", tag="redacted_thinking"):
+    """Thinking that another server encrypted; its data is reported as ignored."""
+
+
 class ToolUseBlock(_Wire, tag_field="type", tag="tool_use"):
     """A call that the model made before; its input is kept as it is written."""
 
@@ -142,7 +147,14 @@ class ServedResultBlock(_Wire, tag_field="type", tag="mcp_tool_result"):
 
 
 UserBlock = TextBlock | ImageBlock | DocumentBlock | ToolResultBlock
-AssistantBlock = TextBlock | ThinkingBlock | ToolUseBlock | ServedUseBlock | ServedResultBlock
+AssistantBlock = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ServedUseBlock
+    | ServedResultBlock
+)
 
 
 class SystemTurn(_Wire, tag_field="role", tag="system"):
@@ -160,7 +172,7 @@ class UserTurn(_Wire, tag_field="role", tag="user"):
 class AssistantTurn(_Wire, tag_field="role", tag="assistant"):
     """What the model thought, said and called; an answer of this server fits as it is."""
 
-    content: Text | Annotated[list[AssistantBlock], Meta(min_length=1, max_length=1024)]
+    content: Text | Annotated[list[AssistantBlock], Meta(max_length=1024)] | None = None
 
 
 Turn = SystemTurn | UserTurn | AssistantTurn
@@ -168,7 +180,9 @@ Turns = Annotated[list[Turn], Meta(min_length=1, max_length=2048)]
 
 
 class Thinks(_Wire, tag_field="type", tag="enabled"):
-    """The model is to think first."""
+    """The model is to think first, and about so many tokens at most."""
+
+    budget_tokens: NumTokens | None = None
 
 
 class ThinksAtWill(_Wire, tag_field="type", tag="adaptive"):

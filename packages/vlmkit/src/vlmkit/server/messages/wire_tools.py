@@ -5,26 +5,43 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from vlmkit.errors import RequestError
+from vlmkit.server.fields.unused import LeftOut
 from vlmkit.server.fields.wire_sampling import Label
-from vlmkit.server.fields.wire_tools import ChosenFunction, ChosenTool, Function, Tool
+from vlmkit.server.fields.wire_tools import (
+    ChosenFunction,
+    ChosenTool,
+    Function,
+    Tool,
+    check_types,
+    shown_type,
+)
 
 OwnName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9_.-]+$")]
 
 
-class OwnTool(msgspec.Struct, kw_only=True):
-    """What can be called; tools of other types, which Anthropic itself runs, are refused."""
+CUSTOM = "custom"
 
-    name: OwnName
-    input_schema: dict[str, Any]
+
+class OwnTool(LeftOut, kw_only=True):
+    """What can be called, or a tool of a type that Anthropic defines, which is left out."""
+
+    name: OwnName | None = None
+    input_schema: dict[str, Any] | None = None
     description: str | None = None
     input_examples: Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
     strict: bool | None = None
-    type: Literal["custom"] | None = None
+    type: Label | None = None
 
-    # Taken, and without effect: what is the case anyway.
+    # Taken, and without effect: what is the case anyway, or of a tool that is left out.
     eager_input_streaming: bool | None = None
-    defer_loading: Literal[False] | None = None
-    allowed_callers: Annotated[list[Literal["direct"]], Meta(max_length=1)] | None = None
+    defer_loading: bool | None = None
+    allowed_callers: Annotated[list[Label], Meta(max_length=16)] | None = None
+
+    @property
+    def left_out(self) -> str | None:
+        """Its type, if that is not the client's own."""
+        return shown_type(self.type, CUSTOM)
 
 
 class CallsAtWill(msgspec.Struct, kw_only=True, tag_field="type", tag="auto"):
@@ -55,13 +72,19 @@ OwnChoice = CallsAtWill | CallsAny | CallsOne | CallsNone
 
 
 def chat_tools(tools: list[OwnTool] | None, choice: OwnChoice | None) -> dict[str, Any]:
-    """Return what is said of tools, by the names of a chat's fields."""
+    """Return what is said of tools, by the names of a chat's fields.
+
+    Raises:
+        RequestError: a tool is of a wrong type, or lacks its name or schema.
+    """
+    given = [(tool.left_out, tool.input_schema is not None) for tool in tools or ()]
+    check_types(given, CUSTOM, "input_schema", must_call=isinstance(choice, CallsAny))
     if choice is None or isinstance(choice, CallsNone):
         is_alone = None
     else:
         is_alone = choice.disable_parallel_tool_use
     return {
-        "tools": [_tool(tool) for tool in tools or ()] or None,
+        "tools": [_tool(n, t) for n, t in enumerate(tools or ()) if t.left_out is None] or None,
         "tool_choice": None if choice is None else _choice(choice),
         "parallel_tool_calls": not is_alone,
     }
@@ -75,9 +98,24 @@ def _choice(choice: OwnChoice) -> Literal["none", "auto", "required"] | ChosenTo
     return "none" if isinstance(choice, CallsNone) else "auto"
 
 
-def _tool(tool: OwnTool) -> Tool:
+def _refusal(place: str, supported: str) -> RequestError:
+    return RequestError(
+        f"{place} is not supported with this value by this server; supported are {supported}",
+        param=place,
+        code="unsupported_parameter",
+    )
+
+
+def _tool(number: int, tool: OwnTool) -> Tool:
     """Return a tool as chats have it, its examples where JSON schema has a place for them."""
-    schema = tool.input_schema
+    place = f"tools[{number}]"
+    if tool.name is None:
+        raise RequestError(f"{place}.name is needed in a tool of type custom", param=place)
+    if tool.defer_loading:
+        raise _refusal(f"{place}.defer_loading", "false")
+    if {*(tool.allowed_callers or ())} - {"direct"}:
+        raise _refusal(f"{place}.allowed_callers", "direct")
+    schema = tool.input_schema or {}
     if tool.input_examples:
         schema = schema | {"examples": tool.input_examples}
     function = Function(

@@ -61,7 +61,7 @@ class Readiness(msgspec.Struct):
     Attributes:
         resources: what is held of each, by name.
         num_ignored: requests with keys that were ignored, by key; null to those who may not know.
-        num_unconstrained: requests with tools to whose schemas nothing here keeps; the same.
+        num_unconstrained: requests whose answers are not held to all of their schemas; the same.
     """
 
     status: Status

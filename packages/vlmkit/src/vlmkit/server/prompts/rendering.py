@@ -23,6 +23,19 @@ from vlmkit.server.prompts.wire_render import (
 )
 from vlmkit.server.work.pieces import HOLE
 
+_PLAIN = SamplingParams()
+_OURS = (  # vLLM has no such parameters
+    "typical_p",
+    "xtc_probability",
+    "xtc_threshold",
+    "repeat_last_n",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+)
+
 
 def rendered(
     body: ChatRequest | CompletionRequest,
@@ -96,10 +109,15 @@ def _params(params: SamplingParams, constraint: Constraint | None) -> dict[str, 
     told: dict[str, Any] = msgspec.to_builtins(params)
     for name in OF_MODELS:
         del told[name]
+    for name in _OURS:
+        if getattr(params, name) == getattr(_PLAIN, name):
+            del told[name]
     num_top = told.pop("top_logprobs")
     return told | {
         "logprobs": num_top if params.logprobs else None,
         "logit_bias": params.logit_bias or None,
+        "bad_words": params.bad_words or None,
+        "allowed_token_ids": params.allowed_token_ids or None,
         "structured_outputs": None if constraint is None else _form(constraint),
     }
 

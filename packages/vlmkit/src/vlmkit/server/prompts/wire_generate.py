@@ -11,12 +11,21 @@ from msgspec.structs import fields
 
 from vlmkit.ask.image_options import Detail
 from vlmkit.ask.sampling import (
+    AllowedTokens,
+    BadWordTexts,
+    Breakers,
+    DryBase,
+    DryLength,
+    DryMultiplier,
+    DryWindow,
     LogitBias,
     MinP,
     NumChoices,
     NumTokens,
     NumTop,
     Penalty,
+    Probability,
+    RepeatLastN,
     RepetitionPenalty,
     Seed,
     StopString,
@@ -24,6 +33,7 @@ from vlmkit.ask.sampling import (
     StopTokenIds,
     Temperature,
     TopP,
+    TypicalP,
 )
 from vlmkit.server.chat.wire import ImageLimits, MaxImageTokens, NotSupported
 from vlmkit.server.fields.body import BodyReader
@@ -47,10 +57,22 @@ class GenerateParams(msgspec.Struct, kw_only=True):
     top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
     min_p: MinP | None = None
+    typical_p: TypicalP | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    repeat_last_n: RepeatLastN | None = None
+    xtc_probability: Probability | None = None
+    xtc_threshold: Probability | None = None
+    dry_multiplier: DryMultiplier | None = None
+    dry_base: DryBase | None = None
+    dry_allowed_length: DryLength | None = None
+    dry_penalty_last_n: DryWindow | None = None
+    dry_sequence_breakers: Breakers | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
+    bad_words: BadWordTexts | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    thinking_token_budget: NotSupported = None  # plain tokens have no reasoning apart
     seed: Seed | None = None
     stop: StopString | StopStrings | None = None
     stop_token_ids: StopTokenIds | None = None
@@ -60,10 +82,6 @@ class GenerateParams(msgspec.Struct, kw_only=True):
     logprobs: NumTop | None = None
     prompt_logprobs: NumTop | None = None
     structured_outputs: StructuredOutputs | None = None
-
-    # Refused.
-    allowed_token_ids: NotSupported = None
-    bad_words: NotSupported = None
 
 
 class Places(msgspec.Struct, kw_only=True):

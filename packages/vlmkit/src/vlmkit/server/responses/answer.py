@@ -1,7 +1,8 @@
 """What ``/v1/responses`` answers: OpenAI's objects, and how a completion becomes one."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ from vlmkit.server.responses.items import (
     in_json,
     new_id,
 )
+from vlmkit.server.responses.namespaces import Named, response_tools
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 _encode = msgspec.json.encode
@@ -102,7 +104,7 @@ class ResponseHead(msgspec.Struct, kw_only=True):
     safety_identifier: str | None
     text: own.TextConfig
     tool_choice: str | own.ChosenFunction | own.AllowedTools
-    tools: list[own.FunctionTool]
+    tools: list[own.FunctionTool | own.NamespaceTool]
     user: str | None
     background: bool
     object: Literal["response"] = "response"
@@ -170,7 +172,7 @@ def response_head(
         safety_identifier=body.safety_identifier,
         text=own.TextConfig(format=(body.text and body.text.format) or TextForm()),
         tool_choice=body.tool_choice or "auto",
-        tools=body.tools or [],
+        tools=response_tools(body.tools),
         user=body.user,
         truncation=body.truncation or "disabled",
         truncated_items=num_truncated or msgspec.UNSET,
@@ -274,6 +276,7 @@ def output_of(
     completion: Completion,
     logprobs: LogprobsOf | None,
     token_bytes: Callable[[int], bytes],
+    names: Mapping[str, Named] = MappingProxyType({}),
 ) -> list[OutputItem]:
     """Return the items of a whole answer: what was thought, said and called.
 
@@ -281,6 +284,7 @@ def output_of(
         completion: of one choice.
         logprobs: puts samples into shape; None where the client asked for none.
         token_bytes: what a token stands for.
+        names: the parts of the full names of functions.
     """
     (choice,) = completion.choices
     output: list[OutputItem] = []
@@ -295,7 +299,8 @@ def output_of(
             said.logprobs = in_json(logprob_pieces(logprobs, told))
         output.append(MessageItem(new_id("msg"), "completed", (said,)))
     for call in choice.tool_calls:
-        item = CallItem(new_id("fc"), call.id, call.name, call.arguments, "completed")
+        item = CallItem.begun(call.id, call.name, names)
+        item.arguments, item.status = call.arguments, "completed"
         output.append(item)
     output[-1].status = response_status(choice.finish_reason)
     return output

@@ -36,6 +36,7 @@ from vlmkit.server.responses.event_log import EventLog
 from vlmkit.server.responses.events import ResponseEvents
 from vlmkit.server.responses.followed import Followed
 from vlmkit.server.responses.items import OutputItem, kept_input, kept_output, new_id
+from vlmkit.server.responses.namespaces import names_of
 from vlmkit.server.responses.served_events import ServedEvents
 from vlmkit.server.responses.store import ResponseStore, Turn
 from vlmkit.server.responses.truncation import check_fits
@@ -128,11 +129,13 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             turn = Turn(self.caller.owner, said, done.before, self.caller.account)
             answer = self._begun(head, bodies, turn, stream)
 
+        names = names_of(body.tools)
+
         def whole(completion: Completion) -> list[bytes]:
             if isinstance(stream, Rounds):
                 output = output_of_rounds(stream.rounds)
             else:
-                output = output_of(completion, logprobs, runner.token_bytes)
+                output = output_of(completion, logprobs, runner.token_bytes, names)
             return [answer.end(output, completion)]
 
         hides = bool(body.stream_options and body.stream_options.include_obfuscation)
@@ -141,6 +144,7 @@ class CreateCall(ConversationCall[ResponsesRequest]):
             logprobs=logprobs,
             num_reasoning_tokens=lambda: stream.usage.reasoning_tokens,
             keep=answer.keep,
+            names=names,
         )
         named = naming_media(stream, done.media)
         if answer.log is not None:

@@ -4,7 +4,8 @@ An item is told from its beginning to its end before the next one begins. What i
 events of one item is encoded once, so that a token costs microseconds.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from vlmkit.server.responses.items import (
     in_json,
     new_id,
 )
+from vlmkit.server.responses.namespaces import Named
 
 Keep = Callable[[bytes, Sequence[OutputItem]], None]
 
@@ -44,6 +46,7 @@ class ResponseEvents:
         logprobs: puts samples into shape; None where the client asked for none.
         num_reasoning_tokens: tells how many tokens of the answer were reasoning so far.
         keep: is told the last body and its items.
+        names: the parts of the full names of functions.
 
     Attributes:
         body: the response as a whole, once it is over.
@@ -59,11 +62,13 @@ class ResponseEvents:
         logprobs: LogprobsOf | None,
         num_reasoning_tokens: Callable[[], int],
         keep: Keep,
+        names: Mapping[str, Named] = MappingProxyType({}),
     ) -> None:
         self._bodies = bodies
         self._logprobs = logprobs
         self._num_reasoning_tokens = num_reasoning_tokens
         self._keep = keep
+        self._names = names
         self.body = b""
         self._num_events = 0
         self._output: list[OutputItem] = []
@@ -173,7 +178,7 @@ class ResponseEvents:
 
     def _call(self, delta: ToolCallDelta) -> tuple[OutputItem, str]:
         """Return the item of a call that begins, and what more of its arguments are called."""
-        item = CallItem(new_id("fc"), delta.id, delta.name)
+        item = CallItem.begun(delta.id, delta.name, self._names)
         return item, "response.function_call_arguments.delta"
 
     def _end_call(self, item: CallItem | ServedItem, arguments: str) -> bytes:

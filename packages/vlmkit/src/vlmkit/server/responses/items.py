@@ -1,6 +1,6 @@
 """Items of the Responses API as they are told and kept; what clients send is in wire_responses."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple
 
@@ -8,7 +8,9 @@ import msgspec
 
 from vlmkit.server.chat.answer import TokenLogprob
 from vlmkit.server.chat.served import LABEL
+from vlmkit.server.fields.wire_tools import arguments_text
 from vlmkit.server.responses import wire as own
+from vlmkit.server.responses.namespaces import Named
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -67,6 +69,20 @@ class CallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str = ""
     status: Status = "in_progress"
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def begun(cls, call_id: str, name: str, names: Mapping[str, Named]) -> "CallItem":
+        """Return the item of a call that begins.
+
+        Args:
+            call_id: what the call is called.
+            name: the full name of the function.
+            names: the parts of full names.
+        """
+        if (parts := names.get(name)) is None:
+            return cls(new_id("fc"), call_id, name)
+        return cls(new_id("fc"), call_id, parts.name, namespace=parts.namespace)
 
 
 class ToolFailure(msgspec.Struct, tag_field="type", tag="mcp_tool_execution_error"):
@@ -136,15 +152,19 @@ _PREFIXES = {
 def _fields(item: own.Item) -> dict[str, Any]:
     """Return what an item says, in the shape in which it is listed."""
     if item.type == "function_call":
-        said = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-        return {"type": item.type} | said
+        arguments = arguments_text(item.arguments)
+        said = {"call_id": item.call_id, "name": item.name, "arguments": arguments}
+        within = {"namespace": item.namespace} if item.namespace else {}
+        return {"type": item.type} | said | within
     if item.type == "function_call_output":
         output = item.output if isinstance(item.output, str) else [*_parts(item.output or ())]
         return {"type": item.type, "call_id": item.call_id, "output": output}
     if item.type == "mcp_call":
-        told = ("name", "arguments", "server_label", "error")
+        told = ("name", "server_label", "error")
         output = item.output if isinstance(item.output, str) else [*_parts(item.output or ())]
-        return {"type": item.type, "output": output} | {n: getattr(item, n) for n in told}
+        said = {name: getattr(item, name) for name in told}
+        arguments = arguments_text(item.arguments)
+        return {"type": item.type, "output": output, "arguments": arguments} | said
     if item.type == "reasoning":
         summary = [{"type": "summary_text", "text": part.text} for part in item.summary or ()]
         return {"type": item.type, "summary": summary, "content": [*_parts(item.content or ())]}

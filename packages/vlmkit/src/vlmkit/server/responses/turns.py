@@ -16,9 +16,12 @@ from vlmkit.server.chat.convert import field_of_chat
 from vlmkit.server.chat.tool_runs import writable
 from vlmkit.server.fields import wire_tools
 from vlmkit.server.fields.forms import JsonSchemaForm, NamedSchema, ResponseFormat
+from vlmkit.server.fields.translation import set_field
 from vlmkit.server.fields.wire_sampling import AnswerFields
+from vlmkit.server.fields.wire_tools import arguments_text
 from vlmkit.server.responses import wire as own
 from vlmkit.server.responses.items import KeptItem
+from vlmkit.server.responses.namespaces import full_name, shown_functions
 
 EARLIER = "previous_response_id"
 _SHARED = {*AnswerFields.__struct_fields__, *wire.OURS} - {
@@ -33,14 +36,16 @@ _PLACES = {
 }
 _FIELDS = {
     "message": ({"role", "content"}, set[str]()),
-    "function_call": ({"call_id", "name", "arguments"}, set[str]()),
-    "function_call_output": ({"call_id", "output"}, {"name"}),
+    "function_call": ({"call_id", "name", "arguments"}, {"namespace"}),
+    "function_call_output": ({"call_id"}, {"output", "name", "namespace"}),
     "reasoning": (set[str](), {"content", "summary"}),
     "mcp_call": ({"id", "name", "arguments"}, {"server_label", "output", "error"}),
     "item_reference": ({"id"}, set[str]()),
 }
 """Fields that an item of each type must have, and others that it may have."""
 
+_TEXTS = ("input_text", "output_text")
+_SHOWN = ("input_text", "input_image", "input_file", "output_text")
 _OF_EVERY_ITEM = frozenset({"type", "id", "status"})
 _item = msgspec.json.Decoder(own.Item)
 
@@ -135,12 +140,7 @@ def _fields(body: Body, places: dict[str, str]) -> dict[str, Any]:
     if body.reasoning:
         fields["reasoning_effort"] = body.reasoning.effort
     if body.text and body.text.format:
-        if fields.get("response_format") is not None:
-            raise RequestError(
-                "response_format and text.format exclude each other", param="response_format"
-            )
-        fields["response_format"] = _form(body.text.format)
-        places["response_format"] = "text.format"
+        set_field(fields, places, "response_format", _form(body.text.format), "text.format")
     return fields
 
 
@@ -153,7 +153,7 @@ def _form(given: ResponseFormat | own.SchemaForm) -> ResponseFormat:
 
 def _tools(body: Body) -> dict[str, Any]:
     """Return the tools that may be called, and whether they must be."""
-    tools, choice = body.tools or [], body.tool_choice
+    tools, choice = shown_functions(body.tools), body.tool_choice
     said: str | wire_tools.ChosenTool | None
     if isinstance(choice, own.AllowedTools):
         allowed = {tool.name for tool in choice.tools}
@@ -166,11 +166,23 @@ def _tools(body: Body) -> dict[str, Any]:
         said = wire_tools.ChosenTool(function=wire_tools.ChosenFunction(name=choice.name))
     else:
         said = choice
+        if said == "required":
+            _check_runnable(body.tools or [])
     return {
         "tools": [_tool(tool) for tool in tools] or None,
         "tool_choice": said,
         "parallel_tool_calls": body.parallel_tool_calls,
     }
+
+
+def _check_runnable(tools: Sequence[own.AnyTool], within: str = "") -> None:
+    """Refuse tools that the answer might have to call, and cannot."""
+    for number, tool in enumerate(tools):
+        if isinstance(tool, own.NamespaceTool):
+            _check_runnable(tool.tools, f"tools[{number}].")
+        elif isinstance(tool, own.OtherTool):
+            place = f"{within}tools[{number}].type"
+            raise wire_tools.unsupported_type(place, wire_tools.FUNCTION, must_call=True)
 
 
 def _tool(tool: own.FunctionTool) -> wire_tools.Tool:
@@ -248,13 +260,14 @@ class _Conversation:
         calls = message.tool_calls = message.tool_calls or []
         here = f"{self._here(-1)}.tool_calls[{len(calls)}].function.arguments"
         self.places[here] = place if place == EARLIER else f"{place}.arguments"
-        called = wire.CalledFunction(name=item.name or "", arguments=item.arguments or "")
+        name = full_name(item.namespace, item.name or "")
+        called = wire.CalledFunction(name=name, arguments=item.arguments)
         calls.append(wire.ToolCall(id=item.call_id or "", function=called))
 
     def _served(self, place: str, item: own.Item) -> None:
         """Say a call that the server ran, which may be broken, and what came of it."""
         call_id = (item.id or "").rpartition("_")[2]
-        written = ToolCallPart(call_id, item.name or "", item.arguments or "")
+        written = ToolCallPart(call_id, item.name or "", arguments_text(item.arguments))
         (call,) = writable([written])
         message = self._assistant()
         calls = message.tool_calls = message.tool_calls or []
@@ -286,7 +299,11 @@ class _Conversation:
             elif isinstance(part, own.InputText | own.OutputText):
                 parts.append(wire.TextPart(text=part.text))
             else:
-                raise RequestError(f"{here} does not belong into this item", param=here)
+                raise RequestError(
+                    f"{here} does not belong into this item; supported are "
+                    f"{', '.join(_SHOWN if may_show else _TEXTS)}",
+                    param=here,
+                )
         return parts or [wire.TextPart(text="")]
 
     def _shown(self, there: str, here: str, part: own.InputImage | own.InputFile) -> wire.ShownPart:
@@ -321,7 +338,8 @@ def _kind(place: str, item: own.Item) -> str:
     kind = item.type or ("item_reference" if item.id and item.role is None else "message")
     needed, possible = _FIELDS[kind]
     given = {name for name in item.__struct_fields__ if getattr(item, name) is not None}
-    if missing := needed - given:
+    optional = {"content"} if item.role == "assistant" else set[str]()
+    if missing := needed - given - optional:
         name = min(missing)
         raise RequestError(f"{place}.{name} is needed in an item of type {kind}", param=place)
     if others := given - needed - possible - _OF_EVERY_ITEM:

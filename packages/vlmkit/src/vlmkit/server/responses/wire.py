@@ -1,6 +1,7 @@
 """Bodies of ``/v1/responses``, OpenAI's Responses API: shapes and bounds, no behaviour."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import msgspec
 from msgspec import Meta
@@ -20,8 +21,9 @@ from vlmkit.server.chat.wire import (
 )
 from vlmkit.server.fields.body import BodyReader
 from vlmkit.server.fields.forms import JsonObjectForm, TextForm
+from vlmkit.server.fields.unused import LeftOut
 from vlmkit.server.fields.wire_sampling import AnswerFields, Label, ModelName
-from vlmkit.server.fields.wire_tools import FunctionName
+from vlmkit.server.fields.wire_tools import OTHER_TOOL_TYPES, Arguments, FunctionName
 
 MAX_ITEMS = 2048
 """Of one conversation, those included that are stored here."""
@@ -93,19 +95,51 @@ class Item(_Wire):
     summary: Summary | None = None
     call_id: Label | None = None
     name: Label | None = None
-    arguments: Text | None = None
+    namespace: Label | None = None
+    arguments: Arguments = None
     output: Text | Outputs | None = None
     server_label: Label | None = None
     error: Any = None  # is said in the output, too
 
 
 class FunctionTool(_Wire, tag_field="type", tag="function"):
-    """A function; tools of other types are refused."""
+    """A function, which the client runs."""
 
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class OtherTool(LeftOut):
+    """A tool of another type, which this server cannot run: left out where no call is required."""
+
+
+if TYPE_CHECKING:
+    Member = FunctionTool | OtherTool
+else:
+    _OTHERS = {
+        tag: msgspec.defstruct(
+            f"OtherTool_{tag}", [], bases=(OtherTool,), tag_field="type", tag=tag
+        )
+        for tag in OTHER_TOOL_TYPES
+    }
+    _CustomTool = _OTHERS["custom"]
+    Member = FunctionTool | _CustomTool
+
+
+class NamespaceTool(_Wire, tag_field="type", tag="namespace"):
+    """Functions with a common name, which stands before theirs."""
+
+    name: FunctionName
+    tools: Annotated[list[Member], Meta(max_length=128)]
+    description: str | None = None
+
+
+if TYPE_CHECKING:
+    AnyTool = FunctionTool | NamespaceTool | OtherTool
+else:
+    AnyTool = Union[FunctionTool, NamespaceTool, *_OTHERS.values()]
 
 
 class ChosenFunction(_Wire, tag_field="type", tag="function"):
@@ -171,7 +205,7 @@ Includable = Literal[
 
 
 Input = Text | Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
-Tools = Annotated[list[FunctionTool], Meta(max_length=128)]
+Tools = Annotated[list[AnyTool], Meta(max_length=128)]
 Choice = Literal["none", "auto", "required"] | ChosenFunction | AllowedTools
 
 
@@ -230,7 +264,6 @@ class ResponsesRequest(AnswerFields, kw_only=True):
     n: NotSupported = None
     prompt: NotSupported = None
     reasoning_effort: NotSupported = None
-    verbosity: NotSupported = None
 
 
 class InputTokensRequest(_Wire):
@@ -259,6 +292,11 @@ class InputTokens(msgspec.Struct):
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+def functions_of(tools: Iterable[AnyTool] | None) -> list[FunctionTool]:
+    """Return those of some tools that are functions."""
+    return [tool for tool in tools or () if isinstance(tool, FunctionTool)]
 
 
 def _refused(shape: type[msgspec.Struct]) -> set[str]:

@@ -106,7 +106,7 @@ class Service:
         self._drained_s: float | None = None  # when that has its end, whatever is left
         self.num_open = 0
         self.num_ignored: Counter[str] = Counter()  # requests, by keys that had no effect on them
-        self.num_unconstrained = 0  # requests with tools whose schemas nothing here keeps to
+        self.num_unconstrained = 0  # requests whose answers are not held to all of their schemas
         self.ledger = Ledger(settings)
         self.bodies = Bodies(
             self.ledger.body_bytes, settings.body_timeout_s, settings.max_body_bytes
@@ -115,6 +115,10 @@ class Service:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+
+    def count_unconstrained(self) -> None:
+        """Count a request whose answer is not held to all of its schemas."""
+        self.num_unconstrained += 1
 
     # Who may come in.
 

@@ -1,6 +1,6 @@
 """The parts of schemas that the answers of a call are not held to."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from vlmkit.ask.demand import Demand
@@ -15,10 +15,12 @@ class Unconstrained:
 
     Args:
         headers: get them before the answer begins.
+        count: is called once, if there are any.
     """
 
-    def __init__(self, headers: dict[str, str]) -> None:
+    def __init__(self, headers: dict[str, str], count: Callable[[], None]) -> None:
         self._headers = headers
+        self._count = count
         self._found: dict[str, None] = {}
 
     def reported(self, request: Request) -> Request:
@@ -28,6 +30,8 @@ class Unconstrained:
             if request.admit is not None:
                 request.admit(demand)
             if demand.unconstrained:
+                if not self._found:
+                    self._count()
                 self._found |= dict.fromkeys(demand.unconstrained)
                 self._headers[HEADER] = header_value(self._found)
 

@@ -1,0 +1,160 @@
+"""Values inside of messages that say nothing, and arguments as objects: each as it is meant."""
+
+import pytest
+from running_server import asked, chat, said
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+ABSENT = "absent"
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def held(name, value):
+    return {} if value == ABSENT else {name: value}
+
+
+def calling(arguments="{}", result="fine"):
+    """A chat's conversation with one call and its result."""
+    function = {"name": "look"} | held("arguments", arguments)
+    call = {"id": "c1", "type": "function", "function": function}
+    back = {"role": "tool", "tool_call_id": "c1"} | held("content", result)
+    return [user("a"), {"role": "assistant", "content": None, "tool_calls": [call]}, back]
+
+
+def calling_items(arguments="{}", result="fine"):
+    """The same for the Responses API."""
+    call = {"type": "function_call", "call_id": "c1", "name": "look"}
+    back = {"type": "function_call_output", "call_id": "c1"}
+    return [user("a"), call | held("arguments", arguments), back | held("output", result)]
+
+
+def body(path, conversation):
+    if path == RESPONSES:
+        return {"model": "mock", "input": conversation, "max_output_tokens": 4}
+    return chat(messages=conversation, max_tokens=4)
+
+
+def seen(server, monkeypatch, path, conversation):
+    """The messages that the model is asked with, and what is reported."""
+    with asked(server, monkeypatch) as requests:
+        answer = server.post(body(path, conversation), path)
+    assert answer.status_code == 200, answer.text
+    return [said(message) for message in requests[0].messages], answer.headers.get(
+        "x-vlmkit-ignored"
+    )
+
+
+def check_same(server, monkeypatch, path, one, other):
+    assert seen(server, monkeypatch, path, one) == seen(server, monkeypatch, path, other)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"at": 1, "é": [True, None, "x"]}, '{"at":1,"é":[true,null,"x"]}'),
+        ({"n": 12345678901234567890123}, '{"n":12345678901234567890123}'),
+        ({}, "{}"),
+    ],
+)
+@pytest.mark.parametrize(("path", "make"), [(CHAT, calling), (RESPONSES, calling_items)])
+def test_arguments_may_be_an_object(server, monkeypatch, path, make, given, text):
+    check_same(server, monkeypatch, path, make(given), make(text))
+
+
+@pytest.mark.parametrize("given", [None, ABSENT])
+def test_no_arguments_are_an_empty_text(server, monkeypatch, given):
+    check_same(server, monkeypatch, CHAT, calling(given), calling(""))
+
+
+@pytest.mark.parametrize(("path", "make"), [(CHAT, calling), (RESPONSES, calling_items)])
+@pytest.mark.parametrize("given", [[1], 3, True, "[1]"])
+def test_arguments_of_another_kind_are_rejected(server, path, make, given):
+    answer = server.post(body(path, make(given)), path)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].endswith("arguments")
+
+
+def test_arguments_that_are_an_object_are_listed_as_text(server):
+    made = server.post(body(RESPONSES, calling_items({"at": 1})), RESPONSES).json()
+    items = server.get(f"{RESPONSES}/{made['id']}/input_items?order=asc").json()["data"]
+    assert items[1]["arguments"] == '{"at":1}'
+
+
+@pytest.mark.parametrize(("path", "make"), [(CHAT, calling), (RESPONSES, calling_items)])
+@pytest.mark.parametrize("given", [None, ABSENT, []])
+def test_a_tool_may_return_nothing(server, monkeypatch, path, make, given):
+    check_same(server, monkeypatch, path, make(result=given), make(result=""))
+
+
+@pytest.mark.parametrize("given", [None, ABSENT])
+def test_a_tools_result_of_anthropics_may_be_nothing(server, monkeypatch, given):
+    def conversation(result):
+        use = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+        block = {"type": "tool_result", "tool_use_id": "c1"} | held("content", result)
+        return [user("a"), {"role": "assistant", "content": [use]}, user([block])]
+
+    check_same(server, monkeypatch, MESSAGES, conversation(given), conversation(""))
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+@pytest.mark.parametrize("given", [None, ABSENT, []])
+def test_an_answer_may_have_said_nothing(server, monkeypatch, path, given):
+    def conversation(content):
+        return [user("a"), {"role": "assistant"} | held("content", content), user("b")]
+
+    check_same(server, monkeypatch, path, conversation(given), conversation(""))
+
+
+@pytest.mark.parametrize("given", [None, ABSENT, [], ""])
+def test_an_empty_last_turn_of_anthropics_begins_no_answer(server, monkeypatch, given):
+    turn = {"role": "assistant"} | held("content", given)
+    check_same(server, monkeypatch, MESSAGES, [user("a"), turn], [user("a")])
+
+
+def test_a_turn_of_redacted_thinking_alone_says_nothing_and_is_reported(server, monkeypatch):
+    hidden = [{"type": "redacted_thinking", "data": "abc"}]
+    turns = [user("a"), {"role": "assistant", "content": hidden}, user("b")]
+    empty = [user("a"), {"role": "assistant", "content": ""}, user("b")]
+    messages, ignored = seen(server, monkeypatch, MESSAGES, turns)
+    assert messages == seen(server, monkeypatch, MESSAGES, empty)[0]
+    assert ignored == "messages.content.data"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", MESSAGES, RESPONSES])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": []},
+        {"context_management": {"edits": []}},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"verbosity": "medium"},
+    ],
+)
+def test_fields_that_change_nothing_are_accepted_in_every_api(server, path, fields):
+    is_chat = path != "/v1/completions"
+    sent = body(path, [user("a")]) if is_chat else {"model": "mock", "prompt": "x"}
+    answer = server.post(sent | fields, path)
+    assert answer.status_code == 200, answer.text
+    assert "x-vlmkit-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_how_much_to_say_is_reported(server, path):
+    sent = body(path, [user("a")])
+    assert server.post(sent | {"verbosity": "low"}, path).headers["x-vlmkit-ignored"] == "verbosity"
+    if path == RESPONSES:
+        answer = server.post(sent | {"text": {"verbosity": "low"}}, path)
+        assert answer.headers["x-vlmkit-ignored"] == "text.verbosity"
+
+
+def test_context_that_is_to_be_cleared_is_rejected(server):
+    for edit in (
+        {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}},
+        {"type": "clear_tool_uses_20250919"},
+    ):
+        sent = body(MESSAGES, [user("a")]) | {"context_management": {"edits": [edit]}}
+        answer = server.post(sent, MESSAGES)
+        assert answer.status_code == 400
+        assert "context_management is not supported" in answer.json()["error"]["message"]

@@ -1,0 +1,46 @@
+"""Requests with files and with images are all prepared, however few threads there are."""
+
+import asyncio
+import time
+
+import pytest
+
+from vlmkit.ask.decode_cost import DecodeCost
+from vlmkit.ask.image import Image
+from vlmkit.ask.media import FilePart
+from vlmkit.ask.message import ImagePart, Message
+from vlmkit.ask.request import Request
+from vlmkit.running.preparation import Preparation
+from vlmkit.settings.pipeline import PipelineSettings
+
+MOST = 1000
+COST = DecodeCost(MOST, 10)
+PDF, PICTURE = b"%PDF-1.7", b"BM" + bytes(60)
+PARTS = (FilePart(PDF), FilePart(PICTURE), ImagePart(Image((1, 1), PICTURE, cost=COST)))
+
+
+def request_of(part, tenant=""):
+    return Request(messages=[Message("user", (part,))], tenant=tenant)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+@pytest.mark.parametrize("tenants", ["a", "ab"])
+def test_files_that_need_memory_once_opened_do_not_stop_those_that_have_it(num_workers, tenants):
+    bounds = PipelineSettings(
+        max_decoding_bytes=MOST, num_workers=num_workers, prepare_timeout_s=20.0
+    )
+    preparation = Preparation(bounds, 0)
+
+    def work(request, place):
+        time.sleep(0.005)  # a file is opened
+        place.enlarge(MOST, bounds.prepare_timeout_s)
+        return place.granted.done() and place.num_bytes
+
+    async def all_of_them():
+        requests = [request_of(part, tenant) for tenant in tenants for part in PARTS] * 5
+        return await asyncio.gather(*(preparation.in_worker(work, each) for each in requests))
+
+    started = time.monotonic()
+    assert set(asyncio.run(all_of_them())) == {MOST}
+    assert time.monotonic() - started < bounds.prepare_timeout_s
+    assert preparation._room.decoding_bytes == 0

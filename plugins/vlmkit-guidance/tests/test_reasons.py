@@ -1,0 +1,26 @@
+"""Reasons of refusals are the library's, whatever the words of the constraint are."""
+
+import pytest
+
+from vlmkit.ask.constraint import JsonSchema
+from vlmkit.errors import ConstraintError
+from vlmkit.seams.constraint import Vocabulary
+from vlmkit_guidance.compiler import GuidanceCompiler
+
+BYTES = Vocabulary([bytes([i]) for i in range(256)], lambda text: [])
+ITEMS = {"type": "array", "items": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("flaw", "reason", "keyword"),
+    [
+        ({"format": "phone"}, "it uses a format that is not supported", "format"),
+        ({"pattern": "("}, "a pattern is malformed", "pattern"),
+    ],
+)
+def test_words_of_a_schema_are_no_reasons(flaw, reason, keyword):
+    properties = {"oneOf": ITEMS, "wrong": {"type": "string"} | flaw, "regex": ITEMS}
+    schema = JsonSchema.of({"type": "object", "properties": properties})
+    with pytest.raises(ConstraintError, match=reason) as caught:
+        GuidanceCompiler(BYTES).compile(schema)
+    assert caught.value.keyword == keyword
