@@ -309,6 +309,17 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports")
 
 
+@nox.session(default=False)
+def structure(session: nox.Session) -> None:
+    """Print the tables of structure and prose; ``--list NAME`` says what a number counts.
+
+    ``--json FILE`` saves the numbers, ``--against FILE`` shows saved ones beside today's, and
+    ``--record`` writes the ceilings that ``tests/test_prose.py`` holds the sources to.
+    """
+    session.install("-q", *nox.project.dependency_groups(PROJECT, "lint"))  # grimp is among them
+    session.run("python", "-m", "structure", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
 @nox.session
 def types(session: nox.Session) -> None:
     """Check all types, strictly, as each system's standard library has them."""
