@@ -1,0 +1,304 @@
+"""Which files of vlmkit one request runs through, and what each further token costs in calls.
+
+    python benchmarks/request_trace.py
+    python benchmarks/request_trace.py --list
+
+``vlmkit serve mock`` runs in this process. After some requests to warm up, a client asks over a
+connection that is open already for a streamed chat completion: one with an image and a tool that
+the answer calls, and one of text alone. The tool's calls are bound to its schema where a compiler
+of constraints, such as vlmkit-guidance, is installed; each token then costs more.
+
+From the first byte of the request to the last byte of the answer, every call of a Python function
+whose source lies in a package ``vlmkit*`` is noted:
+
+* ``files``: distinct source files whose functions were entered. Running a generator or a coroutine
+  on counts as a call; comprehensions and lambdas belong to the file that they stand in.
+* ``changes``: how often two calls in a row on one thread lie in different files. Functions of other
+  packages between them do not count, and neither do returns.
+* ``a further token``: what an answer of 120 tokens has more than one of 20, for each token between.
+  Steps are 5 ms apart, so that tokens are streamed one by one.
+* ``beside further tokens``: what an answer of 20 tokens has, less what 19 further tokens have.
+
+What runs in other processes, such as an isolated decoder, is not seen. Timers of the server make
+repeats differ: the least and the most are printed.
+"""
+
+import argparse
+import base64
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+
+from PIL import Image
+from tables import markdown
+
+STEP_S = 0.005
+FEW_TOKENS, MANY_TOKENS = 20, 120
+ANSWER = "I look at the picture."
+KINDS = {"image and tool": frozenset(("image", "tool")), "text": frozenset[str]()}
+
+
+@dataclass
+class Trace:
+    """What one request did.
+
+    Attributes:
+        first_thread: by file, the thread that entered it first; in order of first entry.
+        calls: the number of calls, by thread.
+        changes: the number of changes of the file, by thread.
+        last: the file of the last call, by thread.
+        seen: the files that were entered, by thread.
+    """
+
+    first_thread: dict[str, int] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
+    changes: dict[int, int] = field(default_factory=dict)
+    last: dict[int, str] = field(default_factory=dict)
+    seen: dict[int, set[str]] = field(default_factory=dict)
+
+    def num_files(self, thread: int | None) -> int:
+        """Return how many files a thread entered, or all did."""
+        return len(self.first_thread if thread is None else self.seen.get(thread, ()))
+
+    def num_changes(self, thread: int | None) -> int:
+        """Return how often a thread went from file to file, or all did."""
+        return sum(self.changes.values()) if thread is None else self.changes.get(thread, 0)
+
+    def num_calls(self, thread: int | None) -> int:
+        """Return how many calls a thread made, or all did."""
+        return sum(self.calls.values()) if thread is None else self.calls.get(thread, 0)
+
+    def note(self, file: str) -> None:
+        """Note a call on this thread."""
+        thread = threading.get_ident()
+        self.first_thread.setdefault(file, thread)
+        self.seen.setdefault(thread, set()).add(file)
+        self.calls[thread] = self.calls.get(thread, 0) + 1
+        if self.last.setdefault(thread, file) != file:
+            self.changes[thread] = self.changes.get(thread, 0) + 1
+            self.last[thread] = file
+
+
+Count = Callable[[Trace, int | None], int]
+"""Counts what one thread did, or all of them."""
+
+COUNTS: dict[str, Count] = {"changes": Trace.num_changes, "calls": Trace.num_calls}
+
+
+class Recorder:
+    """Notes calls while it is on, in every thread that starts after it was installed."""
+
+    def __init__(self) -> None:
+        self.trace: Trace | None = None
+        self._files: dict[CodeType, str | None] = {}
+
+    def install(self) -> None:
+        """Watch this thread, and those that start from now on."""
+        threading.setprofile(self._on_event)
+        sys.setprofile(self._on_event)
+
+    def _on_event(self, frame: FrameType, event: str, argument: object) -> None:  # noqa: ARG002
+        if event != "call" or (trace := self.trace) is None:
+            return
+        code = frame.f_code
+        if code not in self._files:
+            self._files[code] = file_of(code.co_filename)
+        if (file := self._files[code]) is not None:
+            trace.note(file)
+
+
+def file_of(path: str) -> str | None:
+    """Return a source file from its package ``vlmkit*`` on; None for one of another package."""
+    names = path.replace(os.sep, "/").split("/")
+    for place in range(len(names) - 1, 0, -1):
+        if names[place - 1] in ("src", "site-packages"):
+            return "/".join(names[place:]) if names[place].startswith("vlmkit") else None
+    return None
+
+
+class Client(threading.Thread):
+    """Asks, reads what was traced, prints and ends the server.
+
+    Args:
+        port: of the server.
+        options: of the command line.
+        recorder: what watches the server.
+    """
+
+    def __init__(self, port: int, options: argparse.Namespace, recorder: Recorder) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self._options = options
+        self._recorder = recorder
+
+    def run(self) -> None:
+        """Do it all; started before the recorder is installed, so it is not watched itself."""
+        try:
+            while not self._is_ready():
+                time.sleep(0.1)
+            found = {kind: self._measured(parts) for kind, parts in KINDS.items()}
+            report(found, lists=self._options.list)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _is_ready(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), 60) as connection:
+                connection.sendall(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                return b" 200 " in connection.recv(4096).partition(b"\r\n")[0]
+        except OSError:
+            return False
+
+    def _measured(self, parts: frozenset[str]) -> "Measured":
+        """Ask for answers that end by themselves, and for long and short ones."""
+        for _ in range(3):
+            self._ask(body(parts))
+            self._ask(body(parts, FEW_TOKENS))
+        turns = range(self._options.repeats)
+        return Measured(
+            [self._ask(body(parts)) for _ in turns],
+            [self._ask(body(parts, FEW_TOKENS)) for _ in turns],
+            [self._ask(body(parts, MANY_TOKENS)) for _ in turns],
+        )
+
+    def _ask(self, content: bytes) -> Trace:
+        """Send a request over an open connection; return what the server did until its end."""
+        with socket.create_connection(("127.0.0.1", self._port), 60) as connection:
+            time.sleep(0.2)  # until the server has taken the connection
+            trace = self._recorder.trace = Trace()
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(content), content)
+            )
+            answer = b""
+            while not answer.endswith(b"0\r\n\r\n"):
+                piece = connection.recv(65_536)
+                assert piece, answer
+                answer += piece
+            self._recorder.trace = None
+        assert b"data: [DONE]" in answer, answer
+        return trace
+
+
+def body(parts: frozenset[str], num_tokens: int | None = None) -> bytes:
+    """Return a request for a sentence, and a call if it has a tool, or for so many tokens."""
+    script: dict[str, object] = {"text": ANSWER, "latency_s": STEP_S}
+    if num_tokens is not None:
+        script |= {"text": "token ", "tokens": num_tokens}
+    elif "tool" in parts:
+        script["calls"] = [{"name": "mark", "arguments": {"x": 1}}]
+    content: list[object] = [{"type": "text", "text": json.dumps({"mock": script})}]
+    if "image" in parts:
+        content.insert(0, {"type": "image_url", "image_url": {"url": new_image()}})
+    asked = {
+        "model": "mock",
+        "stream": True,
+        "max_tokens": 1000,
+        "messages": [{"role": "user", "content": content}],
+    }
+    if "tool" in parts:
+        parameters = {"type": "object", "properties": {"x": {"type": "integer"}}}
+        function = {"name": "mark", "parameters": parameters}
+        asked["tools"] = [{"type": "function", "function": function}]
+    return json.dumps(asked).encode()
+
+
+def new_image() -> str:
+    """Return a URL of noise, which no cache has."""
+    file = io.BytesIO()
+    Image.effect_noise((320, 240), 90).convert("RGB").save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@dataclass
+class Measured:
+    """What requests of one kind did.
+
+    Attributes:
+        whole: of answers that end by themselves.
+        few: of answers of few tokens.
+        many: of answers of many tokens.
+    """
+
+    whole: list[Trace]
+    few: list[Trace]
+    many: list[Trace]
+
+    def rows(self, kind: str, event_loop: int) -> list[tuple[str, str, str]]:
+        """Return the rows of a table: all threads, and that of the event loop."""
+        threads = (None, event_loop)
+        rows = [
+            (
+                f"{kind}: {name}",
+                *(between([of(t, thread) for t in self.whole]) for thread in threads),
+            )
+            for name, of in {"files": Trace.num_files, **COUNTS}.items()
+        ]
+        for name, of in COUNTS.items():
+            further = [self._further(of, thread) for thread in threads]
+            beside = [self._beside(of, thread) for thread in threads]
+            rows.append((f"{kind}: {name} a further token", *map(between, further)))
+            rows.append((f"{kind}: {name} beside further tokens", *map(between, beside)))
+        return rows
+
+    def _further(self, count: Count, thread: int | None) -> list[float]:
+        """Return how many a further token has, once for each pair of answers."""
+        return [
+            (count(many, thread) - count(few, thread)) / (MANY_TOKENS - FEW_TOKENS)
+            for few, many in zip(self.few, self.many, strict=True)
+        ]
+
+    def _beside(self, count: Count, thread: int | None) -> list[float]:
+        """Return how many a request has that further tokens do not have."""
+        further = statistics.median(self._further(count, thread))
+        return [round(count(few, thread) - (FEW_TOKENS - 1) * further) for few in self.few]
+
+
+def report(found: dict[str, Measured], *, lists: bool) -> None:
+    """Print the table, and the files of the last request in order of first entry."""
+    event_loop = threading.main_thread().ident
+    assert event_loop is not None
+    rows = [row for kind, measured in found.items() for row in measured.rows(kind, event_loop)]
+    print(markdown(["one streamed request", "all threads", "event loop"], rows))
+    for kind, measured in found.items() if lists else ():
+        print(f"\n{kind}:")
+        for file, thread in measured.whole[-1].first_thread.items():
+            print(file, "" if thread == event_loop else "(first in another thread)")
+    sys.stdout.flush()
+
+
+def between(numbers: Sequence[float]) -> str:
+    """Return the median with the least and the most."""
+    return f"{statistics.median(numbers):,g} ({min(numbers):,g} to {max(numbers):,g})"
+
+
+def main() -> None:
+    """Run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--list", action="store_true", help="the files, in order of first entry")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the server")
+    options = parser.parse_args()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    recorder = Recorder()
+    Client(port, options, recorder).start()
+    recorder.install()
+    settings = [f"--set={each}" for each in options.set]
+    sys.argv = ["vlmkit", "serve", "mock", "--port", str(port), *settings]
+    runpy.run_module("vlmkit", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
