@@ -185,3 +185,14 @@ def test_a_number_that_fell_is_recorded(counted):
     assert ceilings.fallen(counted, ceilings.read()) == [], (
         "well done: lower the ceilings with `nox -s structure -- --record`"
     )
+
+
+def test_a_ceiling_notices_what_rises_and_what_falls():
+    recorded = {"docs": {"long-pages": 2}, "vlmkit-one": {"messages": 1}}
+    now = {"docs": {"long-pages": 1}, "vlmkit-two": {"messages": 1}}
+    assert ceilings.risen(now, recorded) == ["vlmkit-two: messages rose from 0 to 1"]
+    assert ceilings.fallen(now, recorded) == [
+        "docs: long-pages fell from 2 to 1",
+        "vlmkit-one: messages fell from 1 to 0",
+    ]
+    assert ceilings.risen(recorded, recorded) == ceilings.fallen(recorded, recorded) == []
