@@ -34,9 +34,9 @@ def main() -> None:
     rates = []
     try:
         asyncio.run(_wait(port))
-        asyncio.run(_round(port, 4, 50))
+        asyncio.run(round_of(port, 4, 50))
         for _ in range(options.repeats):
-            num_events, seconds = asyncio.run(_round(port, options.streams, options.tokens))
+            num_events, seconds = asyncio.run(round_of(port, options.streams, options.tokens))
             rates.append(num_events / seconds)
             print(f"{num_events} events in {seconds:.2f} s: {rates[-1]:,.0f} events/s")
     finally:
@@ -110,7 +110,7 @@ async def _wait(port: int) -> None:
             return
 
 
-async def _round(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
+async def round_of(port: int, num_streams: int, num_tokens: int) -> tuple[int, float]:
     """Read some streams to their ends; return their events and the time from first to last."""
     started = time.perf_counter()
     counts = await asyncio.gather(*(_read(port, num_tokens) for _ in range(num_streams)))
