@@ -11,13 +11,17 @@ byte by byte: what is random or a clock is left out, as ``same.wire.NORMAL`` lis
 the server says it knows.
 
 ``compare`` prints each difference and exits with 1 if there is one. ``--renamed`` names a file of
-what was renamed deliberately, which is renamed in the first recording before it is compared:
+what was renamed deliberately, which is renamed in the first recording before it is compared, and in
+what is asked where ``--like`` repeats it:
 
     [headers]
     "x-old-name" = "x-new-name"
 
     [texts]
     "old words of bodies and of values of headers" = "new words"
+
+    [asked]
+    "old words of requests, and of settings of the servers" = "new words"
 """
 
 import argparse
@@ -39,7 +43,7 @@ def main() -> int:
     options = _options()
     if options.command == "compare":
         return differences.printed(options.old, options.new, options.renamed)
-    like = _like(options.like) if options.like else None
+    like = _like(options.like, options.renamed) if options.like else None
     source = Source(options.python, options.pythonpath)
     with options.file.open("w", encoding="utf-8", newline="\n") as file:
         for line in record(source, like):
@@ -90,9 +94,12 @@ def _listed(like: tuple[Json, list[Request]] | None) -> Iterable[Request]:
     return stored.unique(routes.requests()) if like is None else like[1]
 
 
-def _like(path: Path) -> tuple[Json, list[Request]]:
+def _like(path: Path, renamed: Path | None) -> tuple[Json, list[Request]]:
+    """Return the head and the requests of a recording, with new names for old ones."""
+    renames = differences.Renames.read(renamed)
     head, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return head, [Request(**line["request"]) for line in lines]
+    head["servers"] = {name: renames.settings(text) for name, text in head["servers"].items()}
+    return head, [Request(**renames.request(line["request"])) for line in lines]
 
 
 def _options() -> argparse.Namespace:
@@ -102,11 +109,12 @@ def _options() -> argparse.Namespace:
     recording.add_argument("--python", default=sys.executable, help="has vlmkit and its plugins")
     recording.add_argument("--pythonpath", default="", help="goes before its own packages")
     recording.add_argument("--like", type=Path, help="a recording whose requests are repeated")
+    recording.add_argument("--renamed", type=Path, help="a TOML file of what to ask otherwise")
     recording.add_argument("file", type=Path)
     comparing = commands.add_parser("compare", help="print what differs")
     comparing.add_argument("old", type=Path)
     comparing.add_argument("new", type=Path)
-    comparing.add_argument("--renamed", type=Path, help="a TOML file of headers and texts")
+    comparing.add_argument("--renamed", type=Path, help="a TOML file of what is no difference")
     return parser.parse_args()
 
 

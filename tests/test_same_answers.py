@@ -10,6 +10,7 @@ import pytest
 PROGRAM = Path(__file__).parents[1] / "benchmarks/same_answers.py"
 sys.path.append(str(PROGRAM.parent))
 
+from same.differences import Renames, differences  # noqa: E402
 from same.request import Request, get  # noqa: E402
 from same.servers import Source, started  # noqa: E402
 from same.wire import Wire, by_choice, metric_names  # noqa: E402
@@ -74,6 +75,17 @@ def test_what_was_renamed_deliberately_is_no_difference(tmp_path):
     status, told = compared(saved(tmp_path / "old"), new, "--renamed", str(renames))
     assert status == 0
     assert "renamed, but never found: 'x'" in told
+
+
+def test_what_is_asked_by_its_new_name_is_no_other_request():
+    renames = Renames(headers={"x-old": "x-new"}, asked={"old_field": "new_field"})
+    old = {"name": "old_field", "headers": {"x-old": "1"}, "body": {"old_field": 2}}
+    new = {"name": "old_field", "headers": {"x-new": "1"}, "body": {"new_field": 2}}
+    assert renames.request(old) == new
+    before = {"old_field": {"request": old, "answer": ANSWER}}
+    after = {"old_field": {"request": new, "answer": renames.answer(ANSWER)}}
+    assert [*differences(before, after, renames)] == []
+    assert [each.place for each in differences(before, after, Renames())] == ["request"]
 
 
 def test_answers_of_one_server_are_equal_though_ids_and_times_differ(tmp_path):

@@ -39,21 +39,23 @@ class Renames:
 
     Attributes:
         headers: new names by old names, in small letters.
-        texts: new texts by old texts.
+        texts: new texts by old texts, of answers.
+        asked: new texts by old texts, of requests and of settings of the servers.
         used: those that were found.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, path: Path | None) -> "Renames":
         """Return what a file says, or nothing."""
         told = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
-        if unknown := told.keys() - {"headers", "texts"}:
-            raise SystemExit(f"{path} has tables besides headers and texts: {sorted(unknown)}")
-        return cls(told.get("headers", {}), told.get("texts", {}))
+        if unknown := told.keys() - {"headers", "texts", "asked"}:
+            raise SystemExit(f"{path} has tables that are not known: {sorted(unknown)}")
+        return cls(**told)
 
     def answer(self, answer: Json) -> Json:
         """Return an answer with new names for old ones."""
@@ -65,9 +67,24 @@ class Renames:
             renamed["events"] = [*map(self.text, answer["events"])]
         return renamed
 
+    def request(self, request: Json) -> Json:
+        """Return a request with new names for old ones, by the same name."""
+        renamed = json.loads(self.settings(json.dumps(request))) | {"name": request["name"]}
+        if "headers" in request:
+            headers = renamed["headers"].items()
+            renamed["headers"] = {self._header(name): value for name, value in headers}
+        return renamed
+
+    def settings(self, text: str) -> str:
+        """Return settings of a server, or a request, with new words for old ones."""
+        return self._replaced(text, self.asked)
+
     def text(self, text: str) -> str:
-        """Return a text with new words for old ones."""
-        for old, new in self.texts.items():
+        """Return a text of an answer with new words for old ones."""
+        return self._replaced(text, self.texts)
+
+    def _replaced(self, text: str, words: dict[str, str]) -> str:
+        for old, new in words.items():
             if old in text:
                 self.used.add(old)
                 text = text.replace(old, new)
@@ -75,7 +92,8 @@ class Renames:
 
     def unused(self) -> list[str]:
         """Return old names that no answer has."""
-        return [name for name in (*self.headers, *self.texts) if name not in self.used]
+        names = (*self.headers, *self.texts, *self.asked)
+        return [name for name in names if name not in self.used]
 
     def _header(self, name: str) -> str:
         if name not in self.headers:
@@ -112,7 +130,7 @@ def differences(
         after = new.get(name)
         if after is None:
             yield Difference(name, "request", "asked", ABSENT)
-        elif before["request"] != after["request"]:
+        elif after["request"] not in (before["request"], renames.request(before["request"])):
             yield Difference(name, "request", before["request"], after["request"])
         else:
             answers = renames.answer(before["answer"]), after["answer"]
