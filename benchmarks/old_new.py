@@ -3,18 +3,21 @@
     python benchmarks/old_new.py --old PYTHON [--old-path PATH] --new PYTHON [--new-path PATH]
 
 Each interpreter has vlmkit, vlmkit-mock, vlmkit-onnx and vlmkit-demo; ``--old-path`` and
-``--new-path`` go before its packages, as in ``PYTHONPATH``. In each round both measure everything,
-and who begins changes. A ratio is of two figures of one round, and over 1 where the new version is
-better: more for what is counted in a second, less for times and memory. Asserts nothing.
+``--new-path`` go before its packages, as in ``PYTHONPATH``. Servers of both run at once, and are
+asked one after the other, a second or so each; who begins changes. A ratio is of two such figures,
+and over 1 where the new version is better: more for what is counted in a second, less for times and
+memory. CPU time for each event or token is that of the server alone; beside other programs it is
+steadier than the rates. Asserts nothing.
 """
 
 import argparse
 import asyncio
-import statistics
+import contextlib
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +27,11 @@ import tables
 from peers import spread
 from same.servers import Source, only
 
-Figures = dict[str, float]
-"""Figures of one version in one round, by what they are of."""
-
-STREAMS = {1: 2000, 64: 200, 256: 50}  # tokens of each, by the number of streams
+STREAMS = {1: 3000, 64: 300, 256: 75}  # tokens of each, by the number of streams
 CLIENTS = (1, 8)
-NUM_TRIES = 3  # of everything short in a round, whose median is its figure
+NUM_TRIES = 4  # of everything short in a round; even, so that each begins as often
 MIB = 2**20
-LESS_IS_BETTER = ("s", "MiB")
+LESS_IS_BETTER = ("s", "MiB", "CPU us/event", "CPU us/token")
 RSS = "import vlmkit; print(open('/proc/self/statm').read().split()[1])"
 
 
@@ -48,96 +48,147 @@ class Version:
     source: Source
 
 
+Order = tuple[Version, Version]
+Seen = dict[str, dict[str, list[float]]]
+"""Figures by what they are of, then by the name of the version."""
+
+
 def main() -> None:
     """Measure both in turn and print the figures and their ratios."""
     options = _options()
     old = Version("old", Source(options.old, options.old_path))
     new = Version("new", Source(options.new, options.new_path))
-    seen: dict[str, list[Figures]] = {"old": [], "new": []}
+    seen: Seen = {}
     began = time.monotonic()
     for number in range(options.rounds):
-        for version in (old, new) if number % 2 == 0 else (new, old):
-            figures = measured(version.source, options.model, options.tokens)
-            seen[version.name].append(figures)
-            line = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-            print(f"round {number + 1}, {version.name}: {line}", flush=True)
-    print(f"\n{table(seen['old'], seen['new'])}\n\n{time.monotonic() - began:.0f} s in all")
+        if options.idle_but is not None:
+            import quiet
+
+            quiet.wait_until(options.idle_but)
+        order = (old, new) if number % 2 == 0 else (new, old)
+        measure_commands(seen, order)
+        measure_mock(seen, order)
+        measure_model(seen, order, options.model, options.tokens)
+        print(f"round {number + 1} ended after {time.monotonic() - began:.0f} s", flush=True)
+    print(f"\n{table(seen)}")
 
 
-def measured(source: Source, model: str, tokens: int) -> Figures:
-    """Return all figures of one version."""
-    with tempfile.TemporaryDirectory() as folder, only(source.env):
-        log = Path(folder) / "log"
-        return {
-            **_of_commands(source),
-            **_of_mock(source, log),
-            **_of_model(source, log, model, tokens),
-        }
-
-
-def _of_commands(source: Source) -> Figures:
-    """Return how long the help takes, and what memory the package takes."""
-    times = []
-    for _ in range(NUM_TRIES):
+def measure_commands(seen: Seen, order: Order) -> None:
+    """Note how long the help takes, and what memory the package takes."""
+    for version in _in_turn(order):
         began = time.perf_counter()
-        source.run("--help")
-        times.append(time.perf_counter() - began)
-    command = [source.python, "-c", RSS]
-    pages = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {
-        "vlmkit --help, s": statistics.median(times),
-        "import vlmkit, MiB": int(pages) * 4096 / MIB,
-    }
+        version.source.run("--help")
+        _note(seen, version, "vlmkit --help, s", time.perf_counter() - began)
+    for version in order:
+        command, env = [version.source.python, "-c", RSS], version.source.env
+        pages = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+        _note(seen, version, "import vlmkit, MiB", int(pages) * 4096 / MIB)
 
 
-def _of_mock(source: Source, log: Path) -> Figures:
-    """Return start, memory and events per second of a server of the mock."""
-    port, began = server.free_port(), time.perf_counter()
-    command = source.command("serve", "mock", "--set", f"server.port={port}")
-    with server.running(command, port, "/readyz", log) as url:
-        figures = {"vlmkit serve mock until ready, s": time.perf_counter() - began}
+def measure_mock(seen: Seen, order: Order) -> None:
+    """Note start, memory and events per second of servers of the mock."""
+    with _serving(seen, order, "mock") as urls:
         time.sleep(1)
-        figures["idle server of the mock, MiB"] = url.resident_bytes() / MIB
-        asyncio.run(mock_streams.round_of(port, 4, 50))
+        for version in order:
+            url = urls[version.name]
+            _note(seen, version, "idle server of the mock, MiB", url.resident_bytes() / MIB)
+            asyncio.run(mock_streams.round_of(_port(url), 4, 50))
         for count, tokens in STREAMS.items():
-            rates = []
-            for _ in range(NUM_TRIES):
-                num_events, seconds = asyncio.run(mock_streams.round_of(port, count, tokens))
-                rates.append(num_events / seconds)
-            streams = "stream" if count == 1 else "streams"
-            figures[f"mock, {count} {streams}, events/s"] = statistics.median(rates)
-    return figures
+
+            def streams(
+                url: server.Address, count: int = count, tokens: int = tokens
+            ) -> tuple[float, float]:
+                return asyncio.run(mock_streams.round_of(_port(url), count, tokens))
+
+            what = f"mock, {count} {'stream' if count == 1 else 'streams'}"
+            _measure_rates(seen, order, urls, f"{what}, event", streams)
 
 
-def _of_model(source: Source, log: Path, model: str, tokens: int) -> Figures:
-    """Return start and tokens per second of a server of a model on ONNX Runtime."""
-    port, began = server.free_port(), time.perf_counter()
-    command = source.command("serve", model, "--set", f"server.port={port}")
-    with server.running(command, port, "/readyz", log) as url:
-        name = Path(model).name
-        figures = {f"vlmkit serve {name} until ready, s": time.perf_counter() - began}
-        asked = {"tokens": tokens, "sampling": '{"temperature": 0, "ignore_eos": true}'}
-        asked["prompt"] = "Tell me about # circles."
-        server.load(url, name, clients=2, **asked)
+def measure_model(seen: Seen, order: Order, model: str, tokens: int) -> None:
+    """Note start and tokens per second of servers of a model on ONNX Runtime."""
+    name = Path(model).name
+    asked = {"tokens": tokens, "sampling": '{"temperature": 0, "ignore_eos": true}'}
+    asked["prompt"] = "Tell me about # circles."
+    with _serving(seen, order, model) as urls:
+        for url in urls.values():
+            server.load(url, name, clients=2, **asked)
         for count in CLIENTS:
-            clients = "client" if count == 1 else "clients"
-            rates = [
-                server.load(url, name, clients=count, **asked)["tokens_per_s"]
-                for _ in range(NUM_TRIES)
-            ]
-            figures[f"{name}, {count} {clients}, tokens/s"] = statistics.median(rates)
-    return figures
+
+            def answers(url: server.Address, count: int = count) -> tuple[float, float]:
+                told = server.load(url, name, clients=count, **asked)
+                return told["num_events"], told["wall_s"]
+
+            what = f"{name}, {count} {'client' if count == 1 else 'clients'}"
+            _measure_rates(seen, order, urls, f"{what}, token", answers)
 
 
-def table(old: list[Figures], new: list[Figures]) -> str:
-    """Return the figures of both and the ratios of each round."""
+@contextlib.contextmanager
+def _serving(seen: Seen, order: Order, model: str) -> Iterator[dict[str, server.Address]]:
+    """Serve a model by both versions, and note how long they take to be ready."""
+    what = f"vlmkit serve {Path(model).name} until ready, s"
+    urls = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for version in order:
+            port, began = server.free_port(), time.perf_counter()
+            command = version.source.command("serve", model, "--set", f"server.port={port}")
+            with only(version.source.env):
+                running = server.running(command, port, "/readyz", folder / version.name)
+                urls[version.name] = stack.enter_context(running)
+            _note(seen, version, what, time.perf_counter() - began)
+        yield urls
+
+
+def _measure_rates(
+    seen: Seen,
+    order: Order,
+    urls: dict[str, server.Address],
+    what: str,
+    ask: Callable[[server.Address], tuple[float, float]],
+) -> None:
+    """Note how much comes in a second, and what CPU time a server takes for each.
+
+    Args:
+        seen: where it is noted.
+        order: of the versions.
+        urls: of their servers.
+        what: is measured; it ends with what is counted.
+        ask: asks a server; returns how much came, and in how many seconds.
+    """
+    what, _, unit = what.rpartition(", ")
+    for version in _in_turn(order):
+        url = urls[version.name]
+        before_s = url.cpu_s()
+        amount, seconds = ask(url)
+        _note(seen, version, f"{what}, {unit}s/s", amount / seconds)
+        cost_us = (url.cpu_s() - before_s) / amount * 1e6
+        _note(seen, version, f"{what}, CPU us/{unit}", cost_us)
+
+
+def _in_turn(order: Order) -> Iterator[Version]:
+    """Yield each version several times; who begins changes."""
+    for number in range(NUM_TRIES):
+        yield from order if number % 2 == 0 else order[::-1]
+
+
+def _note(seen: Seen, version: Version, what: str, value: float) -> None:
+    seen.setdefault(what, {"old": [], "new": []})[version.name].append(value)
+
+
+def _port(url: server.Address) -> int:
+    return int(url.removesuffix("/v1").rpartition(":")[2])
+
+
+def table(seen: Seen) -> str:
+    """Return the figures of both, and the ratios of those that were taken one after the other."""
     rows = []
-    for name in old[0]:
-        before, after = [each[name] for each in old], [each[name] for each in new]
-        is_rate = name.rpartition(", ")[2] not in LESS_IS_BETTER
+    for what, figures in seen.items():
+        before, after = figures["old"], figures["new"]
+        is_rate = what.rpartition(", ")[2] not in LESS_IS_BETTER
         over, under = (after, before) if is_rate else (before, after)
-        ratios = [a / b for a, b in zip(over, under, strict=True)]
-        rows.append([name, spread(before), spread(after), spread(ratios)])
+        pairs = zip(over, under, strict=True)
+        ratios = [a / b if b else float("nan") for a, b in pairs]
+        rows.append([what, spread(before), spread(after), spread(ratios)])
     return tables.markdown(["what", "old", "new", "new over old, more is better"], rows)
 
 
@@ -148,6 +199,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--new", default=sys.executable, help="an interpreter")
     parser.add_argument("--new-path", default="", help="goes before its packages")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--idle-but", type=float, help="begin when fewer cores than this are busy")
     parser.add_argument("--model", default="demo", help="a model for vlmkit-onnx; demo is w8a8")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer of the model")
     return parser.parse_args()

@@ -35,6 +35,11 @@ class Address(str):
         kib = next(line for line in status.splitlines() if line.startswith(kind)).split()[1]
         return int(kib) * 1024
 
+    def cpu_s(self) -> float:
+        """Return the CPU time that the process has taken."""
+        fields = Path(f"/proc/{self.process_id}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
     def maps(self, name: str) -> bool:
         """Tell whether the process has loaded a library or another file of such a name."""
         return name in Path(f"/proc/{self.process_id}/maps").read_text()
@@ -106,5 +111,5 @@ def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             if answer.status == 200:
                 return
-        time.sleep(0.2)
+        time.sleep(0.05)
     raise RuntimeError(f"{url} did not answer in time: {log.read_text()[-2000:]}")
