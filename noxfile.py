@@ -20,7 +20,7 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests", "lint", "types"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
-CORE, MOCK, HF = "packages/vlmkit", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
+CORE, MOCK, HF = "packages/vlmkit-core", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
 HEIF = "plugins/vlmkit-heif"

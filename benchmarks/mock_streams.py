@@ -61,10 +61,10 @@ def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
     from vlmkit.config import read_config
     from vlmkit.pipeline import Pipeline
     from vlmkit.running.loop import Loop
-    from vlmkit.server.run import serve
-    from vlmkit.server_parts import monitors as built
+    from vlmkit_server.run import serve
+    from vlmkit_server.server_parts import monitors as built
     from vlmkit.settings.pipeline import PipelineSettings
-    from vlmkit.settings.server import ServerSettings
+    from vlmkit_server.settings.server import ServerSettings
     from vlmkit_mock.engine import MockEngine
     from vlmkit_mock.tokenizer import MockTokenizer
 

@@ -18,8 +18,8 @@ FIELDS_BEGIN, FIELDS_END = "<!-- fields -->", "<!-- end of fields -->"
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs/reference"
-SOURCE = ROOT / "packages/vlmkit/src/vlmkit"
-TEMPLATES = "../../packages/vlmkit/src/vlmkit/templates"
+SOURCE = ROOT / "packages/vlmkit-core/src/vlmkit"
+TEMPLATES = "../../packages/vlmkit-testing/src/vlmkit_testing/templates"
 
 HEAD = """# Seams
 

@@ -29,7 +29,7 @@ def test_all_share_one_version_and_one_range(folder):
     described = project(folder)
     assert described["project"]["dynamic"] == ["version"]
     source = folder / described["tool"]["hatch"]["version"]["path"]
-    assert source.resolve() == ROOT / "packages/vlmkit/src/vlmkit/_version.py"
+    assert source.resolve() == ROOT / "packages/vlmkit-core/src/vlmkit/_version.py"
     if folder.name != "vlmkit":
         assert "vlmkit>=0.1,<0.2" in described["project"]["dependencies"]
 
@@ -68,7 +68,7 @@ def test_no_distribution_pins_torch(folder):
 def test_the_core_needs_no_tensor_library():
     names = {
         d.split(">")[0].split("[")[0]
-        for d in project(ROOT / "packages/vlmkit")["project"]["dependencies"]
+        for d in project(ROOT / "packages/vlmkit-core")["project"]["dependencies"]
     }
     assert not names & {"torch", "transformers", "tokenizers", "huggingface-hub", "onnxruntime"}
 

@@ -316,10 +316,10 @@ def test_the_field_of_the_plugin_guide_changes_the_answer_that_asks_for_it(tmp_p
 
 
 def test_the_plugin_guide_names_every_contract():
-    import vlmkit.testing
+    import vlmkit_testing
 
     text = (ROOT / "docs/how-to/write-a-plugin.md").read_text()
-    contracts = [name for name in vlmkit.testing.__all__ if name.endswith("Contract")]
+    contracts = [name for name in vlmkit_testing.contracts.__all__ if name.endswith("Contract")]
     assert len(contracts) == 14
     assert all(f"`{name}`" in text for name in contracts)
 

@@ -34,7 +34,7 @@ from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.seams.tokenizer import PLAIN
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
-from vlmkit.testing import (
+from vlmkit_testing import (
     EngineContract,
     MediaEncoderContract,
     MediaLoaderContract,

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from vlmkit.server.identity.key import made
-from vlmkit.server.identity.key_file import add_line
+from vlmkit_server.identity.key import made
+from vlmkit_server.identity.key_file import add_line
 
 pytest.importorskip("pypdfium2")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")

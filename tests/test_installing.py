@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = sorted([*ROOT.glob("packages/*/"), *ROOT.glob("plugins/*/")])
 DOCUMENTS = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("[ep]*/*/README.md")]
 INSTALLS = re.compile(r"^ *(?:\$ )?(pip install .*)$", re.MULTILINE)
-IN_SOURCES = "./packages/vlmkit"
+IN_SOURCES = "./packages/vlmkit-core"
 DEMO = ROOT / "plugins/vlmkit-demo/src/vlmkit_demo"
 ASK = ("What is in this picture?", "--image", str(DEMO / "pictures/shapes.png"))
 SEEN = "circle"
@@ -338,7 +338,7 @@ HINTS = {
         '"vlmkit-hf[convert]"',
         in_sentencepiece,
     ),
-    "no pytest": Hint("vlmkit vlmkit-mock", ("plugins", "check", "mock"), '"vlmkit[testing]"'),
+    "no pytest": Hint("vlmkit vlmkit-mock", ("plugins", "check", "mock"), '"vlmkit-testing"'),
     "no OpenTelemetry": Hint("vlmkit vlmkit-monitor", ("plugins",), '"vlmkit-monitor[otlp]"'),
 }
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CORE = [f"packages/vlmkit/tests/{name}.py" for name in ("test_commands", "test_heap", "test_load")]
-SERVER = ["packages/vlmkit/tests/server/test_run.py"]
+CORE = [f"packages/vlmkit-core/tests/{name}.py" for name in ("test_commands", "test_heap", "test_load")]
+SERVER = ["packages/vlmkit-server/tests/test_run.py"]
 ONNX = [
     f"plugins/vlmkit-onnx/tests/test_{name}.py"
     for name in ("export_cache", "session", "slot_memory", "system_memory")

@@ -59,5 +59,5 @@ def test_the_page_on_stability_names_all_that_is_public():
 
 def test_each_public_package_says_so():
     for name in PACKAGES - {"errors"}:
-        text = (ROOT / f"packages/vlmkit/src/vlmkit/{name}/__init__.py").read_text()
+        text = (ROOT / f"packages/vlmkit-core/src/vlmkit/{name}/__init__.py").read_text()
         assert "Public" in text.split('"""')[1], name

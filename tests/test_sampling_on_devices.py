@@ -18,7 +18,7 @@ from vlmkit.ask.sampling import SamplingParams  # noqa: E402
 from vlmkit.running.picks import readable, samples  # noqa: E402
 from vlmkit.running.sampler import ArraySampler  # noqa: E402
 from vlmkit.seams.sampler import Row  # noqa: E402
-from vlmkit.testing import new_sequence  # noqa: E402
+from vlmkit_testing import new_sequence  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -19,7 +19,7 @@ RUNNING = {  # calls that run, or may run, what they are given
 STARTS_A_SERVER = {"running", "running_server", "watched", "served", "serve", "process", "target"}
 """Names of what starts a server in tests; a module over HTTP uses one of them."""
 
-OF_CONTRACTS = Path("packages/vlmkit/src/vlmkit/testing")  # which pickle what they wrote themselves
+OF_CONTRACTS = Path("packages/vlmkit-testing/src/vlmkit_testing")  # which pickle what they wrote themselves
 
 
 def paths_of(module: str) -> list[Path]:
@@ -83,7 +83,7 @@ def test_no_module_reads_what_could_run() -> None:
 
 def test_secrets_are_compared_in_constant_time() -> None:
     """How constant it is, is the library's promise; that all keys are compared so, is ours."""
-    ring = ROOT / "packages/vlmkit/src/vlmkit/server/identity/key_ring.py"
+    ring = ROOT / "packages/vlmkit-server/src/vlmkit_server/identity/key_ring.py"
     nodes = list(ast.walk(ast.parse(ring.read_text())))
     (find,) = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == "find"]
     (loop,) = [n for n in ast.walk(find) if isinstance(n, ast.For)]

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("onnxruntime")
-sys.path.append(str(Path(__file__).parents[1] / "packages/vlmkit/tests/server"))
+sys.path.append(str(Path(__file__).parents[1] / "packages/vlmkit-server/tests"))
 
 import PIL.Image
 from running_server import chat, eventually, image_part, process, scripted

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("pypdfium2")
-sys.path.append(str(Path(__file__).parents[1] / "packages/vlmkit/tests/server"))
+sys.path.append(str(Path(__file__).parents[1] / "packages/vlmkit-server/tests"))
 
 from running_server import eventually, image_part, picture, process
 

@@ -26,7 +26,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 POLL_S = 0.05
 ANSWER_S, REST_S = 30.0, 10.0
 NUM_TOGETHER = 16
-FIELDS_PLUGIN = Path(__file__).parents[2] / "packages/vlmkit/tests/server/dry_plugin.py"
+FIELDS_PLUGIN = Path(__file__).parents[2] / "packages/vlmkit-server/tests/dry_plugin.py"
 CONFIG = """
 [[models]]
 model = "mock"

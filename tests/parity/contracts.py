@@ -8,7 +8,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.testing import EngineContract, MediaEncoderContract
+from vlmkit_testing import EngineContract, MediaEncoderContract
 
 
 class OnFamily:

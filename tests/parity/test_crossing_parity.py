@@ -16,7 +16,7 @@ from vlmkit.errors import CheckpointError, EngineError, RequestError
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.testing.engine_host import EngineHost, item_of
+from vlmkit_testing.contracts.engine_host import EngineHost, item_of
 from vlmkit_torch.crossing import family, step
 from vlmkit_torch.crossing.family import STATES
 

@@ -9,7 +9,7 @@ import pytest
 from parity import runner
 from vlmkit.errors import OutOfMemory
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing import EngineHost
+from vlmkit_testing import EngineHost
 from vlmkit_onnx.sessions import products
 from vlmkit_onnx.slots import device_memory
 from vlmkit_onnx.slots.device_memory import DeviceMemory

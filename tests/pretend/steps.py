@@ -8,8 +8,8 @@ import numpy as np
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing.engine_host import EngineHost, Features
-from vlmkit.testing.engine_sequence import EngineSequence
+from vlmkit_testing.contracts.engine_host import EngineHost, Features
+from vlmkit_testing.contracts.engine_sequence import EngineSequence
 
 TEXTS = tuple(Prompt(tuple(range(20 + i, 50 + 3 * i))) for i in range(3))
 

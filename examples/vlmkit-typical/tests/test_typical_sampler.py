@@ -8,7 +8,7 @@ import pytest
 
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.seams.sampler import Row, Sampler
-from vlmkit.testing import SamplerContract, new_sequence
+from vlmkit_testing import SamplerContract, new_sequence
 from vlmkit_typical import TypicalSampler
 
 HOT = SamplingParams(temperature=1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.testing import ModelContract
+from vlmkit_testing import ModelContract
 from vlmkit_demo import plugin
 
 FILES = {

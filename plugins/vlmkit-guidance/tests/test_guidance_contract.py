@@ -1,6 +1,6 @@
 """llguidance keeps the contract."""
 
-from vlmkit.testing import ConstraintContract
+from vlmkit_testing import ConstraintContract
 from vlmkit_guidance.compiler import GuidanceCompiler
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit.testing import TokenizerContract
+from vlmkit_testing import TokenizerContract
 from vlmkit_hf.tokenizer import HfTokenizer
 
 SMALLER: dict[str, Mapping[str, Any]] = {

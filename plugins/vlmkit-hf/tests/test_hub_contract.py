@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit.testing import ModelContract
+from vlmkit_testing import ModelContract
 from vlmkit_hf import plugin
 
 FETCH = """

@@ -1,6 +1,6 @@
 """``vlmkit mcp`` keeps the contract of commands."""
 
-from vlmkit.testing import CommandContract
+from vlmkit_testing import CommandContract
 
 
 class TestMcp(CommandContract):

@@ -13,7 +13,7 @@ import pytest
 from vlmkit.ask.message import TextPart
 from vlmkit.errors import ConfigError, EngineError
 from vlmkit.settings.images import ImageLimits
-from vlmkit.testing import ToolSourceContract
+from vlmkit_testing import ToolSourceContract
 from vlmkit_mcp.settings import McpServer, McpSettings
 from vlmkit_mcp.tools import McpTools
 

@@ -10,7 +10,7 @@ from vlmkit.errors import EngineError, RequestError
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing import picture
+from vlmkit_testing import picture
 from vlmkit_mock.answer import answer_to
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings, Reply, Script

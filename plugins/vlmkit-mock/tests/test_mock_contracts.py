@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from vlmkit.ask.message import Message
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot, Prompt
-from vlmkit.testing import (
+from vlmkit_testing import (
     EngineContract,
     MediaEncoderContract,
     ModelContract,

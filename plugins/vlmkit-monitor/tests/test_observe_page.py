@@ -10,7 +10,7 @@ from test_dashboard import SERIES
 
 from vlmkit.assembly import load_plugins
 from vlmkit.config import read_config
-from vlmkit.server_parts import monitors
+from vlmkit_server.server_parts import monitors
 from vlmkit_monitor import genai
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/observe.md").read_text()

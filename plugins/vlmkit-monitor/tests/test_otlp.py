@@ -5,7 +5,7 @@ from collector import attributes, collecting
 from served import scripted, seen, served
 
 from vlmkit.errors import ConfigError
-from vlmkit.testing import MonitorContract
+from vlmkit_testing import MonitorContract
 from vlmkit_monitor import genai
 from vlmkit_monitor.otlp import OtlpMonitor
 from vlmkit_monitor.settings import OtlpSettings

@@ -15,7 +15,7 @@ from vlmkit.errors import CheckpointError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.plugins.registry import BuildContext, Provider
-from vlmkit.testing import CommandContract
+from vlmkit_testing import CommandContract
 from vlmkit_onnx import text_side
 from vlmkit_onnx.export.command import Progress, export_command, warnings_of
 from vlmkit_onnx.folder import export_cache, manifest

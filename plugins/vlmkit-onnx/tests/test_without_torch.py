@@ -20,7 +20,7 @@ import pickle, sys
 from pathlib import Path
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.testing.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_onnx.build import build_encoder, build_engine
 from vlmkit_onnx.settings import EncoderSettings, EngineSettings
 
@@ -34,7 +34,7 @@ print(row.argmax(), sorted(heavy))
 """
 
 WHOLE = """
-import sys, PIL.Image, vlmkit, vlmkit.server.run
+import sys, PIL.Image, vlmkit, vlmkit_server.run
 with vlmkit.load(sys.argv[1], engine={"num_threads": 1, "cache_tokens": 640}) as model:
     image = PIL.Image.new("RGB", (61, 40), (9, 99, 199))
     answer = model.generate("What is it?", images=[image], max_tokens=2)

@@ -12,7 +12,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing import EngineContract
+from vlmkit_testing import EngineContract
 from vlmkit_torch import encoder, engine
 from vlmkit_torch.settings import EncoderSettings, EngineSettings
 

@@ -17,7 +17,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot, Prompt, Span
-from vlmkit.testing.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import hardware, reading, weights
 from vlmkit_torch.attention.kind import LayerKind, Visibility
 from vlmkit_torch.encoder import build as build_encoder

@@ -16,7 +16,7 @@ from vlmkit.plugins.registry import BuildContext
 from vlmkit.running.executor import Executor, Outcome
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import hardware, selfcheck
 from vlmkit_torch.attention import paged
 from vlmkit_torch.engine import build

@@ -17,7 +17,7 @@ from vlmkit.errors import ConfigError, EngineError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import capacity, engine as engine_module, faults, hardware
 from vlmkit_torch.engine import build as build_engine
 from vlmkit_torch.settings import ComputeSettings, EngineSettings

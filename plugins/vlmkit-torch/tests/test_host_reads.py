@@ -19,7 +19,7 @@ from pretend.steps import TEXTS, begin
 from pretend.torch_cuda import CUDA, Device, pretended_cuda
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
-from vlmkit.testing.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch.engine import TorchEngine, build
 from vlmkit_torch.settings import EngineSettings
 from vlmkit_torch.views import Views

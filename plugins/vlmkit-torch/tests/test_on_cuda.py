@@ -16,7 +16,7 @@ from vlmkit.ask.sampling import SamplingParams
 from vlmkit.errors import EngineError
 from vlmkit.running.executor import Executor, Outcome
 from vlmkit.running.sampler import ArraySampler
-from vlmkit.testing.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_host import EngineHost
 
 pytestmark = pytest.mark.torch
 

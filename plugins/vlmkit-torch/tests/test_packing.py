@@ -14,7 +14,7 @@ from torch import nn
 
 from vlmkit.kit import processor
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_host import EngineHost
 from vlmkit_torch import packing
 from vlmkit_torch.packing import PackedLinear, PackedWeights
 

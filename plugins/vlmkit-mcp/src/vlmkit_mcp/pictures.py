@@ -13,7 +13,7 @@ from vlmkit.errors import ImageError
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit.settings.server import ServerSettings
+from vlmkit_server.settings.server import ServerSettings
 
 MAX_PATH_CHARS = 4096
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.tool_source import ToolSource
+from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_mcp.settings import McpSettings
 
 VLMKIT_API = (1, 0)

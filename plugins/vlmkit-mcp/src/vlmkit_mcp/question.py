@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.errors import RequestError
-from vlmkit.settings.server import ServerSettings
+from vlmkit_server.settings.server import ServerSettings
 
 TOOL = "ask_about_image"
 

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # what models can be asked to write
 
 
 class McpTools:
-    """The tools of several servers; see :class:`vlmkit.seams.tool_source.ToolSource`.
+    """The tools of several servers; see :class:`vlmkit_server.interfaces.tool_source.ToolSource`.
 
     Args:
         settings: the servers.

@@ -10,7 +10,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
 from vlmkit.errors import ConfigError
-from vlmkit.settings.server import ServerSettings
+from vlmkit_server.settings.server import ServerSettings
 
 HOST = "127.0.0.1"
 PATH = "/mcp"

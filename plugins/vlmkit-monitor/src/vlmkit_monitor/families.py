@@ -9,7 +9,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from vlmkit.seams.monitor import ModelState, ServerState
+from vlmkit_server.interfaces.monitor import ModelState, ServerState
 from vlmkit_monitor.names import METRICS, Named
 from vlmkit_monitor.tally import Buckets, Tally
 

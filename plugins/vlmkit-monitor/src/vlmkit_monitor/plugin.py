@@ -6,7 +6,7 @@ from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit.seams.monitor import Monitor
+from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_monitor.settings import OtlpSettings, PrometheusSettings
 
 VLMKIT_API = (1, 0)

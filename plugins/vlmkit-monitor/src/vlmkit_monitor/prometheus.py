@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from vlmkit.seams.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
+from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
 from vlmkit.seams.observer import Observer
 from vlmkit_monitor.families import Families
 from vlmkit_monitor.request_tally import RequestTally

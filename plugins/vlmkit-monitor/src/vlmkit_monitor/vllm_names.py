@@ -14,7 +14,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from vlmkit.seams.monitor import ModelState, ServerState
+from vlmkit_server.interfaces.monitor import ModelState, ServerState
 from vlmkit_monitor.families import text
 from vlmkit_monitor.tally import Tally
 

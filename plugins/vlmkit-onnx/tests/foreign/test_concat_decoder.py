@@ -19,7 +19,7 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing import EngineContract
+from vlmkit_testing import EngineContract
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.decoders.concat_decoder import ConcatDecoder
 from vlmkit_onnx.folder.community import community_layout

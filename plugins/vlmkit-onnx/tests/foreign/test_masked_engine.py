@@ -11,7 +11,7 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.prompt import Prompt
-from vlmkit.testing import EngineContract
+from vlmkit_testing import EngineContract
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.settings import EngineSettings
 

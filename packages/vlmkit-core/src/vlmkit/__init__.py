@@ -1,0 +1,83 @@
+"""vlmkit: vision-language-model inference assembled from plugins.
+
+import vlmkit
+
+with vlmkit.load("demo") as model:
+    print(model.generate("What is in this picture?", images=["shapes.png"]).text)
+
+These few names are what programs and plugins start from; each is imported when it is first used,
+so ``import vlmkit`` costs nothing. Public are also :mod:`vlmkit.ask`, :mod:`vlmkit.seams`,
+:mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit_testing`, :mod:`vlmkit.errors`, and of
+:mod:`vlmkit.plugins` the modules ``hookspecs``, ``kinds`` and ``registry``. What stands elsewhere
+may change with any version.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from vlmkit._version import __version__
+
+if TYPE_CHECKING:
+    from vlmkit.ask.completion import Completion
+    from vlmkit.ask.image import Image
+    from vlmkit.ask.message import Message
+    from vlmkit.ask.request import Request
+    from vlmkit.ask.sampling import SamplingParams
+    from vlmkit.assembly import fetch, load
+    from vlmkit.errors import ConfigError, PluginError, RequestError, VlmkitError
+    from vlmkit.model import Model
+    from vlmkit.pipeline import Pipeline
+    from vlmkit.plugins.hookspecs import API_VERSION, hookimpl
+    from vlmkit.running.sampler import ArraySampler
+    from vlmkit.running.scheduler import ContinuousScheduler
+
+__all__ = [
+    "API_VERSION",
+    "ArraySampler",
+    "Completion",
+    "ConfigError",
+    "ContinuousScheduler",
+    "Image",
+    "Message",
+    "Model",
+    "Pipeline",
+    "PluginError",
+    "Request",
+    "RequestError",
+    "SamplingParams",
+    "VlmkitError",
+    "__version__",
+    "fetch",
+    "hookimpl",
+    "load",
+]
+
+_HOMES = {
+    "API_VERSION": "plugins.hookspecs",
+    "ArraySampler": "running.sampler",
+    "Completion": "ask.completion",
+    "ConfigError": "errors",
+    "ContinuousScheduler": "running.scheduler",
+    "Image": "ask.image",
+    "Message": "ask.message",
+    "Model": "model",
+    "Pipeline": "pipeline",
+    "PluginError": "errors",
+    "Request": "ask.request",
+    "RequestError": "errors",
+    "SamplingParams": "ask.sampling",
+    "VlmkitError": "errors",
+    "fetch": "assembly",
+    "hookimpl": "plugins.hookspecs",
+    "load": "assembly",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vlmkit' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"vlmkit.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

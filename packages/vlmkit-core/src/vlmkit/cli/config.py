@@ -1,0 +1,110 @@
+"""``vlmkit config``: what is set, by whom, whether it holds, and what could be set."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from vlmkit.cli import options, output
+from vlmkit.cli.group import Subcommands
+
+if TYPE_CHECKING:
+    from vlmkit.config import LayeredConfig, Setting
+    from vlmkit.plugins.loader import Plugins
+
+
+@click.group(cls=Subcommands)
+def config() -> None:
+    """Show, check and describe settings.
+
+    A setting is looked for in this order, and the first place that states it wins: --set
+    section.key=value, VLMKIT_SECTION__KEY in the environment, the TOML file that --config or
+    VLMKIT_CONFIG names, the default.
+    """
+
+
+@config.command()
+@options.as_json
+@options.configured
+def show(*, as_json: bool, config_file: Path | None, assignments: Sequence[str]) -> None:
+    """Print every value and where it comes from."""
+    from vlmkit.cli.loading import read_with_plugins
+
+    layered, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
+    settings = sorted(_all_settings(layered, plugins), key=lambda s: ("." in s.path, s.path))
+    if as_json:
+        fields = ("path", "shown", "origin", "description")
+        names = ("setting", "value", "origin", "description")
+        output.json(
+            [dict(zip(names, (getattr(s, f) for f in fields), strict=True)) for s in settings]
+        )
+        return
+    rows = [(s.path, msgspec.json.encode(s.shown).decode(), s.origin) for s in settings]
+    output.columns(("SETTING", "VALUE", "ORIGIN"), rows)
+
+
+@config.command()
+@options.configured
+def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
+    """Check every setting, report all that are wrong, and build nothing.
+
+    The settings of providers that are chosen by name are checked too.
+    """
+    from vlmkit.cli import EXIT_FAILED, EXIT_USAGE
+    from vlmkit_server.commands.check_serve import setting_errors, write_all
+    from vlmkit.cli.loading import diagnosed
+    from vlmkit.errors import ConfigError, UnknownPlugin
+
+    layered, plugins = diagnosed(config_file, assignments, {})
+    if errors := setting_errors(layered, plugins):
+        write_all(errors)
+        is_misused = any(isinstance(error, ConfigError | UnknownPlugin) for error in errors)
+        click.get_current_context().exit(EXIT_USAGE if is_misused else EXIT_FAILED)
+    click.echo(f"valid: {len(layered.origins)} settings, the rest by default")
+
+
+@config.command()
+@options.configured
+def schema(*, config_file: Path | None, assignments: Sequence[str]) -> None:
+    """Print the JSON schema of a config file.
+
+    It has the settings of every installed provider.
+    """
+    from vlmkit.cli.loading import read_with_plugins
+    from vlmkit.config.schema import json_schema
+
+    output.write_alone(click.get_current_context())
+    _, plugins = read_with_plugins(config_file, assignments, diagnoses=True)
+    output.json(json_schema(plugins))
+
+
+def _all_settings(layered: "LayeredConfig", plugins: "Plugins") -> "Iterator[Setting]":
+    """Yield the settings of the core, and all those of providers that are chosen by name."""
+    from vlmkit.config import COMPONENTS, GROUPS, Setting
+    from vlmkit.config.providers import registry_of
+    from vlmkit.config.structs import descriptions
+
+    stated = {setting.path: setting for setting in layered.settings()}
+    yield from stated.values()
+    named = [(section, section, layered.config.component(section).use) for section in COMPONENTS]
+    for section in GROUPS:
+        names = layered.config.group(section).use
+        named += [(section, f"{section}.{name}", name) for name in names]
+    for section, table, name in named:
+        if name in ("auto", "none"):
+            continue
+        struct = registry_of(plugins, section).get(name).settings
+        for field in msgspec.structs.fields(struct) if struct else ():
+            path = f"{table}.{field.encode_name}"
+            if struct and path not in stated and not field.required:
+                origin = f"default of {name!r}"
+                meaning = descriptions(struct).get(field.name, "")
+                yield Setting(path, _default(field), origin, meaning)
+
+
+def _default(field: "msgspec.structs.FieldInfo") -> object:
+    made = field.default_factory
+    value = field.default if made is msgspec.NODEFAULT else made()
+    return msgspec.to_builtins(value)

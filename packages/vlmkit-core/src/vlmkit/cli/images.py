@@ -1,0 +1,103 @@
+"""Pictures that somebody names on the command line: files, URLs, or standard input."""
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from vlmkit.ask.image import Image
+    from vlmkit.ask.media import FilePart
+    from vlmkit.ask.message import ImagePart
+    from vlmkit.kit.image_fetcher import ImageFetcher
+    from vlmkit.settings.pipeline import PipelineSettings
+
+STDIN = "standard input"
+WILD = frozenset("*?[")
+
+
+def opened(source: str, bounds: "PipelineSettings") -> "ImagePart | FilePart":
+    """Return a picture: of a file, of a URL (data, file, http or https), or of standard input.
+
+    The last is for ``-``. One that is decoded here is decoded once, so that an error comes before
+    a model is loaded; a file of another type is for a media loader.
+
+    Raises:
+        MediaError: it cannot be read, or is refused.
+    """
+    from vlmkit.ask.message import ImagePart
+    from vlmkit.errors import ImageError, MediaError
+    from vlmkit.kit.image_source import WEB, named, shown_part
+
+    if source == "-" and sys.stdin.isatty():
+        raise click.UsageError("--image - reads a picture from standard input: pipe one in")
+    content: str | bytes = source
+    if source == "-":
+        content = sys.stdin.buffer.read(max(bounds.images.max_bytes, bounds.max_media_bytes) + 1)
+    fetcher = _fetcher(bounds) if source.lower().startswith(WEB) else None
+    try:
+        part = shown_part(content, bounds, fetcher)
+    except ImageError as error:
+        if error.code != "image_url_not_allowed":
+            raise
+        raise ImageError(str(error), code=error.code, hint="save it, and name the file") from error
+    if isinstance(part, ImagePart):
+        try:
+            part.image.to_pil()
+        except MediaError as error:
+            raise named(error, part.name or STDIN * (source == "-")) from error
+    return part
+
+
+def opened_image(source: str, bounds: "PipelineSettings") -> "Image":
+    """Return a picture as :func:`opened` does, for a command that uses no media loader.
+
+    Raises:
+        MediaError: it cannot be read, or is no image of a format that is decoded here.
+    """
+    from vlmkit.ask.image import Image
+    from vlmkit.ask.message import ImagePart
+    from vlmkit.errors import MediaError
+    from vlmkit.kit.image_source import named
+
+    part = opened(source, bounds)
+    if isinstance(part, ImagePart):
+        return part.image
+    try:
+        return Image.open(part.data, bounds.images)
+    except MediaError as error:
+        raise named(error, part.name) from error
+
+
+def matching(sources: Iterable[str]) -> list[str]:
+    """Return sources with patterns, such as ``*.png``, replaced by the files that they match.
+
+    Raises:
+        ImageError: a pattern matches none.
+    """
+    import glob
+    from pathlib import Path
+
+    from vlmkit.ask.base64_text import is_data_url
+    from vlmkit.errors import ImageError
+
+    found: list[str] = []
+    for source in sources:
+        is_url = "://" in source or is_data_url(source)
+        if is_url or not WILD & set(source) or Path(source).is_file():
+            found.append(source)
+        elif files := sorted(glob.glob(source)):  # noqa: PTH207 - of whole paths, too
+            found += files
+        else:
+            raise ImageError(f"no file matches {source!r}", hint="check the pattern and the folder")
+    return found
+
+
+def _fetcher(bounds: "PipelineSettings") -> "ImageFetcher":
+    """Return what fetches what the owner of this machine asks for, at any address."""
+    from vlmkit.kit.image_fetcher import ImageFetcher
+    from vlmkit_server.settings.server import FetchSettings
+
+    settings = FetchSettings(enabled=True, allow_http=True, max_bytes=bounds.images.max_bytes)
+    return ImageFetcher(settings, may_connect=lambda _: True, is_for_owner=True)

@@ -1,0 +1,255 @@
+"""What can be configured: the names, types and meanings of all settings of the core."""
+
+import inspect
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from vlmkit.errors import ConfigError
+from vlmkit.kit.model_uri import shown
+from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.settings.bounds import Positive
+from vlmkit_server.settings.fleet import IdleSeconds, OnFailure, When
+from vlmkit.settings.paths import ModelReference
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.plugins import PluginSettings
+from vlmkit_server.settings.server import ServerSettings
+
+SECTIONS: dict[str, Kind[Any]] = {kind.section: kind for kind in KINDS if kind.section}
+"""The kind that each section of providers selects from."""
+COMPONENTS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "one")
+GROUPS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "all")
+ModelAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class Component(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which provider makes a component, and that provider's own settings.
+
+    Attributes:
+        use: the provider's name; ``auto`` takes the best one that can serve the model here,
+            ``none`` does without where that is possible.
+        settings: the other keys of the section, checked by the provider that is chosen.
+    """
+
+    use: str = "auto"
+    settings: dict[str, Any] = {}
+
+    def overridden(self, own: Mapping[str, Any]) -> "Component":
+        """Return this section with a model's own keys over it.
+
+        Keys that name another provider stand alone: these settings are not that provider's.
+        """
+        use = own.get("use", self.use)
+        given = {key: value for key, value in own.items() if key != "use"}
+        base = self.settings if use == self.use else {}
+        return Component(use=use, settings={**base, **given})
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which providers of a kind are used, all of them together, and the settings of each.
+
+    Attributes:
+        use: names of providers, which are all used; ``auto`` stands for all that can serve the
+            model here.
+        settings: a table of settings for each provider, by its name.
+    """
+
+    use: tuple[str, ...] = ()
+    settings: dict[str, dict[str, Any]] = {}
+
+
+def _default(section: str) -> Component:
+    return Component(use=SECTIONS[section].default)
+
+
+def _default_group(section: str) -> Group:
+    return Group() if SECTIONS[section].is_optional else Group(use=("auto",))
+
+
+def _sections(name: str, fields: Iterable[tuple[str, Any, Any, str]]) -> Any:
+    """Return a struct with a field for each section of providers; see :data:`SECTIONS`."""
+    rows = list(fields)
+    meanings = "".join(f"    {field}: {meaning}\n" for field, _, _, meaning in rows)
+    return msgspec.defstruct(
+        name,
+        [(field, kind, default) for field, kind, default, _ in rows],
+        namespace={"__doc__": f"Sections.\n\nAttributes:\n{meanings}"},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+if TYPE_CHECKING:  # what is made of a table at run time has no types; `component` has
+
+    class OwnSections(msgspec.Struct, frozen=True):
+        """A table of keys for each component."""
+
+    class ProviderSections(msgspec.Struct, frozen=True):
+        """A section for each kind that has one."""
+
+else:
+    OwnSections = _sections(
+        "OwnSections",
+        [
+            (name, dict[str, Any], {}, f"keys that override ``[{name}]`` for this model.")
+            for name in COMPONENTS
+        ],
+    )
+    ProviderSections = _sections(
+        "ProviderSections",
+        [
+            *(
+                (name, Component, _default(name), f"{SECTIONS[name].meaning}.")
+                for name in COMPONENTS
+            ),
+            *((name, Group, _default_group(name), f"{SECTIONS[name].meaning}.") for name in GROUPS),
+        ],
+    )
+
+
+class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of several models.
+
+    Attributes:
+        model: a packaged name, a folder, a hub id, or a URI that a plugin knows.
+        name: how clients call it; by default what ``model`` says, or the last part of what can
+            only be a path or is a URI.
+        aliases: other names that clients of a server may call it by.
+        revision: the revision to take from the hub.
+        load: when a server loads it; as ``server.fleet.load`` says when None.
+        idle_unload_s: time without a request after which a server unloads it; as
+            ``server.fleet.idle_unload_s`` says when None.
+        memory_bytes: what it counts for in ``server.fleet.memory_budget_bytes``; the size of its
+            weight files when None.
+        on_engine_failure: what a server does when its engine fails for good; as
+            ``server.fleet.on_engine_failure`` says when None.
+    """
+
+    model: ModelReference
+    name: str | None = None
+    aliases: tuple[ModelAlias, ...] = ()
+    revision: str | None = None
+    load: When | None = None
+    idle_unload_s: IdleSeconds | None = None
+    memory_bytes: Positive | None = None
+    on_engine_failure: OnFailure | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it may be called by, its own name first."""
+        return (self.name or shown(self.model), *self.aliases)
+
+
+class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set.
+
+    Attributes:
+        model: a packaged name, a folder, a hub id, or a URI that a plugin knows; a folder that
+            starts with a dot is relative to the config file.
+        revision: the revision to take from the hub.
+        models: several models, in place of ``model``.
+        plugins: which plugins are loaded.
+        pipeline: bounds of each pipeline.
+        server: the HTTP server.
+    """
+
+    model: ModelReference | None = None
+    revision: str | None = None
+    models: tuple[ModelEntry, ...] = ()
+    plugins: PluginSettings = PluginSettings()
+    pipeline: PipelineSettings = PipelineSettings()
+    server: ServerSettings = ServerSettings()
+
+    def entries(self) -> tuple[ModelEntry, ...]:
+        """Return the models that are asked for; empty if none is.
+
+        Raises:
+            ConfigError: both ``model`` and ``models`` are set, or two models share a name.
+        """
+        if self.model is None:
+            names = [name for entry in self.models for name in entry.names]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ConfigError(f"two models are called {twice!r}", hint="give each its own name")
+            return self.models
+        if self.models:
+            raise ConfigError("both model and models are set", hint="keep one of them")
+        return (ModelEntry(model=self.model, revision=self.revision),)
+
+    def component(self, section: str, entry: ModelEntry | None = None) -> Component:
+        """Return a component's section, with a model's own keys over it if one is given.
+
+        Raises:
+            ConfigError: the model's own section names its provider by something else than text.
+        """
+        base: Component = getattr(self, section)
+        if entry is None:
+            return base
+        own = getattr(entry, section)
+        if not isinstance(use := own.get("use", ""), str):
+            raise ConfigError(
+                f"{section}.use = {use!r} of model {entry.names[0]!r}: expected text",
+                hint=f'write the name of a provider, such as {section}.use = "auto"',
+            )
+        return base.overridden(own)
+
+    def group(self, section: str) -> Group:
+        """Return the section of a kind whose providers are all used."""
+        chosen: Group = getattr(self, section)
+        return chosen
+
+
+def struct_of(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct that a field's type is, ``X | None`` included; None for other types."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:
+        found = [struct for part in typing.get_args(kind) if (struct := struct_of(part))]
+        return found[0] if len(found) == 1 else None
+    return None
+
+
+def known_paths(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Yield the path of every setting of a struct and of the structs in it."""
+    for field in msgspec.structs.fields(struct):
+        path = (*prefix, field.encode_name)
+        inner = struct_of(field.type)
+        if inner in (Component, Group):
+            yield (*path, "use")
+        elif inner is not None:
+            yield from known_paths(inner, path)
+        else:
+            yield path
+
+
+def field_type(path: tuple[str, ...], struct: type[msgspec.Struct]) -> Any:
+    """Return the type of the setting at a path; None where the core does not know it."""
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    kind = fields.get(path[0])
+    if kind is None or len(path) == 1:
+        return kind
+    inner = struct_of(kind)
+    return None if inner is None else field_type(path[1:], inner)
+
+
+def descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Return what each field means, by the ``Attributes:`` of the struct and of its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(struct.__mro__):
+        name = ""
+        text = inspect.cleandoc(base.__doc__ or "").replace("``", "`")
+        _, _, section = text.partition("Attributes:\n")
+        for line in section.splitlines():
+            if entry := re.match(r" {4}(\w+): (.*)", line):
+                name = entry[1]
+                found[name] = entry[2]
+            elif line.startswith(" " * 8) and name:
+                found[name] += f" {line.strip()}"
+            else:
+                break
+    return found

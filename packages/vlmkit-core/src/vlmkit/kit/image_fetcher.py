@@ -1,0 +1,255 @@
+"""Fetching a picture or a file by URL without becoming somebody's way into a private network.
+
+A name is resolved once, every address it has must be public, and the connection goes to a checked
+address; a redirect is a new address. Proxy variables, cookies and credentials play no part. What a
+client's URL itself shows to be wrong is named; all that depends on the network is one error, so
+that a name with a private address looks like one that cannot be reached.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+import httpcore2
+import httpx2
+
+from vlmkit.errors import ImageError, OutOfMemory
+from vlmkit.kit.one_line import named
+from vlmkit.kit.public_address import Address, is_public
+from vlmkit_server.settings.server import FetchSettings
+
+log = logging.getLogger(__name__)
+
+MAX_URL_CHARS = 8192
+MAX_LOOKUPS = 256  # of names at the same time
+BEGINNING_BYTES = 2**12
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+class ImageFetcher:
+    """Fetches image files over http(s), within bounds.
+
+    Args:
+        settings: whether, from where and how much.
+        may_connect: which addresses are allowed.
+        is_for_owner: whether errors may say what the network does: not to clients of a server.
+    """
+
+    def __init__(
+        self,
+        settings: FetchSettings,
+        *,
+        may_connect: Callable[[Address], bool] = is_public,
+        is_for_owner: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._is_for_owner = is_for_owner
+        self._network = _CheckedNetwork(may_connect)
+
+    async def fetch(self, url: str, is_enough: Callable[[bytes], bool] | None = None) -> bytes:
+        """Return the content that a URL names.
+
+        Args:
+            url: the URL.
+            is_enough: tells in a thread whether a beginning is enough, so that the rest is not
+                fetched; asked each time that there is twice as much.
+
+        Raises:
+            ImageError: it may not be fetched, cannot be reached, or is too large.
+            OutOfMemory: this machine has no room for it now.
+        """
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                return await self._fetch(url, is_enough)
+        except ImageError:
+            raise
+        except MemoryError as error:
+            raise OutOfMemory("this image") from error
+        except Exception as error:  # noqa: BLE001 - whatever a network may do
+            log.info("an image was not fetched: %s", type(error).__name__)
+            is_late = isinstance(error, TimeoutError)
+            late = f"it took over {self._settings.timeout_s:g} s"
+            raise self._failed(late if is_late else named(error)) from None
+
+    async def _fetch(self, url: str, is_enough: Callable[[bytes], bool] | None) -> bytes:
+        checked = self._checked(httpx2.URL(_plain(url)))
+        self._refuse_special(checked)
+        pool = httpcore2.AsyncConnectionPool(
+            ssl_context=self._tls if checked.scheme == "https" else None,
+            network_backend=self._network,
+        )
+        async with pool:
+            for _ in range(self._settings.max_redirects + 1):
+                async with pool.stream(
+                    "GET", _target(checked), headers=_headers(checked)
+                ) as answer:
+                    if answer.status == 200:
+                        return await self._read(answer, is_enough)
+                    if answer.status not in REDIRECTS:
+                        raise self._failed(f"the server answered with status {answer.status}")
+                    place = dict(answer.headers).get(b"location", b"").decode("ascii")
+                checked = self._redirected(checked, place)
+        raise self._failed(f"over {self._settings.max_redirects} redirects")
+
+    def _failed(self, reason: str) -> ImageError:
+        """Return why an image cannot be fetched; clients of a server get no reason."""
+        if not self._is_for_owner:
+            return not_allowed()
+        return ImageError(
+            f"the image cannot be fetched: {reason}", hint="check the address, or save the image"
+        )
+
+    def _checked(self, url: httpx2.URL) -> httpx2.URL:
+        """Return a URL that may be tried."""
+        allowed = self._settings.allowed_hosts
+        schemes = ("https", "http") if self._settings.allow_http else ("https",)
+        if url.scheme not in schemes or url.userinfo or not url.host:
+            raise _refused(
+                f"the image's address must be a URL of {' or '.join(schemes)} with a host and "
+                "without a user"
+            )
+        if allowed and url.host.lower() not in {host.lower() for host in allowed}:
+            raise _refused("this server fetches no images from the host of the image's address")
+        return url
+
+    def _refuse_special(self, url: httpx2.URL) -> None:
+        """Refuse a URL whose host is written as an address that is not public."""
+        with contextlib.suppress(ValueError):  # it is a name
+            if not self._network.may_connect(ipaddress.ip_address(url.host)):
+                raise _refused("the image's address is not a public one")
+
+    def _redirected(self, url: httpx2.URL, place: str) -> httpx2.URL:
+        """Return where a redirect leads; what is wrong with that is not for the client to know."""
+        try:
+            return self._checked(url.join(_plain(place)))
+        except ImageError:
+            raise not_allowed() from None
+
+    async def _read(
+        self, answer: httpcore2.Response, is_enough: Callable[[bytes], bool] | None
+    ) -> bytes:
+        content, next_look = bytearray(), BEGINNING_BYTES
+        async for part in answer.aiter_stream():
+            content += part
+            if len(content) > self._settings.max_bytes:
+                raise ImageError(
+                    f"image file is over {self._settings.max_bytes} bytes", code="image_too_large"
+                )
+            if is_enough is not None and len(content) >= next_look:
+                if await asyncio.to_thread(is_enough, bytes(content)):
+                    break
+                next_look = 2 * len(content)
+        return bytes(content)
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+
+class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
+    """Connects to checked addresses only; the TLS certificate is still the name's."""
+
+    def __init__(self, may_connect: Callable[[Address], bool]) -> None:
+        self.may_connect = may_connect
+        self._inner = httpcore2.AnyIOBackend()
+        self._num_lookups = 0
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the signature of the base class
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002
+    ) -> httpcore2.AsyncNetworkStream:
+        addresses = await self._resolve(host, port)
+        if not addresses or not all(map(self.may_connect, addresses)):
+            raise not_allowed()
+        for address in addresses[:-1]:
+            try:
+                return await self._inner.connect_tcp(str(address), port, timeout, local_address)
+            except httpcore2.ConnectError:
+                continue
+        return await self._inner.connect_tcp(str(addresses[-1]), port, timeout, local_address)
+
+    async def _resolve(self, host: str, port: int) -> list[Address]:
+        """Return the addresses of a name.
+
+        In a thread that nothing else waits for, also not the end of the process: a lookup cannot
+        be interrupted, and takes minutes where a client names a host whose name server is silent.
+        """
+        if self._num_lookups >= MAX_LOOKUPS:
+            raise not_allowed()
+        self._num_lookups += 1
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[Address]] = loop.create_future()
+
+        def look_up() -> None:
+            result: list[Address] | Exception
+            try:
+                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = (ipaddress.ip_address(entry[4][0]) for entry in entries)
+                result = list(dict.fromkeys(addresses))
+            except (OSError, ValueError) as error:
+                result = error
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(self._end_lookup, found, result)
+
+        threading.Thread(target=look_up, name="vlmkit-resolve", daemon=True).start()
+        return await found
+
+    def _end_lookup(
+        self, found: "asyncio.Future[list[Address]]", result: list[Address] | Exception
+    ) -> None:
+        self._num_lookups -= 1
+        if not found.done():  # or its request was cancelled
+            _tell(found, result)
+
+
+def not_allowed() -> ImageError:
+    """Return the one error for every address that is private, unreachable or broken."""
+    return _refused("the image's address is not allowed or cannot be reached")
+
+
+def not_fetched() -> ImageError:
+    """Return the error where nothing is fetched at all."""
+    return _refused("this server fetches no images by URL")
+
+
+def _refused(message: str) -> ImageError:
+    return ImageError(message, code="image_url_not_allowed", hint="send the image as a data: URL")
+
+
+def _tell(found: "asyncio.Future[list[Address]]", result: list[Address] | Exception) -> None:
+    if isinstance(result, Exception):
+        found.set_exception(result)
+    else:
+        found.set_result(result)
+
+
+def _plain(url: str) -> str:
+    """Return a URL in which no two parsers can see different hosts."""
+    is_plain = url.isascii() and url.isprintable() and not set(url) & set(" \\")
+    if not is_plain or not 0 < len(url) <= MAX_URL_CHARS:
+        raise _refused(
+            f"the image's address must be a URL of at most {MAX_URL_CHARS} characters of ASCII "
+            "without spaces and backslashes"
+        )
+    return url
+
+
+def _target(url: httpx2.URL) -> httpcore2.URL:
+    return httpcore2.URL(
+        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+    )
+
+
+def _headers(url: httpx2.URL) -> list[tuple[bytes, bytes]]:
+    return [(b"host", url.netloc), (b"accept", b"image/*, */*;q=0.5"), (b"connection", b"close")]

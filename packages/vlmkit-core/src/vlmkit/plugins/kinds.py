@@ -1,0 +1,230 @@
+"""The kinds of thing that a plugin can offer, as data.
+
+One row each: its hook, its registry, its section of the config, and its place in the reference come
+out of it. A plugin that owns a kind says so: ``VLMKIT_KINDS = (Kind(...),)`` in its module makes a
+hook that other plugins can implement, and ``context.providers(kind)`` is what they offered.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.seams.constraint import ConstraintCompiler
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.media_loader import MediaLoader
+from vlmkit_server.interfaces.monitor import Monitor
+from vlmkit.seams.observer import Observer
+from vlmkit.seams.proposer import Proposer
+from vlmkit.seams.request_field import Changes
+from vlmkit.seams.sampler import Sampler
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit_server.interfaces.tool_source import ToolSource
+
+T = TypeVar("T")
+Mode = Literal["one", "all", "by name"]
+Serves = Literal["all", "named", "own"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """One kind.
+
+    Attributes:
+        name: in the singular, with underscores between its words.
+        makes: the protocol or class of what its providers build; None leaves the check to who asks.
+        mode: who is used: ``one`` that is chosen by name or for what it can serve, ``all`` that are
+            named, or each ``by name`` when it is asked for.
+        meaning: what a provider of it makes, as the end of a sentence that begins with *what*.
+        contract: ``module:Class`` of the tests that a provider must pass; empty without any.
+        part_of: what has them: each model's pipeline, or the server, which has them once.
+        is_optional: a pipeline can do without, and does where the config does not choose; where
+            one is used, the section says ``none``. Of what is not optional, all that can serve are
+            used where the mode is ``all``.
+        is_dispensable: a model that has use for one is served without it where its section says
+            ``none``.
+        is_late: of a kind that is optional: a provider is built when it is first needed, so that
+            one which is installed costs nothing, or before a server is ready, so that nobody waits
+            for it; where the config does not choose, one is taken that can serve, if there is any.
+        reserved: names that no provider can have.
+        serves: what a provider without ``cannot_serve`` can be used for: ``all``, what it is
+            ``named`` for, or its ``own`` name alone.
+        field_changes: what fields may change that its providers add to requests, by
+            :attr:`vlmkit.seams.request_field.RequestField.changes`; nothing in it where what they
+            build sees no sequences.
+    """
+
+    name: str
+    makes: Any
+    mode: Mode
+    meaning: str
+    contract: str = ""
+    part_of: Literal["pipeline", "server"] = "pipeline"
+    is_optional: bool = False
+    is_dispensable: bool = False
+    is_late: bool = False
+    reserved: frozenset[str] = frozenset()
+    serves: Serves = "all"
+    field_changes: tuple[Changes, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The name in messages."""
+        return self.name.replace("_", " ")
+
+    @property
+    def plural(self) -> str:
+        """The name of its registry."""
+        return f"{self.name}s"
+
+    @property
+    def hook(self) -> str:
+        """The hook that offers providers of it."""
+        return f"vlmkit_register_{self.plural}"
+
+    @property
+    def default(self) -> str:
+        """What ``use`` says in its section where the config does not: of a kind of mode ``one``."""
+        return "none" if self.is_optional and not self.is_late else "auto"
+
+    @property
+    def takes_none(self) -> bool:
+        """Whether its section may say ``none``."""
+        return self.is_optional or self.is_dispensable
+
+    @property
+    def section(self) -> str:
+        """Its section of the config, if it is a kind of vlmkit's own; empty without one."""
+        return {"one": self.name, "all": self.plural, "by name": ""}[self.mode]
+
+
+TOKENIZER: Kind[Tokenizer] = Kind(
+    "tokenizer",
+    Tokenizer,
+    "one",
+    "what makes prompts of conversations",
+    "vlmkit_testing:TokenizerContract",
+    serves="named",
+)
+MEDIA_ENCODER: Kind[MediaEncoder] = Kind(
+    "media_encoder",
+    MediaEncoder,
+    "one",
+    "what turns images and other media into embeddings",
+    "vlmkit_testing:MediaEncoderContract",
+    is_dispensable=True,
+    serves="named",
+)
+ENGINE: Kind[Engine] = Kind(
+    "engine",
+    Engine,
+    "one",
+    "what runs the language model",
+    "vlmkit_testing:EngineContract",
+    serves="named",
+    field_changes=("states", "nothing"),
+)
+SCHEDULER: Kind[Scheduler] = Kind(
+    "scheduler",
+    Scheduler,
+    "one",
+    "what decides who runs next",
+    "vlmkit_testing:SchedulerContract",
+    field_changes=("nothing",),
+)
+SAMPLER: Kind[Sampler] = Kind(
+    "sampler",
+    Sampler,
+    "one",
+    "what chooses the tokens",
+    "vlmkit_testing:SamplerContract",
+    field_changes=("choices", "nothing"),
+)
+PROPOSER: Kind[Proposer] = Kind(
+    "proposer",
+    Proposer,
+    "one",
+    "what guesses tokens that the engine then verifies",
+    "vlmkit_testing:ProposerContract",
+    field_changes=("nothing",),
+    is_optional=True,
+)
+CONSTRAINT: Kind[ConstraintCompiler] = Kind(
+    "constraint",
+    ConstraintCompiler,
+    "one",
+    "what keeps answers within a schema, a pattern or a grammar",
+    "vlmkit_testing:ConstraintContract",
+    is_optional=True,
+    is_late=True,
+)
+OBSERVER: Kind[Observer] = Kind(
+    "observer",
+    Observer,
+    "all",
+    "what is told how requests fare",
+    "vlmkit_testing:ObserverContract",
+    is_optional=True,
+)
+MEDIA_LOADER: Kind[MediaLoader] = Kind(
+    "media_loader",
+    MediaLoader,
+    "all",
+    "what opens files of images, sounds and the like",
+    "vlmkit_testing:MediaLoaderContract",
+)
+TOOL_SOURCE: Kind[ToolSource] = Kind(
+    "tool_source",
+    ToolSource,
+    "all",
+    "what has tools that the server runs for models",
+    "vlmkit_testing:ToolSourceContract",
+    part_of="server",
+    is_optional=True,
+)
+MONITOR: Kind[Monitor] = Kind(
+    "monitor",
+    Monitor,
+    "all",
+    "what looks on a server and shows or sends what it saw",
+    "vlmkit_testing:MonitorContract",
+    part_of="server",
+    is_optional=True,
+)
+MODEL: Kind[Checkpoint] = Kind(
+    "model",
+    Checkpoint,
+    "by name",
+    "what has a model's files",
+    "vlmkit_testing:ModelContract",
+    serves="own",
+)
+COMMAND: Kind[Any] = Kind(
+    "command",
+    None,  # the command line looks at what it was given, and knows click
+    "by name",
+    "what adds a command to the command line",
+    "vlmkit_testing:CommandContract",
+    reserved=frozenset(
+        {
+            *("ask", "chat", "config", "doctor", "help", "keys", "models", "plugins", "serve"),
+            "verify",
+        }
+    ),
+)
+KINDS: tuple[Kind[Any], ...] = (
+    TOKENIZER,
+    MEDIA_ENCODER,
+    ENGINE,
+    SCHEDULER,
+    SAMPLER,
+    PROPOSER,
+    CONSTRAINT,
+    OBSERVER,
+    MEDIA_LOADER,
+    TOOL_SOURCE,
+    MONITOR,
+    MODEL,
+    COMMAND,
+)

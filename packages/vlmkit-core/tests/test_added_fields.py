@@ -1,0 +1,298 @@
+"""Fields that plugins add to requests, states that components keep, and what a sampler claims."""
+
+import gc
+import logging
+import pickle
+import weakref
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+import vlmkit
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.assembly import assemble
+from vlmkit.config import Component, Config, ModelEntry
+from vlmkit.errors import ConfigError, PluginError, RequestError
+from vlmkit.kit.per_sequence import PerSequence
+from vlmkit.kit.request_fields import RESERVED, checked_fields, facts_of
+from vlmkit.kit.sampler_claims import claims_of
+from vlmkit.pipeline import Pipeline
+from vlmkit.plugins import loader
+from vlmkit.plugins.kinds import ENGINE, KINDS
+from vlmkit.plugins.registries import Registries
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.seams.request_field import RequestField
+from vlmkit.seams.sampler import FOLLOWED, SamplerClaims
+from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
+from vlmkit_testing import new_sequence, sampler_subject
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+
+
+def mock_model(**parts: Any) -> vlmkit.Model:
+    engine = MockEngine(MockEngineSettings())
+    return vlmkit.Model(Pipeline(tokenizer=MockTokenizer(), engine=engine, **parts))
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    much: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    way: Annotated[str, msgspec.Meta(pattern="^[a-z]+$")] | None = None
+    inner: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+
+
+class Loose(msgspec.Struct, frozen=True):
+    much: float = 0.5
+
+
+class Soft(msgspec.Struct, forbid_unknown_fields=True):
+    much: float = 0.5
+
+
+class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    much: float = 0.5
+
+
+class Odd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    much: complex = 1j
+    what: type = int
+
+
+FIELD = RequestField("odd", Shape)
+
+
+# Registration.
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("odd", "a value of type 'str' is no RequestField"),
+        (RequestField("", Shape), "its name '' is not up to 64"),
+        (RequestField("Odd", Shape), "its name 'Odd' is not"),
+        (RequestField("o.d", Shape), "its name 'o.d' is not"),
+        (RequestField("o" * 65, Shape), "its name"),
+        (RequestField(7, Shape), "its name 7 is not"),  # type: ignore[arg-type]
+        (RequestField("temperature", Shape), "'temperature' is a field of requests already"),
+        (RequestField("odd", dict), "the shape of 'odd' is no subclass"),  # type: ignore[type-var]
+        (RequestField("odd", Loose), "the shape of 'odd' must be declared as in class Shape("),
+        (RequestField("odd", Soft), "the shape of 'odd' must be declared as in class Shape("),
+        (RequestField("odd", Listed), "the shape of 'odd' must be declared as in class Shape("),
+        (RequestField("odd", Odd), "the shape of 'odd' cannot be read from JSON: "),
+        (RequestField("odd", Shape, "states"), "'odd' changes 'states', which can be choices or"),
+        (RequestField("odd", Shape, "all"), "'odd' changes 'all', which can"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_field_that_cannot_work_is_refused_at_registration(field: Any, problem: str) -> None:
+    registry = Registries("dist").samplers
+    with pytest.raises(PluginError) as caught:
+        registry.add("x", print, request_fields=(field,))
+    assert str(caught.value).startswith(f"sampler 'x' adds no field to requests: {problem}")
+    assert not list(registry)
+
+
+def test_only_what_sees_sequences_adds_fields() -> None:
+    able = {"engine", "scheduler", "sampler", "proposer"}
+    for kind in KINDS:
+        registry = Registries("dist").of(kind)
+        field = RequestField("odd", Shape, "nothing")
+        if kind.name in able:
+            registry.add("x", print, request_fields=(field,))
+            continue
+        with pytest.raises(PluginError, match="'odd' changes 'nothing', but none can be added"):
+            registry.add("x", print, request_fields=(field,))
+
+
+def test_an_engines_field_cannot_leave_caches_as_they_are() -> None:
+    registry = Registries("dist").of(ENGINE)
+    with pytest.raises(PluginError, match="changes 'choices', which can be states or nothing"):
+        registry.add("x", print, request_fields=(FIELD,))
+
+
+def test_one_field_is_added_once() -> None:
+    registry = Registries("dist").samplers
+    with pytest.raises(PluginError, match="adds one field to requests twice"):
+        registry.add("x", print, request_fields=(FIELD, FIELD))
+    with pytest.raises(PluginError, match="must be given a tuple of RequestField"):
+        registry.add("x", print, request_fields=[FIELD])  # type: ignore[arg-type]
+
+
+def test_fields_of_the_servers_own_bodies_are_reserved() -> None:
+    own = set(SamplingParams.__struct_fields__)
+    for reader in (BODIES | GENERATE_BODIES).values():
+        own |= reader.fields
+    assert own == RESERVED
+
+
+# Requests.
+
+
+@pytest.mark.parametrize(
+    ("value", "param", "said"),
+    [
+        ({"much": 2}, "odd.much", "Expected `float` <= 1.0"),
+        ({"way": "UP"}, "odd.way", "Expected `str` matching regex '^[a-z]+$'"),
+        ({"inner": [1, -1]}, "odd.inner[1]", "Expected `int` >= 0"),
+        ({"secret": 1}, "odd", "there is no such field in it; odd has much, way, inner"),
+        (None, "odd", "Expected `object`, got `null`"),
+    ],
+)
+def test_a_wrong_value_is_told_by_its_place_and_bound(value: Any, param: str, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        checked_fields({"odd": value}, {"odd": FIELD})
+    assert (caught.value.param, str(caught.value)) == (param, f"{param}: {said}")
+
+
+def test_facts_of_a_field_can_be_sent() -> None:
+    facts = facts_of(FIELD)
+    assert pickle.loads(pickle.dumps(facts)) == facts
+    assert facts.schema["$defs"]["Shape"]["properties"]["much"]["maximum"] == 1
+
+
+def test_caches_are_kept_apart_by_what_changes_states_alone() -> None:
+    fields = [RequestField("states", Shape, "states"), RequestField("choices", Shape)]
+    with mock_model(request_fields=fields) as model:
+        prompt = "a prompt that fills some blocks of the cache, so that it is found again" * 2
+
+        def cached(**said: Any) -> int:
+            return model.generate(prompt, fields=said).usage.cached_tokens
+
+        assert cached() == 0
+        assert cached(choices={"much": 0.1}) > 0
+        assert cached(states={"much": 0.1}) == 0
+        assert cached(states={"much": 0.2}) == 0
+        assert cached(states={"much": 0.2}, choices={}) > 0
+
+
+CLASH = """
+import msgspec
+import vlmkit
+from vlmkit.seams.request_field import RequestField
+
+VLMKIT_API = (1, 0)
+
+def shape(name):
+    return msgspec.defstruct(name, [], frozen=True, forbid_unknown_fields=True)
+
+ONE, OTHER = RequestField("odd", shape("One"), "nothing"), RequestField("odd", shape("Other"))
+
+@vlmkit.hookimpl
+def vlmkit_register_samplers(registry):
+    registry.add("same", lambda c: vlmkit.ArraySampler(), request_fields=(ONE,))
+    registry.add("other", lambda c: vlmkit.ArraySampler(), request_fields=(OTHER,))
+
+@vlmkit.hookimpl
+def vlmkit_register_schedulers(registry):
+    registry.add("odd", lambda c: vlmkit.ContinuousScheduler(), request_fields=(ONE,))
+"""
+
+
+def test_two_components_of_one_model_mean_one_thing_by_a_field(tmp_path: Path) -> None:
+    (file := tmp_path / "clash.py").write_text(CLASH)
+    parts: Any = {"plugins": {"files": [str(file)]}, "scheduler": {"use": "odd"}}
+    with vlmkit.load("mock", sampler={"use": "same"}, **parts) as model:
+        assert set(model.facts.request_fields) == {"odd"}
+    with pytest.raises(PluginError) as caught:
+        vlmkit.load("mock", sampler={"use": "other"}, **parts)
+    assert str(caught.value) == (
+        f"scheduler 'odd' from {str(file)!r} and sampler 'other' from {str(file)!r} both add the "
+        "field 'odd' to requests, and mean different things by it"
+    )
+
+
+# States.
+
+
+def test_states_of_two_components_never_meet_and_go_with_their_sequence() -> None:
+    class State:
+        pass
+
+    one, two = PerSequence(lambda _: State()), PerSequence(lambda _: State())
+    sequence, other = new_sequence(), new_sequence()
+    states = [one.of(sequence), two.of(sequence), one.of(other)]
+    assert len(set(map(id, states))) == 3
+    assert one.of(sequence) is states[0]
+    held = [weakref.ref(state) for state in states]
+    del sequence, states
+    gc.collect()
+    assert [ref() is None for ref in held] == [True, True, False]
+
+
+def test_a_component_may_be_built_from_a_model_s_tokenizer(tmp_path: Path) -> None:
+    (file := tmp_path / "speller.py").write_text(
+        "import vlmkit\nVLMKIT_API = (1, 0)\nclass Speller(vlmkit.ArraySampler):\n    pass\n"
+        "def build(context):\n    assert context.tokenizer.encode('a') == [97]\n"
+        "    return Speller()\n"
+        "@vlmkit.hookimpl\ndef vlmkit_register_samplers(registry):\n"
+        "    registry.add('speller', build)\n"
+    )
+    plugins = loader.load(files=[file])
+    config = Config(sampler=Component(use="speller"))
+    runner = assemble(ModelEntry(model="mock"), config, plugins)
+    runner.close()
+    with pytest.raises(ConfigError, match="needs a model's tokenizer, and none was given"):
+        plugins.samplers.build("speller", {}, BuildContext())
+
+
+# Claims.
+
+
+class Claims:
+    def __init__(self, **said: Any) -> None:
+        vars(self).update(said)
+
+    prepare = vlmkit.ArraySampler.prepare
+
+
+def test_a_sampler_that_says_nothing_claims_to_follow_all() -> None:
+    assert claims_of(vlmkit.ArraySampler()) == SamplerClaims(frozenset(), is_exact=True)
+    claims = claims_of(Claims(ignores={"top_k"}, is_exact=False))
+    assert claims == SamplerClaims(frozenset({"top_k"}), is_exact=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"ignores": "top_k"}, "has ignores of type 'str', not a frozenset"),
+        ({"ignores": frozenset({1})}, "has ignores of type 'frozenset', not a frozenset"),
+        ({"ignores": {"seed"}}, "says that it ignores 'seed', which is not a sampler's to follow"),
+        ({"is_exact": "no"}, "has is_exact of type 'str', not a bool"),
+    ],
+)
+def test_a_claim_that_makes_no_sense_is_refused(said: dict[str, Any], problem: str) -> None:
+    with pytest.raises(PluginError, match=problem):
+        mock_model(sampler=Claims(**said))
+
+
+def test_everything_that_can_be_ignored_is_a_parameter() -> None:
+    assert set(SamplingParams.__struct_fields__) > FOLLOWED
+
+
+@pytest.mark.parametrize("field", sorted(FOLLOWED))
+def test_what_a_sampler_ignores_is_refused_unless_it_says_nothing(field: str) -> None:
+    class Plain(vlmkit.ArraySampler):
+        ignores = frozenset({field})
+
+    value: Any = getattr(sampler_subject.FOLLOWED[field], field)
+    with mock_model(sampler=Plain()) as model:
+        assert model.generate("hi", **{field: getattr(SamplingParams(), field)}).text == "hi"
+        with pytest.raises(RequestError) as caught:
+            model.generate("hi", **{field: value})
+        assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
+
+
+def test_a_models_own_default_that_is_ignored_has_no_effect_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Plain(vlmkit.ArraySampler):
+        ignores = frozenset({"top_p", "top_k"})
+
+    caplog.set_level(logging.WARNING)
+    defaults = SamplingParams(temperature=0.5, top_p=0.9)
+    with mock_model(sampler=Plain(), defaults=defaults) as model:
+        assert model.facts.defaults == SamplingParams(temperature=0.5)
+        assert model.facts.sampler.ignores == {"top_p", "top_k"}
+        assert model.generate("hi").text == "hi"
+    assert caplog.text.count("does not follow the default of top_p") == 1

@@ -1,0 +1,94 @@
+"""The executor joins engine and sampler: in which order, and for which rows."""
+
+import pytest
+
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.running.executor import Executor, Outcome
+from vlmkit.running.sampler import ArraySampler
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.step import WorkItem
+from vlmkit_testing import new_sequence
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
+
+TEXT = Prompt(tuple(MockTokenizer().encode("a prompt of some words")))
+
+
+class Watched:
+    """Tells a list of every call that concerns a step."""
+
+    def __init__(self, engine):
+        self.calls = []
+        self._engine, self._sampler = engine, ArraySampler()
+
+    def forward(self, items):
+        self.calls.append("forward")
+        return self._engine.forward(items)
+
+    def prepare(self, rows):
+        self.calls.append([row.ahead for row in rows])
+        pick = self._sampler.prepare(rows)
+
+        def told(logits):
+            self.calls.append("pick")
+            return pick(logits)
+
+        return told
+
+
+@pytest.fixture
+def engine():
+    return MockEngine()
+
+
+@pytest.fixture
+def watched(engine):
+    return Watched(engine)
+
+
+def admitted(engine, scope=b"", **fields):
+    sequence = new_sequence(TEXT, plan=engine.read(TEXT), scope=scope, **fields)
+    assert engine.admit(sequence) is not None
+    return sequence
+
+
+def test_rows_are_prepared_before_the_engine_runs_and_picked_after(watched, engine):
+    sequences = [admitted(engine, b"%d" % i) for i in range(3)]
+    items = [WorkItem(sequence, 0, len(TEXT), num_rows=1) for sequence in sequences]
+    outcomes = Executor(watched, watched).compute(items)
+    assert [len(outcome.samples) for outcome in outcomes] == [1, 1, 1]
+    assert watched.calls == [[(), (), ()], "forward", "pick"]
+
+
+def test_a_step_without_rows_chooses_nothing(watched, engine):
+    item = WorkItem(admitted(engine), 0, 4)
+    assert Executor(watched, watched).compute([item]) == [Outcome(item)]
+    assert watched.calls == ["forward"]
+
+
+def test_chunks_among_items_with_rows_get_no_token(watched, engine):
+    one, other = admitted(engine, b"one"), admitted(engine, b"other")
+    items = [WorkItem(one, 0, 4), WorkItem(other, 0, len(TEXT), num_rows=1)]
+    first, second = Executor(watched, watched).compute(items)
+    assert (len(first.samples), len(second.samples)) == (0, 1)
+
+
+def test_drafts_stand_as_far_as_an_answer_without_them_has_the_same_tokens(watched, engine):
+    params = SamplingParams(temperature=1.5, frequency_penalty=1.0, logprobs=True)
+    executor = Executor(watched, watched)
+    drafting, holding = (admitted(engine, scope, params=params) for scope in (b"one", b"other"))
+    for sequence in (drafting, holding):
+        executor.compute([WorkItem(sequence, 0, len(TEXT), num_rows=1)])
+        sequence.output_ids.append(69)
+        assert engine.reserve(sequence, len(TEXT) + 4)
+    expected = []
+    for place in range(3):
+        item = WorkItem(holding, len(TEXT) + place, 1, num_rows=1)
+        expected += executor.compute([item])[0].samples
+        holding.output_ids.append(expected[-1].token_id)
+    first, second, third = holding.output_ids[1:]
+    watched.calls.clear()
+    drafts = (first, second, third + 1)
+    item = WorkItem(drafting, len(TEXT), 4, num_rows=4, drafts=drafts)
+    assert executor.compute([item])[0].samples == tuple(expected)
+    assert watched.calls == [[drafts[:num] for num in range(4)], "forward", "pick"]

@@ -1,0 +1,134 @@
+"""Images in fewer tokens: what is asked for in Python."""
+
+import inspect
+from typing import Any
+
+import PIL.Image
+import pytest
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import MAX_PROCESSOR_OPTIONS, ImageOptions
+from vlmkit.ask.message import ImagePart, Message
+from vlmkit.errors import RequestError
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.image_detail import sized
+from vlmkit.settings.image_tokens import ImageTokens
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit_testing.contracts.tokenizer_image_sizes_contract import TokenizerImageSizesContract
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+
+def model(tokenizer: MockTokenizer | None = None, **tokens: int) -> Model:
+    return Model(
+        Pipeline(
+            tokenizer=tokenizer or MockTokenizer(),
+            engine=MockEngine(),
+            media_encoder=MockVisionEncoder(),
+            settings=PipelineSettings(image_tokens=ImageTokens(**tokens)),
+        )
+    )
+
+
+def image(width: int = 8, height: int = 6) -> Image:
+    return Image.open(PIL.Image.new("RGB", (width, height), "teal"))
+
+
+def test_an_image_may_say_how_large_it_is_shown() -> None:
+    small = ImagePart(image(), ImageOptions(max_tokens=2))
+    with model() as mock:
+        done = mock.generate("?", images=[image(), small])
+
+    assert done.usage.image_tokens == (4, 2)
+    assert [line.split()[2] for line in done.text.splitlines()[:2]] == ["8x6", "4x3"]
+
+
+def test_only_what_differs_is_encoded_anew() -> None:
+    small = ImagePart(image(), ImageOptions(detail="low"))
+    enough = ImagePart(image(), ImageOptions(max_tokens=9))
+    with model(low=1) as mock:
+        for _ in range(2):
+            mock.generate("?", images=[image(), small, enough])
+        counters = mock.stats().counters
+
+    assert counters["num_media_encoded"] == 2
+
+
+def test_an_answer_tells_how_each_image_was_shown() -> None:
+    small = ImagePart(image(40, 20), ImageOptions(max_tokens=2))
+    with model() as mock:
+        mock.generate("?", images=[image()])
+        usage = mock.generate("!", images=[image(), small]).usage
+
+    assert [(shown.num_tokens, shown.is_cached) for shown in usage.images] == [
+        (4, True),
+        (2, False),
+    ]
+    transforms = [shown.transform for shown in usage.images]
+    assert [each.used_size for each in transforms if each] == [(6, 8), (10, 20)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "most"),
+    [
+        (ImageOptions(), ImageTokens(), None),
+        (ImageOptions(), ImageTokens(auto=9), 9),
+        (ImageOptions(detail="low"), ImageTokens(), 256),
+        (ImageOptions(detail="high"), ImageTokens(auto=9), None),
+        (ImageOptions(detail="high"), ImageTokens(high=7), 7),
+        (ImageOptions(detail="low", wanted_tokens=300), ImageTokens(), 256),
+        (ImageOptions(detail="low", wanted_tokens=30), ImageTokens(), 30),
+        (ImageOptions(max_tokens=5), ImageTokens(auto=9), 5),
+        (ImageOptions(max_tokens=50), ImageTokens(auto=9), 9),
+    ],
+)
+def test_a_tokenizer_gets_a_number_for_a_detail(
+    asked: ImageOptions, tokens: ImageTokens, most: int | None
+) -> None:
+    ((part, _),) = (m.parts for m in sized([Message.of("user", "?", [pair(asked)])], tokens))
+
+    assert isinstance(part, ImagePart)
+    assert (part.options.detail, part.options.most_tokens) == ("auto", most)
+    assert part.options.max_tokens == asked.max_tokens
+
+
+def pair(options: ImageOptions) -> ImagePart:
+    return ImagePart(image(), options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"detail": "huge"}, "detail"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"wanted_tokens": 1.5}, "wanted_tokens"),
+        ({"processor": {str(n): n for n in range(MAX_PROCESSOR_OPTIONS + 1)}}, "processor"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        ImageOptions(**fields)
+    assert caught.value.param == param
+
+
+class KnowsNoSizes(MockTokenizer):
+    @property
+    def honours(self) -> frozenset[Any]:
+        return frozenset()
+
+
+def test_a_tokenizer_that_knows_no_sizes_is_never_asked_for_one() -> None:
+    with model(KnowsNoSizes(), low=1) as mock:
+        for options in (ImageOptions(max_tokens=9), ImageOptions(processor={"max_pixels": 1})):
+            with pytest.raises(RequestError, match="not supported by this model's tokenizer"):
+                mock.generate("?", images=[ImagePart(image(), options)])
+        assert mock.generate("?", images=[pair(ImageOptions(detail="low"))]).text
+
+
+def test_what_the_contract_asks_is_asked_of_every_option() -> None:
+    asked = inspect.getsource(TokenizerImageSizesContract)
+    for option in ("image_detail", "max_image_tokens", "mm_processor_kwargs", "return_places"):
+        assert f'self._needs("{option}")' in asked

@@ -1,0 +1,851 @@
+"""Each way in which a plugin can be broken is found, named, and harms nobody else.
+
+Plugins here are real distributions: a module and its metadata in a temporary folder.
+"""
+
+import builtins
+import hashlib
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Sequence
+from importlib.metadata import _adapters
+from pathlib import Path
+
+import pytest
+
+from vlmkit.errors import ConfigError, PluginError, UnknownPlugin
+from vlmkit.plugins import api_version, hookspecs, loader
+from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.plugins.registry import BuildContext
+
+SAMPLER = """
+    from vlmkit.plugins.hookspecs import hookimpl
+
+    VLMKIT_API = (1, 0)
+
+    class Sampler:
+        name = "{name}"
+
+        def prepare(self, rows):
+            return lambda logits: logits.argmax(-1)
+
+    @hookimpl
+    def vlmkit_register_samplers(registry):
+        registry.add("{name}", lambda context: Sampler())
+"""
+
+
+def sampler(name: str) -> str:
+    return SAMPLER.format(name=name)
+
+
+def sampler_text(name: str) -> str:
+    return textwrap.dedent(sampler(name))
+
+
+class Site:
+    """A folder of installed distributions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(
+        self,
+        name: str,
+        source: str,
+        *,
+        version: str = "1.0",
+        entry: str | None = None,
+        metadata: bool = True,
+    ) -> None:
+        """Install a distribution of one module under one entry point."""
+        entry = entry or name
+        module = f"{self.folder.name}_{name.replace('-', '_')}"
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(source))
+        info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "entry_points.txt").write_text(f"[vlmkit]\n{entry} = {module}\n")
+        if metadata:
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+
+    @property
+    def entry_points(self) -> list[importlib.metadata.EntryPoint]:
+        """Every entry point of the folder, as the installed ones are found."""
+        found = importlib.metadata.distributions(path=[str(self.folder)])
+        return [e for d in found for e in d.entry_points if e.group == hookspecs.PROJECT]
+
+    def load(
+        self,
+        *,
+        files: Sequence[Path] = (),
+        block: Sequence[str] = (),
+        only: Sequence[str] | None = None,
+    ) -> loader.Plugins:
+        """Load what is installed in this folder."""
+        return loader.load(entry_points=self.entry_points, files=files, block=block, only=only)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    folder = tmp_path / f"site_{tmp_path.name}"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    yield Site(folder)
+    for name in [name for name in sys.modules if name.startswith(folder.name)]:
+        del sys.modules[name]
+
+
+def names(found: loader.Plugins) -> list[str]:
+    return [provider.name for provider in found.samplers if provider.plugin != "vlmkit"]
+
+
+def refusal(found: loader.Plugins, source: str) -> tuple[str, str]:
+    """Return text and hint of the PluginError that a plugin was refused with."""
+    error = found.broken[source]
+    assert isinstance(error, PluginError)
+    return str(error), error.hint
+
+
+# Plugins that work.
+
+
+def test_a_plugin_offers_what_it_registers(site: Site) -> None:
+    site.install("vlmkit-good", sampler("good"), version="2.3", entry="good")
+    found = site.load()
+    assert found.broken == {}
+    assert found.samplers.build("good", {}, BuildContext()).name == "good"
+    assert found.samplers.get("good").plugin == "vlmkit-good"
+
+
+def test_every_plugin_is_listed_with_its_distribution_and_version(site: Site) -> None:
+    site.install("vlmkit-good", sampler("good"), version="2.3", entry="good")
+    listed = [(p.name, p.source, p.version, p.error, p.blocked) for p in site.load().found]
+    assert listed == [
+        ("builtin", "vlmkit", "", None, False),
+        ("good", "vlmkit-good", "2.3", None, False),
+    ]
+
+
+def test_the_built_in_components_enter_by_the_same_door(site: Site) -> None:
+    found = site.load()
+    assert [p.name for p in found.schedulers] == ["continuous"]
+    assert [p.name for p in found.samplers] == ["array"]
+
+
+def test_installing_a_plugin_that_states_no_priority_changes_no_choice(site: Site) -> None:
+    site.install("samples", sampler("aaa"))
+    site.install("schedules", sampler("aaa").replace("samplers", "schedulers"))
+    found = site.load()
+    assert found.broken == {}
+    assert found.samplers.choose("auto", None).name == "array"
+    assert found.schedulers.choose("auto", None).name == "continuous"
+
+
+def test_one_plugin_may_offer_every_kind(site: Site) -> None:
+    hooks = "".join(
+        f"@hookimpl\ndef {kind.hook}(registry):\n    registry.add('x', print)\n" for kind in KINDS
+    )
+    source = f"from vlmkit.plugins.hookspecs import hookimpl\nVLMKIT_API = (1, 0)\n{hooks}"
+    site.install("vlmkit-all", source)
+    found = site.load()
+    assert found.broken == {}
+    assert all(found.of(kind).get("x").plugin == "vlmkit-all" for kind in KINDS)
+    assert all(getattr(found, kind.plural) is found.of(kind) for kind in KINDS)
+
+
+def test_plugins_come_in_the_same_order_whatever_the_order_on_disk(site: Site) -> None:
+    for name in ("b", "a", "c"):
+        site.install(name, sampler(name))
+    entries = site.entry_points
+    listed = [
+        [p.source for p in loader.load(entry_points=order).found]
+        for order in (entries, entries[::-1])
+    ]
+    assert listed == [["vlmkit", "a", "b", "c"]] * 2
+
+
+def test_loading_twice_gives_two_independent_results(site: Site) -> None:
+    site.install("a", sampler("a"))
+    first, second = site.load(), site.load()
+    first.samplers.add("more", lambda _: None)  # type: ignore[arg-type, return-value]
+    assert names(second) == ["a"]
+
+
+# Plugins that own kinds.
+
+OWNER = """
+    from typing import Protocol
+    from vlmkit.plugins.hookspecs import hookimpl
+    from vlmkit.plugins.kinds import Kind
+
+    VLMKIT_API = (1, 0)
+
+    class WeightFormat(Protocol):
+        def read(self, file: str) -> bytes: ...
+
+    WEIGHT_FORMAT = Kind("weight_format", WeightFormat, "by name", "what reads weights")
+    VLMKIT_KINDS = (WEIGHT_FORMAT,)
+
+    class Engine:
+        def __init__(self, read):
+            self.read = read
+
+    def build(context):
+        formats = context.providers(WEIGHT_FORMAT)
+        return Engine([formats.build(p.name, {}, context).read("a") for p in formats])
+
+    @hookimpl
+    def vlmkit_register_models(registry):
+        registry.add("zeros", build)
+"""
+GUEST = """
+    from vlmkit.plugins.hookspecs import hookimpl
+
+    VLMKIT_API = (1, 0)
+
+    class Zeros:
+        def read(self, file):
+            return bytes(2)
+
+    @hookimpl
+    def vlmkit_register_weight_formats(registry):
+        registry.add("zeros", lambda context: Zeros())
+"""
+
+
+def in_use(found: loader.Plugins) -> object:
+    """Return what the owner read through the providers of its kind."""
+    context = BuildContext(registries=found.by_kind)
+    return found.models.get("zeros").build(context).read
+
+
+def test_a_plugin_owns_a_kind_and_gets_what_others_offer_of_it(site: Site) -> None:
+    site.install("a-guest", GUEST)  # before its owner
+    site.install("owner", OWNER)
+    found = site.load()
+    assert found.broken == {}
+    assert [p.plugin for p in found.weight_formats] == ["a-guest"]
+    assert in_use(found) == [bytes(2)]
+
+
+def test_what_is_offered_of_a_plugins_kind_must_fit_its_protocol(site: Site) -> None:
+    site.install("owner", OWNER)
+    site.install("guest", GUEST.replace("read(self, file)", "read(self)"))
+    with pytest.raises(PluginError, match=r"WeightFormat: 'read' takes \(\), but is called with"):
+        in_use(site.load())
+
+
+def test_a_hook_of_a_kind_whose_owner_is_not_there_is_unknown_unless_it_is_optional(
+    site: Site,
+) -> None:
+    site.install("guest", GUEST)
+    site.install("patient", GUEST.replace("@hookimpl", "@hookimpl(optionalhook=True)"))
+    assert list(site.load().broken) == ["guest"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("weight_format", "engine"), "there is a kind 'engine' already"),
+        (("(WEIGHT_FORMAT,)", "(WEIGHT_FORMAT,) * 2"), "there is a kind 'weight_format' already"),
+        (("(WEIGHT_FORMAT,)", "('weight_format',)"), "VLMKIT_KINDS holds 'weight_format'"),
+        (("weight_format", "weight format"), "VLMKIT_KINDS holds Kind(name='weight format'"),
+        (('"weight_format"', "7"), "VLMKIT_KINDS holds Kind(name=7"),
+        (('WeightFormat, "by name"', 'print, "by name"'), "VLMKIT_KINDS holds Kind("),
+        (('"by name"', '"by heart"'), "VLMKIT_KINDS holds Kind("),
+        (("(WEIGHT_FORMAT,)", "7"), "VLMKIT_KINDS is of type 'int'"),
+    ],
+)
+def test_a_kind_that_cannot_be_one_is_refused_with_its_plugin(
+    site: Site, change: tuple[str, str], problem: str
+) -> None:
+    site.install("owner", OWNER.replace(*change))
+    found = site.load()
+    assert str(found.broken["owner"]).startswith(problem)
+    assert "zeros" not in [p.name for p in found.models]
+    assert found.kinds == KINDS
+
+
+def test_a_kind_that_nobody_owns_is_told_to_be_named() -> None:
+    with pytest.raises(PluginError, match="owns the kind 'codec'") as error:
+        BuildContext().providers(Kind("codec", None, "by name", "what decodes"))
+    assert error.value.hint == "name it in VLMKIT_KINDS of the plugin's module"
+
+
+# Plugins that are broken.
+
+
+def test_a_plugin_that_fails_to_import_does_not_stop_the_others(site: Site) -> None:
+    site.install("bad", "import no_such_module")
+    site.install("good", sampler("good"))
+    found = site.load()
+    assert names(found) == ["good"]
+    assert isinstance(found.broken["bad"], ModuleNotFoundError)
+    assert [p.source for p in found.found if p.error] == ["bad"]
+
+
+def test_a_plugin_that_ends_the_process_does_not(site: Site) -> None:
+    site.install("bad", "raise SystemExit(3)")
+    site.install("good", sampler("good"))
+    found = site.load()
+    assert names(found) == ["good"]
+    assert refusal(found, "bad")[0] == "the plugin tried to end the process"
+
+
+def test_a_plugin_with_a_syntax_error_does_not_stop_the_others(site: Site) -> None:
+    site.install("bad", "def (")
+    site.install("good", sampler("good"))
+    found = site.load()
+    assert names(found) == ["good"]
+    assert isinstance(found.broken["bad"], SyntaxError)
+
+
+def test_a_module_that_is_gone_is_reported(site: Site) -> None:
+    site.install("bad", sampler("x"))
+    (site.folder / f"{site.folder.name}_bad.py").unlink()
+    assert isinstance(site.load().broken["bad"], ModuleNotFoundError)
+
+
+def test_a_distribution_without_metadata_goes_by_its_entry_point(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Strict(_adapters.Message):
+        """As Python 3.12 announces it."""
+
+        def __getitem__(self, key: str) -> str:
+            if key not in self:
+                raise KeyError(key)
+            return super().__getitem__(key)
+
+    monkeypatch.setattr(_adapters, "Message", Strict)
+    site.install("nameless", sampler("x"), metadata=False)
+    site.install("good", sampler("good"))
+    assert names(site.load()) == ["good", "x"]
+
+
+def test_a_misspelt_hook_is_refused_with_the_nearest_name(site: Site) -> None:
+    site.install("typo", sampler("x").replace("_samplers", "_sampler"))
+    found = site.load()
+    assert names(found) == []
+    assert refusal(found, "typo") == (
+        "there is no hook 'vlmkit_register_sampler'",
+        "did you mean 'vlmkit_register_samplers'?",
+    )
+
+
+def test_a_hook_of_another_world_is_refused_with_all_names(site: Site) -> None:
+    site.install("odd", sampler("x").replace("vlmkit_register_samplers", "pytest_configure"))
+    text, hint = refusal(site.load(), "odd")
+    assert text == "there is no hook 'pytest_configure'"
+    assert hint.startswith("known: vlmkit_register_tokenizers, vlmkit_register_media_encoders,")
+
+
+def test_a_default_in_a_hook_is_refused(site: Site) -> None:
+    site.install("default", sampler("x").replace("(registry)", "(registry=None)"))
+    assert refusal(site.load(), "default") == (
+        (
+            "hook 'vlmkit_register_samplers' gives registry a default; pluggy would never pass "
+            "the value"
+        ),
+        "remove the default",
+    )
+
+
+@pytest.mark.parametrize("arguments", ["registry, settings", "reg", ""])
+def test_other_arguments_than_a_hook_is_given_are_refused(site: Site, arguments: str) -> None:
+    site.install("args", sampler("x").replace("(registry)", f"({arguments})"))
+    found = site.load()
+    assert names(found) == []
+    assert refusal(found, "args") == (
+        f"hook 'vlmkit_register_samplers' takes ({arguments}), but is given (registry)",
+        "name its only argument registry",
+    )
+
+
+def test_a_hook_without_its_marker_is_refused(site: Site) -> None:
+    site.install("unmarked", sampler("x").replace("@hookimpl", ""))
+    assert refusal(site.load(), "unmarked") == (
+        "hook 'vlmkit_register_samplers' is not marked",
+        "put @hookimpl above it",
+    )
+
+
+def test_one_unmarked_hook_among_marked_ones_is_refused(site: Site) -> None:
+    more = "\n    def vlmkit_register_engines(registry):\n        pass\n"
+    site.install("half", sampler("x") + more)
+    found = site.load()
+    assert refusal(found, "half")[0] == "hook 'vlmkit_register_engines' is not marked"
+    assert names(found) == []
+
+
+def test_a_hook_may_have_another_name_if_it_says_which_it_is(site: Site) -> None:
+    source = sampler("x").replace("@hookimpl", '@hookimpl(specname="vlmkit_register_samplers")')
+    site.install("named", source.replace("def vlmkit_register_samplers", "def register"))
+    assert names(site.load()) == ["x"]
+
+
+def test_a_plugin_without_any_hook_is_refused(site: Site) -> None:
+    site.install("empty", "VLMKIT_API = 1")
+    assert refusal(site.load(), "empty") == (
+        "the plugin implements no hook",
+        (
+            "known: vlmkit_register_tokenizers, vlmkit_register_media_encoders, "
+            "vlmkit_register_engines, vlmkit_register_schedulers, vlmkit_register_samplers, "
+            "vlmkit_register_proposers, vlmkit_register_constraints, vlmkit_register_observers, "
+            "vlmkit_register_media_loaders, vlmkit_register_tool_sources, "
+            "vlmkit_register_monitors, vlmkit_register_models, vlmkit_register_commands"
+        ),
+    )
+
+
+def test_a_hook_that_returns_what_it_should_register_is_refused(site: Site) -> None:
+    site.install("returns", sampler("x").replace("registry.add", "return dict.fromkeys"))
+    assert refusal(site.load(), "returns") == (
+        "hook 'vlmkit_register_samplers' returned a value, which nobody reads",
+        "call registry.add",
+    )
+
+
+def test_a_plugin_that_raises_half_way_offers_nothing(site: Site) -> None:
+    site.install("half", sampler("x") + "        raise RuntimeError('boom')\n")
+    found = site.load()
+    assert names(found) == []
+    assert str(found.broken["half"]) == "boom"
+
+
+def test_a_plugin_whose_second_hook_fails_offers_nothing_of_its_first(site: Site) -> None:
+    more = "\n    @hookimpl\n    def vlmkit_register_models(registry):\n        raise KeyError\n"
+    site.install("half", sampler("x") + more)
+    found = site.load()
+    assert names(found) == []
+    assert isinstance(found.broken["half"], KeyError)
+
+
+@pytest.mark.parametrize(
+    ("line", "stated"),
+    [
+        ("", "does not say VLMKIT_API"),
+        ("VLMKIT_API = 2", "has VLMKIT_API = 2"),
+        ("VLMKIT_API = (2, 0)", "has VLMKIT_API = (2, 0)"),
+        ("VLMKIT_API = (0, 9)", "has VLMKIT_API = (0, 9)"),
+        ("VLMKIT_API = (1, 1)", "has VLMKIT_API = (1, 1)"),
+        ("VLMKIT_API = '1'", "has VLMKIT_API = '1', which is not (major, minor)"),
+        ("VLMKIT_API = (1, 0, 0)", "has VLMKIT_API = (1, 0, 0), which is not (major, minor)"),
+        ("VLMKIT_API = True", "has VLMKIT_API = True, which is not (major, minor)"),
+    ],
+)
+def test_a_plugin_for_another_api_version_is_refused(site: Site, line: str, stated: str) -> None:
+    site.install("old", sampler("x").replace("VLMKIT_API = (1, 0)", line))
+    assert refusal(site.load(), "old") == (
+        f"the plugin {stated}; this vlmkit offers (1, 0)",
+        (
+            "install matching versions of both, or state VLMKIT_API = (1, 0) once the plugin "
+            "follows docs/reference/stability.md"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("offered", "stated"), [((1, 0), "1"), ((1, 0), "(1, 0)"), ((1, 3), "(1, 2)"), ((1, 3), "1")]
+)
+def test_a_plugin_for_an_older_minor_version_is_taken(
+    site: Site, monkeypatch: pytest.MonkeyPatch, offered: tuple[int, int], stated: str
+) -> None:
+    monkeypatch.setattr(api_version, "API_VERSION", offered)
+    site.install("older", sampler("x").replace("(1, 0)", stated))
+    assert names(site.load()) == ["x"]
+
+
+# Plugins that want the same name.
+
+
+def test_of_two_plugins_that_offer_a_name_the_distribution_chooses(site: Site) -> None:
+    site.install("vlmkit-one", sampler("x"))
+    site.install("vlmkit-two", sampler("x"))
+    found = site.load()
+    assert found.broken == {}
+    for word in ("vlmkit-two:x", "Vlmkit_Two:x"):
+        assert found.samplers.get(word).plugin == "vlmkit-two"
+        assert found.samplers.build(word, {}, BuildContext()).name == "x"
+    with pytest.raises(ConfigError) as error:
+        found.samplers.get("x")
+    assert str(error.value) == "sampler 'x' is offered by 'vlmkit-one' and 'vlmkit-two'"
+    assert error.value.hint == "say which: 'vlmkit-one:x' or 'vlmkit-two:x'"
+    assert [found.samplers.key(p) for p in found.samplers] == [
+        "array",
+        "vlmkit-one:x",
+        "vlmkit-two:x",
+    ]
+    assert set(found.samplers.objections(None)) == {"array", "vlmkit-one:x", "vlmkit-two:x"}
+
+
+def test_the_distribution_may_be_named_where_nobody_else_has_the_name(site: Site) -> None:
+    site.install("vlmkit-one", sampler("x"))
+    found = site.load()
+    assert found.samplers.get("vlmkit-one:x") is found.samplers.get("x")
+    with pytest.raises(UnknownPlugin) as error:
+        found.samplers.get("vlmkit-two:x")
+    assert error.value.hint == "installed: array, x"
+
+
+def test_two_files_that_offer_a_name_are_told_apart_by_their_own(
+    site: Site, tmp_path: Path
+) -> None:
+    files = [write(tmp_path / f"{name}.py", sampler("x")) for name in ("one", "two")]
+    found = site.load(files=files)
+    assert found.samplers.get("two:x").plugin == str(files[1])
+    assert found.samplers.get(f"{files[0]}:x").plugin == str(files[0])
+
+
+def test_no_plugin_replaces_a_built_in_component(site: Site) -> None:
+    site.install("usurper", sampler("array"))
+    found = site.load()
+    assert found.broken == {}
+    assert found.samplers.get("array").plugin == "vlmkit"
+    assert found.samplers.choose("auto", None).plugin == "vlmkit"
+    assert found.samplers.get("usurper:array").plugin == "usurper"
+
+
+def test_two_distributions_may_have_one_entry_point_name(site: Site) -> None:
+    site.install("vlmkit-one", sampler("x"), entry="torch")
+    site.install("vlmkit-two", sampler("y"), entry="torch")
+    found = site.load()
+    assert (names(found), found.broken) == (["x", "y"], {})
+
+
+def test_blocking_one_of_two_namesakes_leaves_the_other_in(site: Site) -> None:
+    site.install("vlmkit-one", sampler("x"), entry="torch")
+    site.install("vlmkit-two", sampler("y"), entry="torch")
+    found = site.load(block=["vlmkit-one"])
+    assert names(found) == ["y"]
+    assert found.broken == {}
+
+
+def test_a_plugin_called_builtin_does_not_harm_the_built_in_ones(site: Site) -> None:
+    site.install("third-party", sampler("x"), entry="builtin")
+    found = site.load()
+    assert [p.name for p in found.samplers] == ["array", "x"]
+
+
+# Blocked plugins.
+
+
+@pytest.mark.parametrize("word", ["short", "vlmkit-long", "Vlmkit_Long", " vlmkit.long "])
+def test_a_plugin_is_blocked_by_either_name_however_it_is_written(site: Site, word: str) -> None:
+    site.install("vlmkit-long", "raise RuntimeError('imported')", entry="short")
+    found = site.load(block=[word])
+    assert found.broken == {}
+    assert [(p.name, p.blocked) for p in found.found] == [("builtin", False), ("short", True)]
+
+
+def test_an_empty_block_list_blocks_nothing(site: Site) -> None:
+    site.install("good", sampler("good"))
+    assert names(site.load(block=["", " "])) == ["good"]
+
+
+def test_the_built_in_components_can_be_blocked(site: Site) -> None:
+    site.install("mine", sampler("array"))
+    found = site.load(block=["builtin"])
+    assert found.samplers.get("array").plugin == "mine"
+
+
+# Listed plugins.
+
+
+@pytest.mark.parametrize("word", ["vlmkit-wanted", "Vlmkit_Wanted"])
+def test_what_is_not_listed_is_not_even_imported(site: Site, word: str) -> None:
+    site.install("vlmkit-wanted", sampler("wanted"), entry="one")
+    site.install("vlmkit-other", "import os\nos.environ['IMPORTED'] = 'other'", entry="two")
+    found = site.load(only=[word])
+    assert names(found) == ["wanted"]
+    assert [(p.source, p.is_loaded) for p in found.found] == [
+        ("vlmkit", True),
+        ("vlmkit-other", False),
+        ("vlmkit-wanted", True),
+    ]
+    assert "IMPORTED" not in os.environ
+    assert names(site.load(only=[])) == []
+
+
+def test_a_distribution_is_not_listed_by_the_name_that_it_gives_its_plugin(site: Site) -> None:
+    site.install("vlmkit-bad", sampler("bad"), entry="vlmkit-good")
+    site.install("vlmkit-good", sampler("good"))
+    assert names(site.load(only=["vlmkit-good"])) == ["good"]
+
+
+def test_a_listed_distribution_that_is_not_there_is_told_with_what_is(site: Site) -> None:
+    site.install("vlmkit-good", sampler("good"))
+    with pytest.raises(ConfigError, match=r"plugins\.only names 'vlmkit-god'") as caught:
+        site.load(only=["vlmkit-god"])
+    assert caught.value.hint == "did you mean 'vlmkit-good'?"
+    with pytest.raises(ConfigError) as caught:
+        site.load(only=["numpy"])
+    assert caught.value.hint == "there are: vlmkit-good"
+
+
+def test_a_plugin_is_told_by_the_hash_of_its_files(site: Site, tmp_path: Path) -> None:
+    site.install("vlmkit-good", sampler("good"))
+    (info,) = site.folder.glob("*.dist-info")
+    assert site.load().found[1].digest() == ""
+    (info / "RECORD").write_text("good.py,sha256=abc,3\n")
+    expected = hashlib.sha256(b"good.py,sha256=abc,3\n").hexdigest()
+    assert site.load().found[1].digest() == expected
+    file = tmp_path / "own.py"
+    file.write_text(sampler("own"))
+    digest = site.load(files=[file]).found[-1].digest()
+    assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+# Local files.
+
+
+def write(path: Path, source: str) -> Path:
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def test_a_file_is_a_plugin(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "my_sampler.py", sampler("mine"))
+    found = site.load(files=[file])
+    assert names(found) == ["mine"]
+    assert found.samplers.get("mine").plugin == str(file)
+
+
+def test_a_file_may_hold_dataclasses(site: Site, tmp_path: Path) -> None:
+    source = """
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Settings:
+        width: "int" = 1
+    """
+    file = write(tmp_path / "with_class.py", source + sampler("mine"))
+    assert names(site.load(files=[file])) == ["mine"]
+
+
+def test_a_file_that_does_not_exist_is_reported(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "absent.py"
+    assert refusal(site.load(files=[file]), str(file)) == (
+        f"plugin file {str(file)!r} does not exist",
+        "",
+    )
+
+
+def test_a_file_that_is_not_python_is_reported(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "notes.txt", "hello")
+    assert refusal(site.load(files=[file]), str(file)) == (
+        f"plugin file {str(file)!r} is not a Python file",
+        "",
+    )
+
+
+def test_a_file_that_fails_leaves_no_module_behind(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "half_way.py", "raise RuntimeError('boom')")
+    assert str(site.load(files=[file]).broken[str(file)]) == "boom"
+    assert not [name for name in sys.modules if "half_way" in name]
+
+
+def test_two_files_of_one_name_in_two_folders_both_load(site: Site, tmp_path: Path) -> None:
+    files = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        files.append(write(tmp_path / name / "sampler.py", sampler(name)))
+    assert names(site.load(files=files)) == ["one", "two"]
+
+
+def test_a_file_may_have_the_name_of_an_installed_plugin(site: Site, tmp_path: Path) -> None:
+    site.install("torch", sampler("installed"))
+    file = write(tmp_path / "torch.py", sampler("mine"))
+    assert names(site.load(files=[file])) == ["installed", "mine"]
+
+
+LATER = """
+    from vlmkit.plugins.hookspecs import hookimpl
+
+    VLMKIT_API = (1, 0)
+
+    def build(context):
+        import helper_of_mine.inner as inner
+        from helper_of_mine import inner as same
+        assert same is inner
+
+        class Sampler:
+            name = inner.NAME
+
+            def prepare(self, rows):
+                return lambda logits: logits.argmax(-1)
+
+        return Sampler()
+
+    @hookimpl
+    def vlmkit_register_samplers(registry):
+        registry.add("mine", build)
+"""
+
+
+def test_a_file_may_import_what_lies_beside_it_at_once_or_later(site: Site, tmp_path: Path) -> None:
+    for name in ("one", "two"):  # each has neighbours of the same names
+        folder = tmp_path / name
+        (folder / "helper_of_mine").mkdir(parents=True)
+        write(folder / "name_of_mine.py", f"NAME = {name!r}")
+        write(folder / "helper_of_mine" / "__init__.py", "")
+        write(folder / "helper_of_mine" / "inner.py", "from name_of_mine import NAME")
+        write(folder / "plain.py", "from .name_of_mine import NAME\n" + textwrap.dedent(LATER))
+    before = list(sys.path)
+    found = site.load(files=[tmp_path / name / "plain.py" for name in ("one", "two")])
+    assert found.broken == {}
+    made = [p.build(BuildContext()).name for p in found.samplers if p.plugin != "vlmkit"]
+    assert made == ["one", "two"]
+    assert sys.path == before
+    assert not {"name_of_mine", "helper_of_mine"} & sys.modules.keys()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("name_of_mine")
+
+
+def test_what_is_installed_comes_before_a_neighbour_of_its_name(site: Site, tmp_path: Path) -> None:
+    write(tmp_path / "json.py", "raise RuntimeError('not this one')")
+    file = write(tmp_path / "plain.py", "import json\nassert json.dumps\n" + sampler_text("mine"))
+    assert names(site.load(files=[file])) == ["mine"]
+
+
+def test_a_neighbour_that_lacks_something_itself_is_told_by_what_it_lacks(
+    site: Site, tmp_path: Path
+) -> None:
+    write(tmp_path / "helper_of_mine.py", "import no_such_library")
+    file = write(tmp_path / "plain.py", "import helper_of_mine\n" + sampler_text("mine"))
+    assert "'no_such_library'" in str(site.load(files=[file]).broken[str(file)])
+    write(tmp_path / "helper_of_mine.py", "")
+    assert names(site.load(files=[file])) == ["mine"]
+
+
+def test_a_folder_is_a_plugin(site: Site, tmp_path: Path) -> None:
+    folder = tmp_path / "my_plugin"
+    folder.mkdir()
+    write(folder / "name.py", "NAME = 'inner'")
+    source = "from .name import NAME\nfrom my_plugin import name\n" + sampler_text("mine")
+    write(folder / "__init__.py", source + "assert name.NAME == NAME == 'inner'\n")
+    found = site.load(files=[folder])
+    assert found.broken == {}
+    assert found.samplers.get("my_plugin:mine").plugin == str(folder)
+    digest = found.found[-1].digest()
+    assert digest == site.load(files=[folder]).found[-1].digest() != ""
+    write(folder / "name.py", "NAME = 'of another length'")  # or its old bytecode would do
+    changed = site.load(files=[folder])
+    assert changed.found[-1].digest() != digest
+    assert isinstance(changed.broken[str(folder)], AssertionError)
+
+
+def test_a_folder_that_is_no_package_is_reported(site: Site, tmp_path: Path) -> None:
+    assert refusal(site.load(files=[tmp_path]), str(tmp_path)) == (
+        f"plugin folder {str(tmp_path)!r} has no __init__.py",
+        f"put the hooks into {tmp_path.name}/__init__.py, or name the files themselves",
+    )
+
+
+# What it does to the process.
+
+
+@pytest.mark.posix
+def test_ctrl_c_while_a_plugin_is_imported_is_no_fault_of_the_plugin(site: Site) -> None:
+    site.install("slow", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n1 // 0")
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            site.load()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_others_print_while_plugins_are_loaded(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.install(
+        "waits",
+        "import builtins, threading\nprint('theirs')\n"
+        "builtins.go_on.set()\nbuiltins.has_gone.wait()\n" + sampler_text("x"),
+    )
+    go_on, has_gone = threading.Event(), threading.Event()
+    builtins.go_on, builtins.has_gone = go_on, has_gone  # type: ignore[attr-defined]
+
+    def own() -> None:
+        go_on.wait()
+        print("ours")
+        has_gone.set()
+
+    thread = threading.Thread(target=own)
+    thread.start()
+    (_, plugin) = site.load().found
+    thread.join()
+    del builtins.go_on, builtins.has_gone  # type: ignore[attr-defined]
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("ours\n", "theirs\n")
+    assert plugin.error is None
+    assert plugin.remarks == ("printed to standard output; it went to standard error",)
+
+
+def test_a_name_to_leave_out_that_nothing_has_is_told_with_the_nearest(site: Site) -> None:
+    site.install("vlmkit-good", sampler("good"))
+    assert site.load(block=["vlmkit-good", ""]).notes == []
+    assert site.load(block=["vlmkit_god", "zzz"]).notes == [
+        (
+            "VLMKIT_BLOCK leaves out 'vlmkit_god', and no plugin or distribution here is called "
+            "so; did you mean 'vlmkit-good'?"
+        ),
+        "VLMKIT_BLOCK leaves out 'zzz', and no plugin or distribution here is called so",
+    ]
+
+
+def test_a_file_that_is_listed_twice_is_loaded_once(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "my_sampler.py", sampler("mine"))
+    found = site.load(files=[file, file])
+    assert (names(found), found.broken) == (["mine"], {})
+
+
+def test_a_file_can_be_blocked(site: Site, tmp_path: Path) -> None:
+    file = write(tmp_path / "my_sampler.py", sampler("mine"))
+    assert names(site.load(files=[file], block=["my_sampler"])) == []
+
+
+# What it costs.
+
+HEAVY = {"torch", "transformers", "onnxruntime", "tokenizers", "huggingface_hub", "safetensors"}
+
+
+def loaded_by(code: str) -> set[str]:
+    out = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"import sys\n{code}\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert out.returncode == 0, out.stderr
+    return {name.split(".")[0] for name in out.stdout.split()}
+
+
+def test_loading_every_installed_plugin_imports_nothing_heavy() -> None:
+    code = "from vlmkit.plugins import loader\nassert loader.load().found"
+    assert not loaded_by(code) & HEAVY
+
+
+def test_loading_plugins_needs_neither_arrays_nor_pictures_nor_a_server() -> None:
+    code = "from vlmkit.plugins import loader\nloader.load(entry_points=[])"
+    assert not loaded_by(code) & {"numpy", "PIL", "litestar", "uvicorn", "rich", "httpx2"}
+
+
+def test_importing_the_whole_core_imports_nothing_heavy() -> None:
+    code = """
+import pkgutil, vlmkit
+for module in pkgutil.walk_packages(vlmkit.__path__, "vlmkit."):
+    if not module.name.startswith("vlmkit_testing"):
+        __import__(module.name)
+"""
+    assert not loaded_by(code) & (HEAVY | {"pytest", "hypothesis"})

@@ -1,0 +1,458 @@
+"""Texts that are embedded or scored: right rows, whatever runs beside them, and nothing is left."""
+
+import asyncio
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from mock_model import picture, script, wait_until
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import ImagePart, Message, TextPart
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import EngineError, PromptTooLong, RequestError
+from vlmkit.kit.pooling import Pooling
+from vlmkit.model import Model
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.step import WorkItem
+from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit_testing import new_sequence
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+TEXTS = ["a", "an old red house by the sea", "an old red house by the river, far from all roads"]
+LAST, MEAN, CLS = Pooling(), Pooling("mean"), Pooling("cls", normalises=False)
+
+
+class FewRows(MockEngine):
+    """Gives three rows of logits an item."""
+
+    @property
+    def limits(self):
+        return dataclasses.replace(super().limits, max_item_rows=3, max_draft_tokens=2)
+
+
+def pipeline(pooling=LAST, engine=MockEngine, max_step_tokens=64, **options):
+    model = Model(
+        Pipeline(
+            tokenizer=MockTokenizer(),
+            engine=engine(MockEngineSettings(**({"capacity_tokens": 2**13} | options))),
+            media_encoder=MockVisionEncoder(),
+            scheduler=ContinuousScheduler(SchedulerSettings(max_step_tokens=max_step_tokens)),
+            pooling=lambda: pooling,
+        )
+    )
+    model.pool = model.runner._engine._pool
+    return model
+
+
+def whole(prompt, answer=(), **item):
+    """Return what the mock gives if all tokens are computed at once and nothing else is."""
+    engine = MockEngine(MockEngineSettings(capacity_tokens=4096, max_chunk_tokens=2048))
+    features = dict(enumerate(MockVisionEncoder().encode(prompt.media)))
+    sequence = new_sequence(prompt, output_ids=answer, plan=engine.read(prompt), features=features)
+    assert engine.admit(sequence)
+    return engine.forward([WorkItem(sequence, 0, len(sequence), **item)])
+
+
+def expected_vector(prompt, pooling):
+    rows = whole(prompt, num_rows=len(prompt), output="hidden").hidden.astype(np.float64)
+    vector = {"last": rows[-1], "mean": rows.mean(0), "cls": rows[0]}[pooling.mode]
+    return vector / np.linalg.norm(vector) if pooling.normalises else vector
+
+
+def expected_logprobs(prompt, text):
+    answer = list(text.encode() if isinstance(text, str) else text)
+    logits = whole(prompt, answer[:-1], num_rows=len(answer)).logits.astype(np.float64)
+    sums = np.log(np.exp(logits).sum(-1))
+    return logits[np.arange(len(answer)), answer] - sums
+
+
+def plain(text):
+    return Prompt(tuple(MockTokenizer().encode(text, adds_special=True)))
+
+
+def asked(text, *pictures):
+    return MockTokenizer().prompt([Message.of("user", text, [Image.open(p) for p in pictures])])
+
+
+def assert_empty(model):
+    wait_until(lambda: model.runner._loop.num_jobs == model.runner._loop.num_waiting == 0)
+    wait_until(lambda: model.pool.num_sequences == 0)
+    model.pool.check_integrity()
+    assert model.pool.num_free_blocks == model.pool.num_blocks
+    assert model.stats().num_running == 0
+
+
+TIGHT = {"capacity_tokens": 96, "max_sequence_tokens": 96, "max_chunk_tokens": 16}
+
+
+@pytest.mark.parametrize("pooling", [LAST, MEAN, CLS])
+@pytest.mark.parametrize("options", [{}, TIGHT, {"shares_prefixes": False, "max_chunk_tokens": 5}])
+def test_vectors_are_those_of_each_text_computed_alone_and_at_once(pooling, options):
+    with pipeline(pooling, **options) as model:
+        for _ in range(2):  # the second time all of them stand in the cache
+            vectors = model.embed(TEXTS * 2)
+            for text, vector in zip(TEXTS * 2, vectors, strict=True):
+                assert vector.dtype == np.float32
+                np.testing.assert_allclose(vector, expected_vector(plain(text), pooling), atol=1e-6)
+        assert_empty(model)
+
+
+@pytest.mark.parametrize("pooling", [LAST, MEAN, CLS])
+@pytest.mark.parametrize("is_atomic", [False, True])
+def test_texts_with_pictures_go_through_the_template_and_the_encoder(pooling, is_atomic):
+    pictures = [[picture()], [], [picture(4, 9), picture(8, 6, "blue")]]
+    with pipeline(pooling, images_are_atomic=is_atomic, max_step_tokens=9) as model:
+        vectors = model.embed(TEXTS, images=pictures)
+        num_encoded = 0 if pooling is CLS else 3  # nothing that comes before the first token
+        assert model.stats().counters["num_media_encoded"] == num_encoded
+        assert_empty(model)
+    prompts = [asked(t, *own) if own else plain(t) for t, own in zip(TEXTS, pictures, strict=True)]
+    for prompt, vector in zip(prompts, vectors, strict=True):
+        np.testing.assert_allclose(vector, expected_vector(prompt, pooling), atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", [MockEngine, FewRows])
+@pytest.mark.parametrize("options", [{}, TIGHT])
+def test_scores_are_the_log_probabilities_of_the_given_tokens(engine, options):
+    continuations = ["This is so.", "no", "x", "This is not so, as everybody knows."]
+    question, shown = "Is it?", [picture()]
+    with pipeline(engine=engine, max_step_tokens=24, **options) as model:
+        for _ in range(2):
+            scores = model.score(question, continuations, images=shown)
+            assert [score.text for score in scores] == continuations
+            for text, score in zip(continuations, scores, strict=True):
+                logprobs = expected_logprobs(asked(question, *shown), text)
+                assert [s.token_id for s in score.samples] == list(text.encode())
+                assert [s.logprob for s in score.samples] == pytest.approx(logprobs, abs=1e-5)
+                assert score.logprob == pytest.approx(logprobs.sum(), abs=1e-4)
+        assert_empty(model)
+
+
+@pytest.mark.parametrize("engine", [MockEngine, FewRows])
+@pytest.mark.parametrize("options", [{}, TIGHT, {"images_are_atomic": True}])
+def test_texts_of_a_prompt_are_scored_behind_all_that_is_before_them(engine, options):
+    shown = [Image.open(picture()), Image.open(picture(4, 9))]
+    parts = (TextPart("see"), ImagePart(shown[0]), ImagePart(shown[1]), TextPart("well?"))
+    messages = [Message("user", parts), Message.of("assistant", "a tree")]
+    prompt = MockTokenizer().prompt(messages)
+    request = Request(messages=messages, task="score")
+    with pipeline(engine=engine, max_step_tokens=24, **options) as model:
+        for _ in range(2):
+            read = asyncio.run(model.runner.atokenize(request))
+            choices = model.submit(request).result().choices
+            assert read.texts == [(1, 5), (17, len(prompt))]
+            for (start, stop), choice in zip(read.texts, choices, strict=True):
+                ids = prompt.token_ids[start:stop]
+                media = tuple(slot for slot in prompt.media if slot.stop <= start)
+                expected = expected_logprobs(Prompt(prompt.token_ids[:start], media), ids)
+                assert [s.token_id for s in choice.samples] == list(ids)
+                assert [s.logprob for s in choice.samples] == pytest.approx(expected, abs=1e-5)
+        assert_empty(model)
+
+
+def test_a_prompt_without_text_to_score_is_refused():
+    with pipeline() as model, pytest.raises(RequestError, match="no token that could be scored"):
+        model.submit(Request(token_ids=[1], task="score"))
+
+
+def test_continuations_share_the_reading_of_their_prompt():
+    question = "a question that is read once, " * 4
+    with pipeline() as model:
+        model.score(question, ["one", "two", "three"])
+        num_computed = model.stats().counters["num_tokens_computed"]
+    assert num_computed < 2 * len(asked(question))
+
+
+def test_the_rows_of_a_mean_are_computed_though_the_text_is_known():
+    with pipeline(MEAN) as model:
+        model.embed([TEXTS[2]])
+        before = model.stats().counters["num_tokens_computed"]
+        model.embed([TEXTS[2]])
+        assert model.stats().counters["num_tokens_computed"] == 2 * before
+
+
+def test_a_vector_of_the_first_token_needs_no_other():
+    with pipeline(CLS) as model:
+        model.embed([TEXTS[2]])
+        assert model.stats().counters["num_tokens_computed"] == 1
+
+
+class CachesPassRowsOver(MockEngine):
+    def admit(self, sequence):
+        wanted, sequence.wanted = sequence.wanted, None
+        admission = super().admit(sequence)
+        sequence.wanted = wanted
+        return admission
+
+
+def test_a_cache_that_passes_wanted_rows_over_is_told_from_a_right_vector():
+    with pipeline(MEAN, CachesPassRowsOver) as model:
+        model.embed([TEXTS[2]])
+        with pytest.raises(EngineError, match="passed over a token whose row is wanted"):
+            model.embed([TEXTS[2]])
+        assert model.runner.is_ready
+        assert_empty(model)
+
+
+def test_an_engine_without_hidden_states_refuses_to_embed_and_answers():
+    class NoStates(MockEngine):
+        @property
+        def limits(self):
+            return dataclasses.replace(super().limits, hidden_size=0)
+
+    with pipeline(engine=NoStates) as model:
+        with pytest.raises(RequestError, match="gives no embeddings"):
+            model.embed(["text"])
+        assert model.generate(script(text="still here")).text == "still here"
+        assert model.score("?", ["a"])[0].logprob < 0
+
+
+def test_what_is_too_long_is_refused():
+    with pipeline(max_sequence_tokens=32) as model:
+        assert model.embed(["x" * 30])[0].shape == (8,)
+        with pytest.raises(PromptTooLong, match="your text resulted in 32 tokens"):
+            model.embed(["x" * 31])
+        room = 32 - len(asked("?"))
+        assert len(model.score("?", ["x" * room])[0].samples) == room
+        with pytest.raises(PromptTooLong, match="prompt and continuation resulted in 33 tokens"):
+            model.score("?", ["fine", "x" * (room + 1)])
+        assert_empty(model)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda m: m.embed("one text"), "texts must be a list"),
+        (lambda m: m.embed(["a", "b"], images=[[]]), "images has 1 lists for 2 texts"),
+        (lambda m: m.score("?", "no list"), "continuations must be a list"),
+        (lambda m: m.score("?", []), "continuations are empty"),
+        (lambda m: m.score("?", ["a", ""]), r"continuations\[1\] has no tokens"),
+        (lambda m: m.submit(Request(text="a", continuations=["b"])), "continuations are what"),
+        (lambda m: m.submit(Request(task="embed")), "messages is empty"),
+        (
+            lambda m: m.submit(Request(text="a", messages=[Message.of("user", "b")])),
+            "exclude each other",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_words(call, problem):
+    with pipeline() as model, pytest.raises(RequestError, match=problem):
+        call(model)
+
+
+def test_nothing_is_wrong_with_no_texts():
+    with pipeline() as model:
+        assert model.embed([]) == []
+
+
+def test_closing_ends_an_embedding_with_an_error_and_not_with_half_a_vector():
+    class Slow(MockEngine):
+        begun, go_on = threading.Event(), threading.Event()
+
+        def forward(self, items):
+            self.begun.set()
+            assert self.go_on.wait(300)
+            return super().forward(items)
+
+    model, errors = pipeline(MEAN, Slow, max_chunk_tokens=4), []
+
+    def embed():
+        try:
+            model.embed([TEXTS[2]])
+        except EngineError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=embed)
+    thread.start()
+    Slow.begun.wait(300)
+    closer = threading.Thread(target=model.close)
+    closer.start()
+    wait_until(lambda: model.runner._loop._inbox._is_closing)
+    Slow.go_on.set()
+    thread.join()
+    closer.join()
+    assert [str(error) for error in errors] == ["the request was cut off"]
+
+
+def test_a_text_that_fails_harms_no_other():
+    class Picky(MockEngine):
+        def forward(self, items):
+            if any(len(item.sequence) > 40 for item in items):
+                raise RuntimeError("too much to think of")
+            return super().forward(items)
+
+    with pipeline(MEAN, Picky) as model:
+        streams = [model.submit(Request(text=text, task="embed")) for text in TEXTS]
+        for text, stream in zip(TEXTS[:2], streams, strict=False):
+            vector = stream.result().choices[0].embedding
+            np.testing.assert_allclose(vector, expected_vector(plain(text), MEAN), atol=1e-6)
+        with pytest.raises(EngineError, match="failed on this request"):
+            streams[2].result()
+        assert_empty(model)
+
+
+def test_states_that_are_not_finite_fail_their_text_alone():
+    class Broken(MockEngine):
+        def _hidden(self, wanted):
+            rows = super()._hidden(wanted)
+            ends = np.cumsum([item.num_rows for item in wanted])
+            long = [len(item.sequence) > 40 for item in wanted]
+            rows[ends[long] - 1] = np.nan
+            return rows
+
+    with pipeline(LAST, Broken) as model:
+        streams = [model.submit(Request(text=text, task="embed")) for text in TEXTS]
+        assert [s.result().choices[0].embedding.shape for s in streams[:2]] == [(8,), (8,)]
+        with pytest.raises(EngineError, match="not finite"):
+            streams[2].result()
+
+
+def test_the_event_loop_is_free_meanwhile():
+    async def both(model):
+        return await asyncio.gather(model.aembed(TEXTS * 3), model.ascore("?", ["a", "bc"]))
+
+    with pipeline(MEAN, max_sequences=2) as model:
+        vectors, scores = asyncio.run(both(model))
+        np.testing.assert_array_equal(vectors, model.embed(TEXTS * 3))
+        assert [s.logprob for s in scores] == [s.logprob for s in model.score("?", ["a", "bc"])]
+
+
+def a_request(kind, number, shows):
+    pictures = [Image.open(picture(8 + number % 3, 6))] * shows
+    message = Message.of("user", script(text=f"{number} and on and on") + " " * number, pictures)
+    if kind == "generate":
+        params = SamplingParams(max_tokens=5 + number, temperature=0.7, seed=number, logprobs=True)
+        return Request(messages=[message], params=params)
+    if kind == "score":
+        said = [f"{number} and", "o", "no and on, for as long as it takes"]
+        return Request(messages=[message], task="score", continuations=said)
+    if shows:
+        return Request(messages=[message], task="embed")
+    return Request(text=TEXTS[number % 3] + "!" * number, task="embed")
+
+
+REQUESTS = st.builds(
+    a_request, st.sampled_from(["generate", "embed", "score"]), st.integers(0, 9), st.integers(0, 1)
+)
+
+
+def told(done):
+    return [
+        (c.text, c.samples, None if c.embedding is None else c.embedding.tolist())
+        for c in done.choices
+    ]
+
+
+@given(
+    work=st.lists(st.tuples(REQUESTS, st.booleans()), min_size=1, max_size=8),
+    pooling=st.sampled_from([LAST, MEAN, CLS]),
+    is_tight=st.booleans(),
+    few=st.booleans(),
+    is_atomic=st.booleans(),
+)
+@settings(max_examples=60)
+def test_mixed_traffic_gives_what_each_gives_alone_and_leaves_nothing(
+    work, pooling, is_tight, few, is_atomic
+):
+    room = {"capacity_tokens": 192, "max_sequence_tokens": 192} if is_tight else {}
+    room |= {"max_chunk_tokens": 16, "images_are_atomic": is_atomic}
+    with pipeline(pooling) as model:
+        alone = [None if quits else told(model.submit(r).result()) for r, quits in work]
+    engine = FewRows if few else MockEngine
+    with pipeline(pooling, engine, max_step_tokens=40, **room) as model:
+        streams = [model.submit(request) for request, _ in work]
+        for stream, (_, quits) in zip(streams, work, strict=True):
+            if quits:
+                stream.abort()
+        for stream, expected in zip(streams, alone, strict=True):
+            found = told(stream.result())
+            if expected is None:
+                continue
+            for ours, theirs in zip(found, expected, strict=True):
+                assert ours[0] == theirs[0]
+                assert [s.token_id for s in ours[1]] == [s.token_id for s in theirs[1]]
+                logprobs = [s.logprob for s in theirs[1]]
+                assert [s.logprob for s in ours[1]] == pytest.approx(logprobs, abs=1e-5)
+                if theirs[2] is not None:
+                    np.testing.assert_allclose(ours[2], theirs[2], atol=1e-6)
+        assert_empty(model)
+
+
+# A text that is tokens already.
+
+
+def test_tokens_are_answered_embedded_and_scored_like_the_text_they_spell():
+    with pipeline() as model:
+        runner = model.runner
+        ids = asyncio.run(runner.atokenize(Request(text="an old house"))).token_ids
+        greedy = SamplingParams(temperature=0.0, max_tokens=4)
+        for task, said, other in [
+            ("generate", {"params": greedy}, {}),
+            ("embed", {}, {}),
+            ("score", {"continuations": ["by the sea"]}, {"continuations": [list(b"by the sea")]}),
+        ]:
+            text = Request(text="an old house", task=task, **said)
+            tokens = Request(token_ids=ids, task=task, **said | other)
+            one, two = (runner.submit(request).result() for request in (text, tokens))
+            assert one.usage.prompt_tokens == two.usage.prompt_tokens
+            assert one.choices[0].samples == two.choices[0].samples
+            np.testing.assert_array_equal(one.choices[0].embedding, two.choices[0].embedding)
+
+
+def test_a_text_may_be_read_without_what_is_put_around_it():
+    with pipeline() as model:
+        request = Request(text="old", adds_special=False)
+        assert asyncio.run(model.runner.atokenize(request)).token_ids == tuple(b"old")
+
+
+def test_a_scored_token_says_what_else_was_likely():
+    with pipeline() as model:
+        asked = Request(
+            token_ids=b"an",
+            task="score",
+            continuations=[b" old"],
+            params=SamplingParams(logprobs=True, top_logprobs=3),
+        )
+        samples = model.submit(asked).result().choices[0].samples
+        assert [len(sample.top) for sample in samples] == [3] * 4
+
+
+def test_a_prompt_that_cannot_be_answered_is_counted():
+    with pipeline() as model:
+        text = "x" * (model.facts.limits.max_sequence_tokens + 5)
+        assert len(asyncio.run(model.runner.atokenize(Request(text=text))).token_ids) > len(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"token_ids": [1, 100_000]}, "token_ids"),
+        ({"token_ids": [-1]}, "token_ids"),
+        ({"token_ids": []}, "messages"),
+        ({"token_ids": [1], "text": "x"}, "messages"),
+        ({"token_ids": [1], "messages": [Message.of("user", "x")]}, "messages"),
+        ({"token_ids": [1], "task": "score", "continuations": [[-1]]}, "continuations[0]"),
+        ({"token_ids": [1], "task": "score", "continuations": [[]]}, "continuations[0]"),
+    ],
+)
+def test_tokens_that_are_no_text_of_this_model_are_refused(fields, param):
+    with pipeline() as model, pytest.raises(RequestError) as caught:
+        model.submit(Request(**fields))
+    assert caught.value.param == param
+
+
+def test_what_follows_a_plain_text_is_text_also_between_marks_of_reasoning():
+    with pipeline() as model:
+        thinks = script(text="four", reasoning="two and two")
+        said = model.submit(Request(text=thinks)).result().choices[0]
+        assert (said.text, said.reasoning) == ("two and twofour", "")
+        assert model.generate(thinks).choices[0].reasoning == "two and two"

@@ -1,0 +1,190 @@
+"""Rules beside a constraint: allowed tokens and bad words, with any drafts and any sampler."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from mock_model import answers, hesitant, script
+from spelling import SpellingCompiler
+
+from vlmkit.ask.constraint import OneOf
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import ConstraintError, RequestError
+from vlmkit.running.bits import holds
+from vlmkit.running.rules import AllowedTokens, BadWords, RuledGuide, spellings
+from vlmkit.seams.sampler import FOLLOWED
+from vlmkit_testing import new_sequence
+from vlmkit_mock.engine import MockEngine
+
+VOCAB = 40
+
+
+def allowed(mask):
+    return {token_id for token_id in range(VOCAB) if holds(mask, token_id)}
+
+
+def masks(rules, sequence, drafts=()):
+    guide = RuledGuide(rules, VOCAB)
+    made = guide.new_masks(1 + len(drafts))
+    guide.fill(sequence, drafts, made)
+    return [allowed(mask) for mask in made]
+
+
+def forbidden_by_definition(words, output):
+    """Tokens that vLLM's bad_words forbids: every word is compared with the end of the answer."""
+    return {
+        word[-1]
+        for word in words
+        if len(word) <= len(output) + 1 and output[len(output) - len(word) + 1 :] == word[:-1]
+    }
+
+
+TOKENS = st.integers(0, 3)
+
+
+@settings(max_examples=200)
+@given(
+    words=st.lists(st.lists(TOKENS, min_size=1, max_size=4), max_size=5),
+    prompt=st.lists(TOKENS, min_size=1, max_size=4),
+    output=st.lists(TOKENS, max_size=6),
+    drafts=st.lists(TOKENS, max_size=4),
+)
+def test_bad_words_are_compared_with_the_end_of_the_answer(words, prompt, output, drafts):
+    sequence = new_sequence(prompt, output_ids=output, max_tokens=99)
+    found = masks([BadWords(words)], sequence, drafts)
+    for place, mask in enumerate(found):
+        expected = set(range(VOCAB)) - forbidden_by_definition(words, output + drafts[:place])
+        assert mask == expected
+        if place < len(drafts) and drafts[place] not in expected:
+            assert not any(found[place + 1 :])
+            break
+
+
+def test_rules_hold_together_with_bans_and_an_end_that_must_wait():
+    params = SamplingParams(min_tokens=2, suppress_tokens=(7,))
+    sequence = new_sequence((1,), params=params, eos_ids=frozenset({2}), banned_ids=(5, 99))
+    rules = [AllowedTokens((2, 3, 4, 5, 6, 7), VOCAB), BadWords([(4,), (3, 6)])]
+    assert masks(rules, sequence) == [{3, 6}]
+    assert masks(rules, sequence, [3, 3, 6]) == [{3, 6}, {3}, {2, 3}, set()]
+    guide = RuledGuide(rules, VOCAB)
+    found = [guide.num_possible(sequence, each) for each in ([3, 3, 2], [6, 6, 6, 5], [2])]
+    assert found == [3, 3, 0]
+    with pytest.raises(ConstraintError, match="no token is left"):
+        masks([AllowedTokens((4,), VOCAB), BadWords([(4,)])], sequence)
+
+
+def test_a_word_is_spelled_by_itself_and_behind_a_space():
+    made = {"New York": [1, 2], " New York": [3, 2], "a": [4], " a": [9, 4], "b": [5], " b": [5]}
+    assert spellings(["New York", " a", "b"], made.__getitem__) == [[1, 2], [3, 2], [4], [5]]
+    with pytest.raises(RequestError, match=r"bad_words\[0\] has 0 tokens, not 1 to 64"):
+        spellings([" "], lambda _: [])
+    with pytest.raises(RequestError, match=r"bad_words\[1\] has 65 tokens"):
+        spellings(["a", "b"], lambda text: [1] * (65 if "b" in text else 1))
+
+
+def text_of(model, text, **params):
+    return model.generate(script(text=text), **params).text
+
+
+def test_a_bad_word_is_not_in_the_answer_and_nothing_else_is_lost():
+    with hesitant(engine=MockEngine) as model:
+        assert text_of(model, "a red circle") == "a red circle"
+        assert "red" not in text_of(model, "a red circle", bad_words=("red",))
+        assert text_of(model, "a red circle", bad_words=("blue", "redder")) == "a red circle"
+        assert "c" not in text_of(model, "a red circle", bad_words=("c",))
+
+
+def test_an_answer_is_of_allowed_tokens_only():
+    letters = {ord(letter) for letter in "abc"}
+    with hesitant(engine=MockEngine) as model:
+        for kind in ({}, {"temperature": 1.0, "seed": 3}):
+            answer = model.generate("x", allowed_token_ids=tuple(letters), max_tokens=20, **kind)
+            assert set(answer.text) <= set("abc")
+            assert len(answer.text) == 20
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "bad_words"])
+def test_a_rule_needs_nothing_of_the_sampler(field):
+    class Likeliest:
+        ignores = FOLLOWED
+
+        def prepare(self, rows):
+            return lambda logits: np.asarray(logits).argmax(-1)
+
+    value = {"allowed_token_ids": (97, 98), "bad_words": ("e",)}[field]
+    with hesitant(engine=MockEngine, sampler=Likeliest()) as model:
+        answer = model.generate("seen and read", max_tokens=9, **{field: value})
+        if field == "bad_words":
+            assert "e" not in answer.text
+        else:
+            assert set(answer.text) <= set("ab")
+
+
+def test_what_leaves_nothing_to_choose_is_refused_at_once():
+    with hesitant(engine=MockEngine) as model:
+        ends = tuple(model.facts.eos_ids)
+        with pytest.raises(RequestError, match="none of allowed_token_ids may be chosen") as caught:
+            model.generate("x", allowed_token_ids=ends, min_tokens=1)
+        assert caught.value.param == "allowed_token_ids"
+        assert model.generate("x", allowed_token_ids=ends).text == ""
+        with pytest.raises(RequestError, match="token id 99999 is not in the vocabulary"):
+            model.generate("x", allowed_token_ids=(99999,))
+
+
+class Guesser:
+    """Guesses what the answer was without rules, which they forbid in parts."""
+
+    def propose(self, sequence, num_tokens):
+        said = b"a red circle"
+        return list(said[len(sequence.output_ids) :][:num_tokens])
+
+    def note(self, sequence, num_drafted, num_accepted):
+        pass
+
+    def forget(self, sequence):
+        pass
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"bad_words": ("red", "cle")},
+        {"allowed_token_ids": tuple(b"a redci")},
+        {"bad_words": ("re",), "temperature": 1.0, "seed": 5},
+        {"repeat_last_n": 4, "repetition_penalty": 1.8, "temperature": 0.7, "seed": 2},
+        {"typical_p": 0.6, "temperature": 1.5, "seed": 2},
+        {"xtc_probability": 0.6, "temperature": 0.8, "seed": 4},
+        {"dry_multiplier": 3.0, "dry_allowed_length": 1, "temperature": 0.5, "seed": 4},
+    ],
+    ids=str,
+)
+def test_drafts_change_no_answer(params):
+    request = Request(
+        messages=[Message.of("user", script(text="a red circle"))],
+        params=SamplingParams(max_tokens=14, **params),
+    )
+    found = []
+    for proposer in (None, Guesser()):
+        with hesitant(proposer=proposer) as made:
+            found.append(answers(made, [request]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("a r", "a blue circle"), ("a", "two"), ("two", "a red circle"), ("red", None)],
+)
+def test_a_constraint_and_a_rule_hold_together(word, expected):
+    """A word's last token is forbidden, so an answer may find that nothing else can follow."""
+    request = Request(
+        messages=[Message.of("user", script(text="a red circle and"))],
+        params=SamplingParams(bad_words=(word,), max_tokens=20),
+        constraint=OneOf(("a red circle", "a blue circle", "two")),
+    )
+    with hesitant(engine=MockEngine, constraint=SpellingCompiler) as made:
+        if expected is None:
+            with pytest.raises(ConstraintError, match="no token is left"):
+                answers(made, [request])
+        else:
+            assert answers(made, [request])[0][0][0] == expected

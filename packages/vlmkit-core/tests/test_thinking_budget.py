@@ -1,0 +1,253 @@
+"""Budgets of reasoning: never exceeded, with any marks, drafts and sampler; no text is lost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from mock_model import answers, hesitant, script
+from test_rules import Guesser
+
+from vlmkit.ask.message import Message
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.request import Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.kit.call_formats import CHANNELS
+from vlmkit.kit.channel_reader import ChannelReader
+from vlmkit.kit.reasoning_reader import ReasoningReader
+from vlmkit.running.bits import holds
+from vlmkit.running.rules import RuledGuide
+from vlmkit.running.thinking_budget import thinking_budget
+from vlmkit.seams.chat_format import Mark
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.sampler import FOLLOWED
+from vlmkit_testing import new_sequence
+from vlmkit_mock.engine import MockEngine
+
+TEXTS = ["<", "a>", "</", "a", " ", "b", ">", "<a>", "</a>"]
+"""What tokens 0 to 8 spell; the marks are ``<a>`` and ``</a>``."""
+NAMES = ["start", "channel", "kind", "body", "end", "last", "call"]
+HEADS = ["analysis", "final", "commentary", " to=functions.x"]
+CHANNEL_TEXTS = [*NAMES, *HEADS, "x", " "]
+FORM = replace(
+    CHANNELS["harmony"],
+    **{name: Mark(f"<|{name}|>", token_id) for token_id, name in enumerate(NAMES)},
+)
+
+
+class Spelled:
+    """The text side of a tiny vocabulary."""
+
+    def __init__(self, texts, num_marks=0):
+        self._texts = texts
+        self._num_marks = num_marks
+
+    def encode(self, text):
+        left, made = text, []
+        while left:
+            fitting = [i for i, t in enumerate(self._texts) if left.startswith(t)]
+            made.append(max(fitting, key=lambda i: len(self._texts[i])))
+            left = left.removeprefix(self._texts[made[-1]])
+        return made
+
+    def token_bytes(self, token_id):
+        return b"" if token_id < self._num_marks else self._texts[token_id].encode()
+
+    def push(self, token_id):
+        return self._texts[token_id] if token_id >= self._num_marks else ""
+
+    def flush(self):
+        return ""
+
+
+def marked(*, are_tokens, opens=False):
+    """Return a prompt's facts, its text side, and a fresh reader of its answers."""
+    texts = Spelled(TEXTS)
+    ids = (TEXTS.index("<a>"), TEXTS.index("</a>")) if are_tokens else (None, None)
+    marks = Mark("<a>", ids[0]), Mark("</a>", ids[1])
+    prompt = Prompt((1,), opens_reasoning=opens, reasoning_marks=marks)
+    return prompt, texts, ReasoningReader(lambda: texts, *marks, is_open=opens)
+
+
+def in_channels(opens=""):
+    texts = Spelled(CHANNEL_TEXTS, len(NAMES))
+    form = replace(FORM, opens=opens)
+    reader = ChannelReader(lambda: texts, form, [{"function": {"name": "x"}}])
+    return Prompt((1,), channels=form), texts, reader
+
+
+MODELS = {
+    "tokens": lambda: marked(are_tokens=True),
+    "opened": lambda: marked(are_tokens=True, opens=True),
+    "spelled": lambda: marked(are_tokens=False),
+    "spelled, opened": lambda: marked(are_tokens=False, opens=True),
+    "channels": in_channels,
+    "channels, opened": lambda: in_channels("analysis"),
+}
+
+
+def allowed(guide, sequence, drafts=()):
+    masks = guide.new_masks(1 + len(drafts))
+    guide.fill(sequence, drafts, masks)
+    return [{i for i in range(16) if holds(mask, i)} for mask in masks]
+
+
+def guide_of(prompt, texts, budget, vocab_size):
+    made = thinking_budget(budget, prompt, texts)
+    return RuledGuide([made()], vocab_size)
+
+
+def in_channels_behind(budget, *names):
+    """Return what follows an answer in channels, and the answer so far."""
+    prompt, texts, _ = in_channels()
+    sequence = new_sequence((1,), max_tokens=99)
+    sequence.output_ids += map(CHANNEL_TEXTS.index, names)
+    return guide_of(prompt, texts, budget, len(CHANNEL_TEXTS)), sequence
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@settings(max_examples=150)
+@given(budget=st.integers(0, 4), choices=st.lists(st.integers(0, 99), max_size=30))
+def test_no_answer_reasons_longer_than_its_budget(kind, budget, choices):
+    prompt, texts, reader = MODELS[kind]()
+    vocab_size = len(texts._texts)
+    guide = guide_of(prompt, texts, budget, vocab_size)
+    sequence = new_sequence((1,), max_tokens=99)
+    thought = 0
+    for choice in choices:
+        (mask,) = allowed(guide, sequence)
+        assert mask
+        token_id = sorted(mask)[choice % len(mask)]
+        deltas = reader.push(token_id)
+        is_thought = any(type(delta).__name__ == "ReasoningDelta" for delta in deltas)
+        thought += is_thought
+        sequence.output_ids.append(token_id)
+        if "spelled" not in kind:
+            assert thought <= budget
+    most_marks = 2 * len(texts.encode("</a>")) if "spelled" in kind else None
+    if most_marks is not None:
+        assert reader.num_reasoning_tokens <= budget + most_marks + 2
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@settings(max_examples=100)
+@given(
+    budget=st.integers(0, 3),
+    choices=st.lists(st.integers(0, 99), max_size=12),
+    num_drafts=st.integers(1, 6),
+)
+def test_drafts_are_judged_as_the_tokens_that_they_become(kind, budget, choices, num_drafts):
+    prompt, texts, _ = MODELS[kind]()
+    vocab_size = len(texts._texts)
+    one_by_one = guide_of(prompt, texts, budget, vocab_size)
+    ahead = guide_of(prompt, texts, budget, vocab_size)
+    sequence = new_sequence((1,), max_tokens=99)
+    expected = []
+    for choice in choices:
+        (mask,) = allowed(one_by_one, sequence)
+        expected.append(mask)
+        sequence.output_ids.append(sorted(mask)[choice % len(mask)])
+    tokens = list(sequence.output_ids)
+    for start in range(0, len(tokens), num_drafts):
+        del sequence.output_ids[start:]
+        drafts = tokens[start : start + num_drafts]
+        assert (
+            allowed(ahead, sequence, drafts)[: len(drafts)] == expected[start : start + num_drafts]
+        )
+        assert ahead.num_possible(sequence, drafts) == len(drafts)
+        sequence.output_ids.extend(tokens[start:])
+    forced = one_by_one.forced(sequence)
+    for token_id in forced:
+        assert allowed(one_by_one, sequence) == [{token_id}]
+        sequence.output_ids.append(token_id)
+
+
+def test_a_mark_that_is_spelled_is_forced_whole():
+    prompt, texts, _ = marked(are_tokens=False)
+    guide = guide_of(prompt, texts, 1, len(TEXTS))
+    sequence = new_sequence((1,), max_tokens=99)
+    sequence.output_ids += [*texts.encode("<a>"), TEXTS.index("b")]
+    assert guide.forced(sequence) == texts.encode("</a>")
+    sequence.output_ids += guide.forced(sequence)
+    assert guide.forced(sequence) == []
+    assert allowed(guide, sequence) == [set(range(len(TEXTS)))]
+
+
+def test_an_exhausted_channel_is_not_begun_again():
+    guide, sequence = in_channels_behind(1, "channel", "analysis", "body", "x")
+    name = CHANNEL_TEXTS.index
+    assert allowed(guide, sequence) == [{name("end")}]
+    sequence.output_ids += map(name, ["end", "start", "channel"])
+    assert allowed(guide, sequence) == [set(range(len(CHANNEL_TEXTS))) - {name("analysis")}]
+    sequence.output_ids += map(name, ["final", "body", "x", "x"])
+    assert allowed(guide, sequence) == [set(range(len(CHANNEL_TEXTS)))]
+
+
+def test_a_call_in_the_channel_of_reasoning_is_no_reasoning():
+    head = (" to=functions.x", "channel", "analysis", "body")
+    guide, sequence = in_channels_behind(0, *head, "x")
+    assert len(allowed(guide, sequence)[0]) == len(CHANNEL_TEXTS)
+
+
+@pytest.mark.parametrize("kind", [Prompt((1,), is_plain=True), Prompt((1,))], ids=["plain", "none"])
+def test_what_is_not_marked_is_not_bounded(kind):
+    assert thinking_budget(0, kind, Spelled(TEXTS)) is None
+
+
+ASKED = script(reasoning="one and one and one", text="three")
+
+
+def said(model, **params):
+    options = params.pop("options", PromptOptions())
+    request = Request(
+        messages=[Message.of("user", ASKED)], params=SamplingParams(**params), options=options
+    )
+    (choice,) = model.submit(request).result().choices
+    return choice.reasoning, choice.text
+
+
+@pytest.mark.parametrize("proposer", [None, Guesser()], ids=["", "drafts"])
+@pytest.mark.parametrize(
+    ("budget", "thought"),
+    [(None, "one and one and one"), (99, "one and one and one"), (5, "one a"), (0, "")],
+)
+def test_the_answer_follows_what_was_thought_so_far(budget, thought, proposer):
+    with hesitant(engine=MockEngine, proposer=proposer) as model:
+        assert said(model, thinking_token_budget=budget) == (thought, "three")
+
+
+def test_every_choice_has_its_own_budget():
+    with hesitant() as model:
+        request = Request(
+            messages=[Message.of("user", ASKED)],
+            params=SamplingParams(
+                n=4, thinking_token_budget=3, temperature=1.0, seed=3, max_tokens=20
+            ),
+            options=PromptOptions(chat_template_kwargs={"enable_thinking": True}),
+        )
+        choices = model.submit(request).result().choices
+        assert len({choice.text for choice in choices}) > 1
+        for choice in choices:
+            assert len(choice.reasoning) <= 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_no_answer_with_a_budget(temperature):
+    params = SamplingParams(thinking_token_budget=4, temperature=temperature, seed=5, max_tokens=14)
+    request = Request(messages=[Message.of("user", ASKED)], params=params)
+    found = []
+    for proposer in (None, Guesser()):
+        with hesitant(proposer=proposer) as model:
+            found.append(answers(model, [request]))
+    assert found[0] == found[1]
+
+
+def test_a_budget_needs_nothing_of_the_sampler():
+    class Likeliest:
+        ignores = FOLLOWED
+
+        def prepare(self, rows):
+            return lambda logits: np.asarray(logits).argmax(-1)
+
+    with hesitant(engine=MockEngine, sampler=Likeliest()) as model:
+        assert said(model, thinking_token_budget=3) == ("one", "three")

@@ -1,0 +1,300 @@
+"""Accounts share what is computed: none waits for another's burst, and none is starved."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings, strategies as st
+from mock_model import script, wait_until
+
+from vlmkit.ask.message import Message, TextPart
+from vlmkit.ask.request import BACKGROUND, Request
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.errors import QueueFull
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit.running.turns import ALONE_WINDOW_TOKENS, OUTPUT_WEIGHT, WINDOW_TOKENS, Turns
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.sequence import Sequence
+from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit_testing.contracts.strict_cache import StrictCache
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+
+
+@dataclass(eq=False)
+class Asked:
+    """What turns know of a job."""
+
+    account: str
+    sequence: Sequence
+    num_outputs: int = 1
+
+    @property
+    def channel(self):
+        return self
+
+
+def asked(account, num_tokens=10, *, priority=0, num_outputs=1, prompt=None):
+    prompt = prompt or Prompt(tuple(range(num_tokens)))
+    sequence = Sequence(
+        "",
+        prompt,
+        SamplingParams(),
+        priority=priority,
+        max_tokens=num_outputs,
+        scope=account.encode(),
+    )
+    return Asked(account, sequence, num_outputs)
+
+
+@dataclass
+class Served:
+    """A loop that computes nothing: turns in front of the built-in scheduler."""
+
+    max_running: int = 4
+    max_step_tokens: int = 64
+    turns: Turns = field(default_factory=Turns)
+    jobs: dict = field(default_factory=dict)
+    done: list = field(default_factory=list)
+    got: Counter = field(default_factory=Counter)
+    num_steps: int = 0
+
+    def __post_init__(self):
+        self.scheduler = ContinuousScheduler(
+            SchedulerSettings(max_running=self.max_running, max_step_tokens=self.max_step_tokens,
+                              max_waiting=100_000)
+        )  # fmt: skip
+        self.cache = StrictCache(
+            EngineLimits(
+                vocab_size=1000,
+                max_sequences=1000,
+                max_sequence_tokens=100_000,
+                capacity_tokens=2**17,
+                prefix_block_tokens=16,
+                max_chunk_tokens=100_000,
+                mixes_prefill_and_decode=True,
+            )
+        )
+
+    def add(self, *jobs):
+        self.jobs |= {job.sequence: job for job in jobs}
+        self.turns.add(list(jobs))
+
+    def step(self):
+        for job in self.turns.handed_over(self.scheduler.num_waiting):
+            self.scheduler.add(job.sequence)
+        step = self.scheduler.plan(self.cache)
+        for item in step.items:
+            self.cache.compute(item)
+            self.got[self.jobs[item.sequence].account] += item.num_tokens
+        is_answering = [item for item in step.items if item.stop == len(item.sequence)]
+        self.scheduler.commit(step, 0.01)
+        self.num_steps += 1
+        for item in is_answering:
+            item.sequence.output_ids.append(1)
+            if len(item.sequence.output_ids) >= item.sequence.max_tokens:
+                self.end(self.jobs[item.sequence])
+        return bool(step.items)
+
+    def end(self, job):
+        if self.turns.remove(job):
+            self.scheduler.remove(job.sequence, self.cache)
+        del self.jobs[job.sequence]
+        self.done.append(job)
+
+    def run(self):
+        while self.jobs:
+            assert self.step(), "nothing runs although somebody waits"
+
+
+def first_step(served, job):
+    """Run until a request has its first token; return the number of steps."""
+    began = served.num_steps
+    while not job.sequence.output_ids:
+        assert served.step()
+    return served.num_steps - began
+
+
+def test_a_newcomer_waits_for_no_burst_of_long_prompts():
+    for num_others in (1, 100):
+        served = Served(max_step_tokens=1000)
+        served.add(*[asked("hog", 1000) for _ in range(num_others)])
+        served.step()
+        served.add(late := asked("late", 100))
+        assert first_step(served, late) <= 2
+
+
+def test_a_newcomer_has_a_place_although_a_burst_has_them_all():
+    served = Served(max_running=8, max_step_tokens=1000)
+    prompt = Prompt(tuple(range(100)))
+    for _ in range(8):
+        served.add(*[asked("hog", prompt=prompt, num_outputs=4000) for _ in range(128)])
+    for _ in range(20):
+        served.step()
+    assert served.scheduler.num_running == 8
+    for _ in range(3):
+        late = [asked("late", 100, num_outputs=3) for _ in range(4)]
+        served.add(*late)
+        for job in late:
+            assert first_step(served, job) <= 8
+
+
+def test_who_had_much_before_does_not_wait_for_who_comes_now():
+    served = Served(max_step_tokens=1000)
+    served.add(long := asked("old", 50_000, num_outputs=1000))
+    first_step(served, long)
+    served.add(*[asked("new", 500) for _ in range(1000)])
+    served.add(late := asked("old", 500))
+    assert first_step(served, late) <= 3
+    for _ in range(10):  # the same again: now it has used a little more
+        served.add(late := asked("old", 500))
+        assert first_step(served, late) <= 1 + WINDOW_TOKENS // 500
+
+
+def test_inside_an_account_priority_goes_first():
+    served = Served(max_running=1)
+    served.add(*[asked("one", ALONE_WINDOW_TOKENS // 4, priority=5) for _ in range(9)])
+    served.step()
+    served.add(urgent := asked("one", 10, priority=1))
+    assert first_step(served, urgent) <= 2
+
+
+def test_a_scheduler_that_orders_by_other_priorities_is_handed_no_more():
+    turns = Turns()
+    turns.add([asked("one", 1000) for _ in range(100)])
+    num_handed = 0
+    for job in turns.handed_over(0):
+        job.sequence.priority = job.sequence.priority * 2**32 + 1000
+        num_handed += 1
+    assert num_handed == 1 + ALONE_WINDOW_TOKENS // 1000
+
+
+def test_what_nobody_waits_for_comes_after_others_although_its_account_used_least():
+    served = Served(max_running=2)
+    served.add(*[asked("heavy", 100, num_outputs=50) for _ in range(4)])
+    for _ in range(20):
+        served.step()
+    served.add(*[asked("light", 10, priority=BACKGROUND) for _ in range(4)])
+    served.add(*[asked("heavy", 10) for _ in range(4)])
+    served.run()
+    assert [job.account for job in served.done] == ["heavy"] * 8 + ["light"] * 4
+
+
+def test_what_somebody_waits_for_takes_the_place_of_what_nobody_does():
+    served = Served(max_running=2)
+    served.add(*[asked("light", 10, priority=BACKGROUND, num_outputs=1000) for _ in range(4)])
+    for _ in range(20):
+        served.step()
+    served.add(late := asked("heavy", 10))
+    assert first_step(served, late) <= 2
+
+
+def test_what_nobody_waits_for_is_done_beside_what_somebody_waits_for():
+    served = Served(max_running=2, max_step_tokens=100)
+    served.add(*[asked("live", 100, num_outputs=5) for _ in range(20)])
+    served.step()
+    batch = [asked("batch", 100, priority=BACKGROUND) for _ in range(5)]
+    served.add(*batch)
+    while any(job.account == "live" for job in served.jobs.values()):
+        served.step()
+    assert not any(job.sequence.output_ids for job in batch[1:])
+    served.run()
+
+
+def test_a_tenant_who_is_alone_is_served_as_without_turns():
+    served = Served(max_running=256, max_step_tokens=1024)
+    served.add(*[asked("one", 16, num_outputs=5) for _ in range(64)])
+    served.step()
+    assert served.scheduler.num_running == 64
+    assert {each.priority for each in served.jobs} == {0}
+
+
+def test_nothing_is_remembered_of_who_is_gone():
+    served = Served()
+    for number in range(5000):
+        served.add(asked(f"{number}", 3))
+        served.step()
+    assert len(served.turns._past) <= 1024
+    served.run()
+    assert (served.turns._accounts, served.turns._past, served.turns.num_waiting) == ({}, {}, 0)
+
+
+WISHES = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.integers(1, 300),  # tokens of the prompt
+        st.integers(1, 20),  # and of the answer
+        st.integers(0, 2),  # priority
+        st.integers(1, 5),  # choices
+        st.sampled_from(["come", "come", "come", "step", "go"]),
+    ),
+    max_size=60,
+)
+
+
+@given(WISHES, st.integers(1, 6), st.integers(16, 400))
+@settings(max_examples=40)
+def test_everybody_is_served_and_nothing_is_left(wishes, max_running, max_step_tokens):
+    served, expected = Served(max_running, max_step_tokens), 0
+    for account, num_tokens, num_outputs, priority, num, move in wishes:
+        if move == "go" and served.jobs:
+            served.end(next(iter(served.jobs.values())))
+        elif move == "step" and served.jobs:
+            served.step()
+        else:
+            prompt = Prompt(tuple(range(num_tokens)))
+            served.add(*[asked(account, priority=priority, num_outputs=num_outputs, prompt=prompt)
+                         for _ in range(num)])  # fmt: skip
+            expected += num
+    served.run()
+    assert len(served.done) == expected
+    assert (served.turns._accounts, served.turns.num_waiting) == ({}, 0)
+    assert (served.scheduler.num_waiting, served.scheduler.num_running) == (0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.integers(1, 30)), min_size=1, max_size=4),
+    st.integers(2, 8),
+)
+@settings(max_examples=15)
+def test_who_always_has_more_to_ask_gets_the_same_as_others(kinds, max_running):
+    """Accounts with requests of any size get as much of what is computed, within a bound."""
+    served = Served(max_running, max_step_tokens=256)
+    for number, (num_tokens, num_outputs) in enumerate(kinds):
+        served.add(*[asked(f"{number}", num_tokens, num_outputs=num_outputs) for _ in range(100)])
+    weighed = Counter()
+    while max(Counter(job.account for job in served.done).values(), default=0) < 60:
+        for _ in range(10):
+            served.step()
+    for job in [*served.done, *served.jobs.values()]:
+        num_outputs = len(job.sequence.output_ids)
+        if num_outputs:
+            weighed[job.account] += job.sequence.num_prompt_tokens + OUTPUT_WEIGHT * num_outputs
+    largest = max(num_tokens + OUTPUT_WEIGHT * num for num_tokens, num in kinds)
+    got = [weighed[f"{number}"] for number in range(len(kinds))]
+    assert max(got) - min(got) <= 2 * WINDOW_TOKENS + max_running * largest
+
+
+def test_the_queue_has_places_left_for_others():
+    def request(text, account):
+        return Request(messages=[Message("user", (TextPart(text),))], account=account)
+
+    scheduler = ContinuousScheduler(SchedulerSettings(max_running=1, max_waiting=16))
+    engine = MockEngine(MockEngineSettings())
+    with Pipeline(tokenizer=MockTokenizer(), engine=engine, scheduler=scheduler) as runner:
+        text = script(text="x", tokens=4000, latency_s=0.005)
+        streams, num_refused = [], 0
+        for _ in range(20):
+            try:
+                streams.append(runner.submit(request(text, "hog")))
+            except QueueFull:
+                num_refused += 1
+            wait_until(lambda: runner.stats().num_running == 1)
+        assert (len(streams), num_refused) == (15, 5)  # one runs, and an eighth of 16 is left
+        streams.append(runner.submit(request("hello", "other")))
+        assert streams[-1].result().choices[0].text
+        for stream in streams:
+            stream.abort()
+        wait_until(lambda: runner._loop.num_jobs == runner._loop.num_waiting == 0)

@@ -1,0 +1,151 @@
+"""The application: routes, errors and bounds, tied to the models that are served."""
+
+from collections.abc import Mapping
+
+from litestar import Litestar
+from litestar.di import NamedDependency, Provide
+
+from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit_server.batches.batches import Batches
+from vlmkit_server.batches.route import BatchesController
+from vlmkit_server.batches.route_messages import MessageBatchesController
+from vlmkit_server.chat.convert import Converter
+from vlmkit_server.chat.route import ChatController
+from vlmkit_server.completions.route import CompletionsController
+from vlmkit_server.embeddings.route import EmbeddingsController
+from vlmkit_server.files.disk import FilesOnDisk
+from vlmkit_server.files.kept import FilesInMemory, KeptFiles
+from vlmkit_server.files.route import FilesController
+from vlmkit_server.files.store import FileStore
+from vlmkit_server.http.aliases import Aliases
+from vlmkit_server.http.errors import error_handlers
+from vlmkit_server.http.origins import Origins
+from vlmkit_server.identity.guard import Guard
+from vlmkit_server.kept.folder import Folder, files_of
+from vlmkit_server.limits.entrance import Entrance
+from vlmkit_server.limits.headers import EXPOSED
+from vlmkit_server.logs.request_lines import RequestLines
+from vlmkit_server.messages.route import MessagesController
+from vlmkit_server.offer import Loader, Offer, Served
+from vlmkit_server.operate.capabilities import CapabilitiesController
+from vlmkit_server.operate.docs import DocsController, docs_page
+from vlmkit_server.operate.health import HealthController
+from vlmkit_server.operate.home import HomeController
+from vlmkit_server.operate.inspection import InspectionController
+from vlmkit_server.operate.management import ManagementController
+from vlmkit_server.operate.metrics import MetricsController, Scraper
+from vlmkit_server.operate.models import ModelsController
+from vlmkit_server.operate.openapi import OpenApiController, openapi_document
+from vlmkit_server.prompts.generate import GenerateController
+from vlmkit_server.prompts.invocations import InvocationsController
+from vlmkit_server.prompts.render import RenderController
+from vlmkit_server.prompts.tokens import TokensController
+from vlmkit_server.responses.route import ResponsesController
+from vlmkit_server.responses.store import ResponseStore
+from vlmkit_server.work.detached import Detached
+from vlmkit_server.work.gate import Gate
+from vlmkit_server.work.service import Service
+from vlmkit_server.settings.server import ServerSettings
+
+
+def create_app(
+    models: Service | Mapping[str, Offer | Served | Loader],
+    settings: ServerSettings | None = None,
+    *,
+    scraper: Scraper | None = None,
+) -> Litestar:
+    """Return the ASGI application that serves some models.
+
+    Deadlines for headers and for readers that take nothing belong to the connection, which is the
+    ASGI server's: :func:`vlmkit_server.run.serve` sets them.
+
+    Args:
+        models: what a service takes, by the name it is served under, or a service. What is to be
+            loaded is loaded when the application starts, and closed by whoever made the service.
+        settings: bounds; the defaults when None. A service brings its own.
+        scraper: writes the page of numbers, where others want it, too; it is closed at the end.
+    """
+    if isinstance(models, Service):
+        service = models
+    else:
+        service = Service(models, settings or ServerSettings())
+    fetch = service.settings.fetch
+    data = service.settings.data
+    on_disk = FilesOnDisk(Folder(data, files_of(service.settings))) if data.folder else None
+    files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
+    fetcher = ImageFetcher(fetch) if fetch.enabled else None
+    converter = Converter(service.settings, fetcher, files, service.offload)
+    scraper = scraper or Scraper(service)
+    responses, detached = ResponseStore(service.settings.responses), Detached(service)
+
+    def describe() -> bytes:
+        return openapi_document(app, service.request_fields)
+
+    def show(document: NamedDependency[bytes]) -> bytes:
+        return docs_page(document)
+
+    app = Litestar(
+        [
+            *([ManagementController] if service.settings.fleet.manage else []),
+            *([MetricsController] if service.monitors else []),
+            BatchesController,
+            ChatController,
+            CompletionsController,
+            DocsController,
+            EmbeddingsController,
+            FilesController,
+            MessageBatchesController,
+            MessagesController,
+            RenderController,
+            ResponsesController,
+            TokensController,
+            ModelsController,
+            CapabilitiesController,
+            HealthController,
+            HomeController,
+            InspectionController,
+            InvocationsController,
+            OpenApiController,
+            *([GenerateController] if service.settings.takes_generate else []),
+        ],
+        dependencies={
+            "service": Provide(lambda: service, sync_to_thread=False, use_cache=True),
+            "batches": Provide(lambda: batches, sync_to_thread=False, use_cache=True),
+            "converter": Provide(lambda: converter, sync_to_thread=False, use_cache=True),
+            "files": Provide(lambda: files, sync_to_thread=False, use_cache=True),
+            "responses": Provide(lambda: responses, sync_to_thread=False, use_cache=True),
+            "scraper": Provide(lambda: scraper, sync_to_thread=False, use_cache=True),
+            "detached": Provide(lambda: detached, sync_to_thread=False, use_cache=True),
+            "document": Provide(describe, sync_to_thread=True, use_cache=True),
+            "docs": Provide(show, sync_to_thread=True, use_cache=True),
+        },
+        guards=[*([Guard(service.keys)] if service.keys else []), Entrance(service.accounts)],
+        on_startup=[service.fleet.start, service.accounts.start, service.monitors.start],
+        on_shutdown=[
+            service.toolbox.aclose,
+            service.accounts.close,
+            service.offload.close,
+            service.monitors.stop,
+            scraper.close,
+        ],
+        exception_handlers=error_handlers(),
+        request_max_body_size=service.settings.max_body_bytes,
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+        pdb_on_exception=False,
+    )
+    inner = app.asgi_handler
+    if allowed := service.settings.allowed_origins:
+        inner = Origins(inner, allowed, EXPOSED)
+    inner = Gate(inner, service)
+    if service.access_log is not None or service.audit.is_on:
+        inner = RequestLines(inner, service.access_log, service.audit)
+    app.asgi_handler = Aliases(inner)
+    batches = None
+    if on_disk is not None:
+        on_disk.restore()
+        batches = Batches(on_disk, service, app)
+        app.on_startup.append(batches.start)
+        app.on_shutdown.insert(0, batches.stop)
+    return app

@@ -1,0 +1,177 @@
+"""``vlmkit serve --check``: everything that would keep a server from starting, and no server.
+
+Reads small files of models, and fetches those of a hub's model that is not on this disk. Neither
+fetches nor loads weights.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmkit.cli import output
+from vlmkit.errors import ConfigError, VlmkitError
+
+if TYPE_CHECKING:
+    from vlmkit.config import Config, LayeredConfig, ModelEntry
+    from vlmkit.kit.checkpoint import Checkpoint
+    from vlmkit.plugins.loader import Plugins
+
+
+def check(layered: "LayeredConfig", plugins: "Plugins", models: Sequence[str]) -> bool:
+    """Write every problem and warning to standard error; return whether there is no problem."""
+    from vlmkit.config.providers import paths_of
+    from vlmkit_server.preflight import problems, warnings
+
+    config, unsound = layered.config, layered.unsound
+    found = setting_errors(layered, plugins)
+    if _is_complete(layered, plugins):
+        found += _model_errors(layered, plugins, models)
+    else:
+        click.echo("note: models are not checked before plugins.only is right", err=True)
+    found += problems(config.server, paths_of(config, plugins), unsound)
+    write_all(found)
+    for warning in () if found else warnings(config.server):
+        click.echo(f"warning: {warning}", err=True)
+    return not found
+
+
+def setting_errors(layered: "LayeredConfig", plugins: "Plugins") -> list[VlmkitError]:
+    """Return what is wrong with settings, those of providers too, and with plugin files."""
+    from vlmkit.config.providers import broken_files, component_errors
+
+    is_complete = _is_complete(layered, plugins)
+    return [
+        *layered.errors,
+        *plugins.errors,
+        *broken_files(layered.config, plugins),
+        *component_errors(layered.config, plugins, is_complete=is_complete),
+    ]
+
+
+def write_all(errors: Iterable[VlmkitError]) -> None:
+    """Write errors to standard error, each once."""
+    each = [one for error in errors for one in _single(error)]
+    for problem in {(str(error), error.hint): error for error in each}.values():
+        output.error(problem)
+
+
+def _is_complete(layered: "LayeredConfig", plugins: "Plugins") -> bool:
+    """Tell whether each plugin that may be loaded is known."""
+    return not plugins.errors and "plugins" not in _sections(layered.unsound)
+
+
+def _single(error: VlmkitError) -> Sequence[VlmkitError]:
+    return error.each() if isinstance(error, ConfigError) else (error,)
+
+
+def _sections(settings: Iterable[str]) -> set[str]:
+    return {setting.partition(".")[0] for setting in settings}
+
+
+def _model_errors(
+    layered: "LayeredConfig", plugins: "Plugins", models: Sequence[str]
+) -> Iterator[VlmkitError]:
+    """Yield why models cannot be served, as far as their small files tell.
+
+    Providers are asked only if each plugin that is meant is there.
+    """
+    from vlmkit.cli.loading import wanted_entries
+    from vlmkit.config.providers import broken_files
+    from vlmkit.sources import find, name_of
+
+    config = layered.config
+    asks_providers = not [*broken_files(config, plugins)]
+    if not models and not config.entries() and _sections(layered.unsound) & {"model", "models"}:
+        return  # the one that is meant is wrong, which is reported already
+    try:
+        entries = wanted_entries(models, config, plugins)
+    except (VlmkitError, click.UsageError) as error:
+        yield error if isinstance(error, VlmkitError) else ConfigError(error.message)
+        return
+    names = [name_of(entry) for entry in entries]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield ConfigError(f"two models are called {name!r}", hint="give each its own name")
+    for entry in entries:
+        try:
+            find(entry.model, plugins)
+            if asks_providers:
+                yield from _flaws(entry, config, plugins)
+        except VlmkitError as error:
+            yield error
+
+
+def _flaws(entry: "ModelEntry", config: "Config", plugins: "Plugins") -> "list[VlmkitError]":
+    """Return what providers say against one model.
+
+    A model on this disk causes no request. Of another one the hub is asked for its small files,
+    as at the start, and for no weights.
+    """
+    from vlmkit.plugins.provider import Provider
+    from vlmkit.sources import fetched, find, inspected, name_of
+
+    found = find(entry.model, plugins)
+    source = found if isinstance(found, Provider) and not found.is_packaged else None
+    is_here = source is None or any(entry.model in fetched(each) for each in plugins.models)
+    flaws: list[VlmkitError] = []
+    if is_here or (source is not None and source.previews is not None):
+        flaws = inspected(
+            entry.model,
+            plugins,
+            entry.revision,
+            inspect=partial(_refusals, entry, config, plugins),
+            is_final=bool,
+        )
+    if not is_here and not flaws:
+        click.echo(f"note: the weights of {name_of(entry)!r} are fetched when it starts", err=True)
+    return flaws
+
+
+def _refusals(
+    entry: "ModelEntry", config: "Config", plugins: "Plugins", checkpoint: "Checkpoint"
+) -> "list[VlmkitError]":
+    """Return why the providers that would be chosen cannot serve a model.
+
+    A component whose own settings are wrong is left out: that is reported already.
+    """
+    from vlmkit.assembly import choose
+    from vlmkit.config.providers import wrong_sections
+    from vlmkit.config.structs import COMPONENTS
+
+    wrong = wrong_sections(config, plugins, entry)
+    choice: dict[str, tuple[str, dict[str, Any]]] = {}
+    refusals: list[VlmkitError] = []
+    for section in COMPONENTS:
+        try:
+            if section not in wrong:
+                choice |= choose(entry, config, plugins, checkpoint, [section])
+        except ConfigError as error:
+            refusals.append(error)
+        except VlmkitError as error:  # where one component cannot be had, others hardly can
+            return [*refusals, error]
+    return [*refusals, *_examined(entry, choice, plugins, checkpoint)]
+
+
+def _examined(
+    entry: "ModelEntry",
+    choice: Mapping[str, tuple[str, dict[str, Any]]],
+    plugins: "Plugins",
+    checkpoint: "Checkpoint",
+) -> Iterator[VlmkitError]:
+    """Yield why providers that were chosen cannot serve a model."""
+    from vlmkit.config.providers import registry_of
+    from vlmkit.plugins.registry import BuildContext
+
+    context = BuildContext(
+        entry.model,
+        checkpoint,
+        revision=entry.revision,
+        registries=plugins.by_kind,
+        components=choice,
+    )
+    for section, (name, settings) in choice.items():
+        try:
+            registry_of(plugins, section).examine(name, settings, context)
+        except VlmkitError as error:
+            yield error

@@ -1,0 +1,76 @@
+"""What the config says of a model, as what a server takes."""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import click
+
+from vlmkit.assembly import assemble, find_files
+from vlmkit.cli.loading import Stages
+from vlmkit.kit.safetensors_header import weights_of
+from vlmkit_server.offer import Offer
+from vlmkit.sources import name_of
+
+if TYPE_CHECKING:
+    from vlmkit.config import Config, ModelEntry
+    from vlmkit.kit.checkpoint import Checkpoint
+    from vlmkit.plugins.loader import Plugins
+    from vlmkit_server.interfaces.monitor import Monitor
+    from vlmkit.seams.runner import Runner
+
+
+log = logging.getLogger(__name__)
+
+
+def offer(
+    entry: "ModelEntry",
+    config: "Config",
+    plugins: "Plugins",
+    monitors: "Mapping[str, Monitor]" = MappingProxyType({}),
+) -> Offer:
+    """Return how one model is served; each stage of its loading gets a line on standard error.
+
+    Where the log is one for programs, it says only that a model is loaded.
+
+    Args:
+        entry: the model.
+        config: how it is built.
+        plugins: of what.
+        monitors: who is told how its requests fare, each by its name.
+    """
+    observers = {
+        f"monitors.{name}": partial(monitor.observer, name_of(entry))
+        for name, monitor in monitors.items()
+    }
+
+    def load() -> "Runner":
+        num = config.server.renderers
+        stages = None
+        if config.server.log_format == "json":
+            log.info("loading %r", name_of(entry))
+        else:
+            click.echo(f"loading {name_of(entry)!r}", err=True)
+            stages = Stages(lists=True)
+        return assemble(entry, config, plugins, stages, observers, num, is_served=True)
+
+    def weigh() -> int:
+        return weight_bytes(find_files(entry, config, plugins))
+
+    return Offer(
+        load=load,
+        aliases=entry.aliases,
+        when=entry.load,
+        idle_unload_s=entry.idle_unload_s,
+        memory_bytes=entry.memory_bytes,
+        on_engine_failure=entry.on_engine_failure,
+        weigh=weigh,
+    )
+
+
+def weight_bytes(checkpoint: "Checkpoint") -> int:
+    """Return how large the files of a model's weights are; the graphs', where these are larger."""
+    graphs = [*checkpoint.path.glob("*.onnx"), *checkpoint.path.glob("*.onnx.data")]
+    return max(weights_of(checkpoint).num_bytes, sum(path.stat().st_size for path in graphs))

@@ -1,0 +1,308 @@
+"""``vlmkit serve``: OpenAI's API in front of one or more models."""
+
+import importlib.metadata
+import json
+import logging
+import os
+import shlex
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vlmkit.cli import options, output
+from vlmkit.errors import VlmkitError
+from vlmkit.plugins.hookspecs import PROJECT
+
+if TYPE_CHECKING:
+    from vlmkit.config import Config
+    from vlmkit.plugins.loader import Plugins
+    from vlmkit.running.blame import Makers
+    from vlmkit_server.interfaces.monitor import Monitor
+    from vlmkit_server.interfaces.tool_source import ToolSource
+    from vlmkit_server.offer import Offer
+    from vlmkit_server.work.service import KnownFields
+    from vlmkit_server.settings.server import ServerSettings
+
+log = logging.getLogger(__name__)
+
+WORKERS = ("vlmkit-load", "vlmkit-prompt", "vlmkit-file", "vlmkit-text")
+
+CLIENT_KEY = "VLM_API_KEY"
+"""A variable of clients' shells; one that begins with VLMKIT_ would be taken for a setting."""
+EXAMPLE = """\
+ready.{with_key}, for example, by
+
+curl {chat} -H 'content-type: application/json'{header} \\
+  -d {body}
+
+{imports}from openai import OpenAI
+client = OpenAI(base_url="{url}", api_key={key})
+"""
+
+
+LIMITLESS = {
+    "key": "keys without limits of their own have none",
+    "address": "an address may send any number of requests",
+}
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    show_default="127.0.0.1",
+    help="Address to listen on: the setting server.host.",
+)
+@click.option(
+    "--port",
+    metavar="NUMBER",
+    show_default="8000",
+    help="Port to listen on: server.port; 0 for a free one.",
+)
+@click.option(
+    "--log-format",
+    metavar="FORMAT",
+    show_default="text",
+    help="text or json: server.log_format.",
+)
+@click.option(
+    "--check", "checks", is_flag=True, help="Report everything that keeps it from starting."
+)
+@options.configured
+@click.pass_context
+def serve(
+    context: click.Context,
+    *,
+    models: Sequence[str],
+    host: str | None,
+    port: str | None,
+    log_format: str | None,
+    checks: bool,
+    config_file: Path | None,
+    assignments: Sequence[str],
+) -> None:
+    """Serve MODELs, or those of the config, over HTTP."""
+    from vlmkit.cli.loading import read_with_plugins, wanted_entries
+    from vlmkit_server.commands.offers import offer
+    from vlmkit.config.providers import check_components, makers_of
+    from vlmkit_server.server_parts import monitors, request_fields, tool_sources
+    from vlmkit.sources import find, name_of
+
+    stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
+    address = options.stated(**stated)
+    if checks:
+        _check(context, models, config_file, assignments, address)
+        return
+    layered, plugins = read_with_plugins(config_file, assignments, address)
+    config = layered.config
+    check_components(config, plugins)
+    entries = wanted_entries(models, config, plugins)
+    for entry in entries:  # a misspelt name is told before the port opens
+        find(entry.model, plugins)
+    looking_on = monitors(config, plugins)
+    offers = {name_of(entry): offer(entry, config, plugins, looking_on) for entry in entries}
+    if len(offers) < len(entries):
+        raise click.UsageError("two models have one name; give each its own in [[models]]")
+    sources = tool_sources(config, plugins)
+    makers = makers_of(plugins, {}, {"tool_sources": sources, "monitors": looking_on})
+    with _shown_log(config.server.log_format, debug=context.obj.debug):
+        _tell_plugins(plugins, config)
+        fields = request_fields(plugins)
+        _run(offers, config.server, sources, looking_on, fields, makers)
+        busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
+        if busy:
+            log.info("exit while threads are at work: %s", ", ".join(busy))
+    # The log has written its counts of suppressed records by now. Python would wait for the
+    # threads, or end them in the middle of a library's code, which aborts in some.
+    if busy:
+        logging.shutdown()
+        os._exit(0)
+
+
+def _check(
+    context: click.Context,
+    models: Sequence[str],
+    config_file: Path | None,
+    assignments: Sequence[str],
+    address: Mapping[str, str],
+) -> None:
+    """Write what is wrong, or that nothing is; end with code 1 where something is."""
+    from vlmkit_server.commands.check_serve import check
+    from vlmkit.cli.loading import diagnosed
+
+    try:
+        layered, plugins = diagnosed(config_file, assignments, address)
+    except VlmkitError as error:
+        output.error(error)
+        context.exit(1)
+    config = layered.config
+    is_good = check(layered, plugins, models)
+    for remark in () if layered.errors else _exposed(config):
+        click.echo(f"warning: {remark}", err=True)
+    if not is_good:
+        context.exit(1)
+    click.echo(f"valid: it would listen on {_url(config.server)}")
+
+
+def _run(
+    offers: "dict[str, Offer]",
+    settings: "ServerSettings",
+    sources: "dict[str, ToolSource]",
+    looking_on: "dict[str, Monitor]",
+    fields: "KnownFields",
+    makers: "Makers",
+) -> None:
+    """Serve, and say how to talk to the server once its models are loaded."""
+    from vlmkit_server.run import serve as run_server
+
+    def tell(names: Sequence[str]) -> None:
+        if settings.port and settings.log_format == "text":
+            shown = [*offers, *names][-1]  # one that is there, if any is
+            click.echo(_example(settings, shown), err=True)
+
+    run_server(
+        offers,
+        settings,
+        tool_sources=sources,
+        monitors=looking_on,
+        request_fields=fields,
+        makers=makers,
+        on_loaded=tell,
+    )
+
+
+def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
+    """Write whose code this process runs, and what an operator may not have meant."""
+    from vlmkit.config.providers import described
+
+    for plugin in plugins.found:
+        for remark in plugin.remarks:
+            log.warning("%s %s", plugin.who, remark)
+        if plugin.is_loaded:
+            what = " ".join(filter(None, (plugin.source, plugin.version)))
+            log.info("plugin %r of %s, sha256 %s", plugin.name, what, plugin.digest() or "unknown")
+        elif plugin.error:
+            log.warning("%s could not be loaded: %s", plugin.who, described(plugin.error))
+        else:
+            why = "VLMKIT_BLOCK names it" if plugin.blocked else "plugins.only does not list it"
+            log.info("plugin %r of %s is not loaded: %s", plugin.name, plugin.source, why)
+    for remark in _exposed(config):
+        log.warning("%s", remark)
+
+
+def _exposed(config: "Config") -> Iterator[str]:
+    """Yield what an operator may want to set where other machines can reach the server."""
+    server = config.server
+    if server.health_metrics and server.is_health_public:
+        yield (
+            "server.health_metrics is set: any client that reaches server.health_port reads "
+            "metrics without an API key"
+        )
+    if not server.is_public:
+        return
+    if config.plugins.only is None:
+        yield "plugins.only is not set: every installed plugin is loaded"
+    if server.asks_for_keys and not server.tls_certificate:
+        yield "server.tls_certificate is not set: without TLS, API keys are sent in plain text"
+    if server.allow_public_without_key and not server.asks_for_keys:
+        yield "server.keys_file is not set: any client may use this server without an API key"
+    yield from _unset(config)
+
+
+def _unset(config: "Config") -> Iterator[str]:
+    """Yield which bounds and logs are not set, and what follows."""
+    server = config.server
+    limits = "key" if server.asks_for_keys else "address"
+    unset = {
+        f"server.limits.{limits}": (getattr(server.limits, limits), LIMITLESS[limits]),
+        "server.allowed_hosts": (server.allowed_hosts, "any Host header is accepted"),
+        "pipeline.max_output_tokens": (
+            config.pipeline.max_output_tokens,
+            "one answer may fill the whole context",
+        ),
+        "server.access_log": (server.access_log, "requests are not recorded"),
+        "server.audit_log": (server.audit_log, "refused keys and changes are not recorded"),
+    }
+    for name, (value, what) in unset.items():
+        if not value:
+            yield f"{name} is not set: {what}"
+    if not server.renderers:
+        yield "server.num_renderers is 0: the server process decodes files of clients"
+
+
+def _example(settings: "ServerSettings", model: str) -> str:
+    """Return how to ask the server, as a shell and Python take it."""
+    asks = settings.asks_for_keys
+    url = f"{_url(settings)}/v1"
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    return EXAMPLE.format(
+        with_key=f" With one of its keys in {CLIENT_KEY}, ask it" if asks else " Ask it",
+        url=url,
+        chat=shlex.quote(f"{url}/chat/completions"),
+        body=shlex.quote(json.dumps(body)),
+        header=f' -H "authorization: Bearer ${CLIENT_KEY}"' if asks else "",
+        key=f'os.environ["{CLIENT_KEY}"]' if asks else '"none"',
+        imports="import os\n" if asks else "",
+    )
+
+
+def _url(settings: "ServerSettings") -> str:
+    host = _client_host(settings)
+    host = f"[{host}]" if ":" in host else host
+    scheme = "https" if settings.tls_certificate else "http"
+    return f"{scheme}://{host}:{settings.port}"
+
+
+def _client_host(settings: "ServerSettings") -> str:
+    """Return a name by which clients reach the server: 0.0.0.0 is none."""
+    if settings.host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return settings.host
+    return settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
+
+
+def _packages() -> set[str]:
+    """Return the packages of plugins that are installed: by convention, loggers are named so."""
+    entries = importlib.metadata.entry_points(group=PROJECT)
+    return {entry.module.partition(".")[0] for entry in entries}
+
+
+def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
+    """Log where a thread failed, without the text of the error."""
+    from vlmkit.kit.traces import trace_of
+
+    name = failure.thread.name if failure.thread else "unknown"
+    if failure.exc_value is not None:
+        log.error("thread %r failed:\n%s", name, trace_of(failure.exc_value))
+
+
+@contextmanager
+def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
+    """Write the server's log to standard error, and keep floods from it, while it serves."""
+    from vlmkit_server.logs.flood import Floods
+    from vlmkit_server.logs.format import JsonFormat, TextFormat
+
+    form = (JsonFormat if log_format == "json" else TextFormat)(tells_all=debug)
+    levels = dict.fromkeys(("uvicorn", *_packages()), logging.WARNING)
+    levels["vlmkit"] = logging.DEBUG if debug else logging.INFO
+    with ExitStack() as after:
+        logging.captureWarnings(capture=True)  # on standard error they would show what was sent
+        after.callback(logging.captureWarnings, capture=False)
+        after.callback(setattr, threading, "excepthook", threading.excepthook)
+        threading.excepthook = _log_thread_failure
+        for name, level in levels.items():
+            logger = logging.getLogger(name)
+            after.callback(logger.setLevel, logger.level)
+            logger.setLevel(level)
+        for handler in logging.getLogger().handlers:
+            floods = Floods(handler)
+            after.callback(handler.setFormatter, handler.formatter)
+            after.callback(floods.tell)
+            after.callback(handler.removeFilter, floods)
+            handler.setFormatter(form)
+            handler.addFilter(floods)
+        yield

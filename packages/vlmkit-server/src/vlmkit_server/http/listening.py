@@ -1,0 +1,81 @@
+"""Opening a port, or saying in the operator's words why it cannot be."""
+
+import socket
+
+from vlmkit.errors import ConfigError
+from vlmkit_server.settings.server import ServerSettings
+
+# Of callers at once; the system has a bound of its own, and who finds no place there tries again
+# a second later.
+BACKLOG = 65_535
+
+
+def listener(settings: ServerSettings) -> socket.socket:
+    """Listen for clients.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or needs API keys.
+    """
+    refuse_unguarded(settings)
+    return opened(settings.host, settings.port, "server.port")
+
+
+def refuse_unguarded(settings: ServerSettings) -> None:
+    """Refuse to serve other machines without API keys.
+
+    Raises:
+        ConfigError: the address can be reached by others, and needs API keys.
+    """
+    is_guarded = settings.asks_for_keys or settings.allow_public_without_key
+    if settings.is_public and not is_guarded:
+        raise ConfigError(
+            f"host {settings.host!r} can be reached by other machines, and no API key is asked for",
+            hint="make one by vlmkit keys add and name its file in server.keys_file, set one by "
+            "VLMKIT_SERVER__API_KEY, or, behind a proxy that asks for one, set "
+            "server.allow_public_without_key",
+        )
+
+
+def health_listener(settings: ServerSettings) -> socket.socket | None:
+    """Listen for probes, if there is to be a port for them.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or metrics are to be at a port that is none.
+    """
+    if settings.health_port is not None:
+        host = settings.health_host or settings.host
+        return opened(host, settings.health_port, "server.health_port")
+    if settings.health_metrics:
+        raise ConfigError(
+            "server.health_metrics wants numbers at a port that is not there",
+            hint="set server.health_port",
+        )
+    return None
+
+
+def opened(host: str, port: int, setting: str) -> socket.socket:
+    """Listen at an address.
+
+    Args:
+        host: a name or an address.
+        port: 0 takes a free one.
+        setting: which one says so, for the error.
+
+    Raises:
+        ConfigError: it cannot be listened on.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = (error.strerror or "").partition(" (while ")[0]  # Python repeats the address
+        raise ConfigError(
+            f"host {host!r}, port {port!r} cannot be listened on: {reason}",
+            hint=f"choose another {setting}",
+        ) from error
+
+
+def shown(listener: socket.socket) -> str:
+    """Return where a socket listens, as a URL has it."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

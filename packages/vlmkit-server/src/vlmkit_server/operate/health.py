@@ -1,0 +1,158 @@
+"""Whether this process is of use, and whether it takes work now.
+
+``/healthz``, which others call ``/health`` or ``/ping``: it answers, and none of its engines failed
+for good. ``/readyz``: it takes work, or says what it waits for. ``/version``: what it is.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from litestar import Controller, Request, Response, route
+from litestar.di import NamedDependency
+
+from vlmkit._version import __version__
+from vlmkit_server.fleet.served_model import ServedModel, State
+from vlmkit_server.http.caller import Caller, caller_of
+from vlmkit_server.http.errors import RETRY_AFTER_S, waiting_s
+from vlmkit_server.http.methods import READ
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.work.service import Service
+
+Status = Literal["ready", "loading", "failed", "full", "draining"]
+
+
+class Health(msgspec.Struct):
+    """Whether the process can go on, or must be started again."""
+
+    status: Literal["ok", "failed"] = "ok"
+
+
+class ModelReadiness(msgspec.Struct):
+    """How far one model is, how busy, and what it counts for in the memory budget.
+
+    What is null is of all clients, and not shown to the one who asks.
+    """
+
+    state: State
+    load_s: float
+    num_running: int | None
+    num_waiting: int | None
+    num_waiting_for_load: int | None
+    memory_bytes: int | None
+
+
+class ResourceUse(msgspec.Struct):
+    """How much of something is used.
+
+    Attributes:
+        held: by whoever asks.
+        total: by all; null to those who may not know.
+        most: how much there is.
+    """
+
+    held: int
+    total: int | None
+    most: int
+
+
+class Readiness(msgspec.Struct):
+    """Whether new work is taken from whoever asks, and why not; and what is under way.
+
+    Attributes:
+        resources: what is held of each, by name.
+        num_ignored: requests with keys that were ignored, by key; null to those who may not know.
+        num_unconstrained: requests whose answers are not held to all of their schemas; the same.
+    """
+
+    status: Status
+    models: dict[str, ModelReadiness]
+    resources: dict[str, ResourceUse]
+    num_ignored: dict[str, int] | None
+    num_unconstrained: int | None
+
+
+class Version(msgspec.Struct):
+    """What this server is a version of."""
+
+    version: str
+
+
+_READINESS = Operation(Readiness, unready=Readiness, access="key")
+
+
+class HealthController(Controller):
+    """For load balancers and supervisors."""
+
+    @route(
+        ["/healthz", "/health", "/ping"],
+        http_method=READ,
+        operation=Operation(Health, unready=Health, access="open"),
+    )
+    async def health(self, service: NamedDependency[Service]) -> Response[Health]:
+        """Answer 200, or 503 if an engine failed for good."""
+        if any(model.is_doomed for model in service.models.values()):
+            return Response(Health("failed"), status_code=503)
+        return Response(Health())
+
+    @route("/readyz", http_method=READ, operation=_READINESS)
+    async def readiness(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> Response[Readiness]:
+        """Answer 200 if new work is taken, or else 503 and when to ask again."""
+        caller = caller_of(request)
+        status = readiness_of(service, caller.account)
+        body = _readiness(status, service, caller)
+        if status == "ready":
+            return Response(body)
+        match status:
+            case "full":  # who looks takes no turn
+                retry_after_s = service.retry_after_s(caller.account, is_noted=False)
+            case "draining":
+                retry_after_s = service.closing().retry_after_s
+            case "loading":
+                retry_after_s = waiting_s(service.roster.ready_in_s)
+            case _:
+                retry_after_s = RETRY_AFTER_S
+        return Response(body, status_code=503, headers={"retry-after": str(retry_after_s)})
+
+    @route("/version", http_method=READ, operation=Operation(Version, access="key"))
+    async def version(self) -> Version:
+        """Tell the version, whatever else is the matter."""
+        return Version(__version__)
+
+
+def readiness_of(service: Service, account: str) -> Status:
+    """Return the first reason not to send work here on somebody's account."""
+    if service.is_draining:
+        return "draining"
+    if service.roster.has_failed:
+        return "failed"
+    if service.roster.is_starting:
+        return "loading"
+    return "full" if service.is_full(account) else "ready"
+
+
+def _readiness(status: Status, service: Service, caller: Caller) -> Readiness:
+    """Return what a caller may know."""
+    is_shown = caller.is_operator
+    uses = service.ledger.uses(caller.account).items()
+    return Readiness(
+        status,
+        {name: _model(model, is_shown=is_shown) for name, model in service.models.items()},
+        {n: ResourceUse(u.held, u.total if is_shown else None, u.most) for n, u in uses},
+        dict(service.num_ignored) if is_shown else None,
+        service.num_unconstrained if is_shown else None,
+    )
+
+
+def _model(model: ServedModel, *, is_shown: bool) -> ModelReadiness:
+    load_s = round(model.load_s, 3)
+    if not is_shown:
+        return ModelReadiness(model.state, load_s, None, None, None, None)
+    num_running = num_waiting = 0
+    if model.runner is not None:
+        stats = model.runner.stats()
+        num_running, num_waiting = stats.num_running, stats.num_waiting
+    return ModelReadiness(
+        model.state, load_s, num_running, num_waiting, model.num_waiting, model.memory_bytes
+    )

@@ -1,0 +1,87 @@
+"""``GET /``: what this server is and how to ask it, for people who open its address in a browser.
+
+Where keys are asked for, a browser sends none: the page then names no model and no state.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from litestar import Controller, Request, Response, route
+from litestar.di import NamedDependency
+from litestar.exceptions import NotFoundException
+
+from vlmkit_server.fleet.served_model import ServedModel
+from vlmkit_server.http.methods import READ
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.http.page import (
+    HTML,
+    accepts_html,
+    around,
+    element,
+    link,
+    page,
+    page_response,
+    table,
+)
+from vlmkit_server.work.service import Service
+
+_PAGE = Operation(bytes, media_type=HTML, may_be_missing=True, access="open")
+_WHAT = "A vlmkit server: vision-language models behind the APIs of OpenAI and Anthropic."
+_KEYS = (
+    "This server asks for API keys. Clients send one in the header "
+    "“authorization: Bearer KEY” or “x-api-key: KEY”; the server's operator has them."
+)
+_LINKS = {
+    "/docs": "what it can be asked",
+    "/openapi.json": "the same for programs",
+    "/v1/models": "its models",
+    "/v1/capabilities": "what each of them takes",
+    "/readyz": "whether it takes requests now",
+    "/healthz": "whether it works",
+}
+
+
+class HomeController(Controller):
+    """For people."""
+
+    @route("/", http_method=READ, operation=_PAGE)
+    async def show(
+        self, request: Request[Any, Any, Any], service: NamedDependency[Service]
+    ) -> Response[bytes]:
+        """Show what this server is, to clients that ask for text/html."""
+        if not accepts_html(request.headers.get("accept", "")):
+            raise NotFoundException
+        return page_response(page("vlmkit", _body(service, str(request.base_url))))
+
+
+def _body(service: Service, url: str) -> Iterator[str]:
+    yield element("p", _WHAT)
+    if service.keys is not None:
+        yield element("p", _KEYS)
+    else:
+        models = list(service.models.values())
+        rows = [[element("code", each.name), element("span", _state(each))] for each in models]
+        yield table(("model", "state"), rows)
+        if models:
+            yield element("p", "Ask it, for example, by")
+            yield element("pre", _example(f"{url.rstrip('/')}/v1", models[0].name))
+    rows = [[link(path), element("span", what)] for path, what in _LINKS.items()]
+    yield around("h2", "Pages")
+    yield table(("path", "shows"), rows)
+
+
+def _state(model: ServedModel) -> str:
+    facts = model.facts
+    return f"{model.state}; takes {', '.join(facts.modalities)}" if facts else model.state
+
+
+def _example(url: str, model: str) -> str:
+    """Return a command for a shell."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    address = shlex.quote(f"{url}/chat/completions")
+    return (
+        f"curl {address} -H 'content-type: application/json' \\\n"
+        f"  -d {shlex.quote(json.dumps(body))}"
+    )

@@ -1,0 +1,94 @@
+"""``GET /metrics``: what monitors show, for those who collect numbers.
+
+The page is written beside the event loop, one at a time; only reading the server's state takes time
+in it, which is that of a few dozen attributes for each model.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from litestar import Controller, Request, Response, route
+from litestar.di import NamedDependency
+
+from vlmkit_server.interfaces.monitor import ModelState, Page, ServerState
+from vlmkit_server.fleet.served_model import ServedModel
+from vlmkit_server.http.errors import NotStored, Overloaded
+from vlmkit_server.http.methods import READ
+from vlmkit_server.http.operation import Operation
+from vlmkit_server.operate.health import readiness_of
+from vlmkit_server.work.service import Service
+
+MAX_WAITING = 16  # scrapes at once; a page takes milliseconds
+
+
+class Scraper:
+    """Writes pages, one after the other."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._thread = ThreadPoolExecutor(1, "vlmkit-metrics")
+        self._num_waiting = 0
+
+    async def page(self, accept: str) -> Page:
+        """Return the page.
+
+        Raises:
+            Overloaded: too many are wanted at once.
+            NotStored: no monitor shows anything.
+        """
+        if self._num_waiting >= MAX_WAITING:
+            raise Overloaded("too many scrapes are under way", hint="try again later")
+        work = partial(self._service.monitors.page, state_of(self._service), accept)
+        self._num_waiting += 1
+        try:
+            page = await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            self._num_waiting -= 1
+        if page is None:
+            raise NotStored("no monitor shows numbers here", code="not_found")
+        return page
+
+    async def close(self) -> None:
+        """Write no more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class MetricsController(Controller):
+    """For Prometheus and its like."""
+
+    @route("/metrics", http_method=READ, operation=Operation(bytes, access="metrics"))
+    async def metrics(
+        self, request: Request[Any, Any, Any], scraper: NamedDependency[Scraper]
+    ) -> Response[bytes]:
+        """Tell all numbers."""
+        page = await scraper.page(request.headers.get("accept", ""))
+        return Response(page.content, headers={"content-type": page.media_type})
+
+
+def state_of(service: Service) -> ServerState:
+    """Return how a server is now; to be called in its event loop."""
+    return ServerState(
+        status=readiness_of(service, ""),
+        models=tuple(_state_of(model) for model in service.models.values()),
+        num_open=service.num_open,
+        resources={n: (room.num_held, room.most) for n, room in service.ledger.rooms.items()},
+        num_ignored=dict(service.num_ignored),
+        num_unconstrained=service.num_unconstrained,
+    )
+
+
+def _state_of(model: ServedModel) -> ModelState:
+    return ModelState(
+        name=model.name,
+        state=model.state,
+        changes=dict(model.changes),
+        load_s=model.load_s,
+        num_users=model.num_users,
+        num_waiting=model.num_waiting,
+        memory_bytes=model.memory_bytes,
+        capacity_tokens=model.facts.limits.capacity_tokens if model.facts else 0,
+        counters=model.counters(),
+        stats=model.runner.stats() if model.runner else None,
+    )

@@ -1,0 +1,274 @@
+"""A real server in a thread, in front of the mock model; what every test here starts from."""
+
+import base64
+import io
+import json
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from PIL import Image as PilImage
+
+from vlmkit.ask.message import ImagePart, Message
+from vlmkit.ask.request import Request
+from vlmkit.kit.pooling import Pooling
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.blame import UNKNOWN, Makers
+from vlmkit.running.constraints import MakeCompiler
+from vlmkit.running.scheduler import ContinuousScheduler
+from vlmkit_server.interfaces.monitor import Monitor
+from vlmkit.seams.runner import Runner
+from vlmkit_server.offer import Loader, Offer
+from vlmkit_server.run import Server
+from vlmkit_server.tools.toolbox import Toolbox
+from vlmkit_server.work.service import Service
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit.settings.scheduler import SchedulerSettings
+from vlmkit_server.settings.server import ServerSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+
+def mock_pipeline(
+    *,
+    takes_images: bool = True,
+    max_waiting: int = 1024,
+    settings: PipelineSettings | None = None,
+    constraint: MakeCompiler | None = None,
+    tokenizer: MockTokenizer | None = None,
+    pooling: Callable[[], Pooling] = Pooling,
+    **engine: Any,
+) -> Pipeline:
+    return Pipeline(
+        tokenizer=tokenizer or MockTokenizer(),
+        engine=MockEngine(MockEngineSettings(**engine)),
+        media_encoder=MockVisionEncoder(MockEncoderSettings()) if takes_images else None,
+        scheduler=ContinuousScheduler(SchedulerSettings(max_waiting=max_waiting)),
+        constraint=constraint,
+        pooling=pooling,
+        settings=settings,
+        name="mock",
+    )
+
+
+class Asked:
+    """A server that can be asked."""
+
+    url: str
+    http: httpx2.Client
+
+    def post(
+        self, body: Any, path: str = "/v1/chat/completions", **options: Any
+    ) -> httpx2.Response:
+        """Send a body, to the chat API unless another path is named."""
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        headers = {"content-type": "application/json"} | options.pop("headers", {})
+        return self.http.post(f"{self.url}{path}", content=body, headers=headers, **options)
+
+    def get(self, path: str, **options: Any) -> httpx2.Response:
+        return self.http.get(f"{self.url}{path}", **options)
+
+
+@dataclass
+class Running(Asked):
+    """A server that listens."""
+
+    port: int
+    service: Service
+    http: httpx2.Client
+
+    def __post_init__(self) -> None:
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
+        )
+
+    def connect(
+        self,
+        body: Any,
+        *,
+        path: str = "/v1/chat/completions",
+        receive_bytes: int | None = None,
+    ) -> socket.socket:
+        """Send a request over a bare socket."""
+        connection = socket.socket()
+        if receive_bytes is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        connection.settimeout(300)
+        connection.connect(("127.0.0.1", self.port))
+        connection.sendall(http_request(body, path))
+        return connection
+
+    def runner(self, name: str = "mock") -> Runner:
+        runner = self.service.models[name].runner
+        assert runner is not None
+        return runner
+
+    def is_idle(self) -> bool:
+        """Whether nothing is left of any request."""
+        stats = self.runner().stats()
+        return not (stats.num_running or stats.num_waiting or self.service.num_open)
+
+
+def http_client() -> httpx2.Client:
+    """A client that opens a connection for each request, and needs no certificates."""
+    once = httpx2.Limits(max_keepalive_connections=0)
+    return httpx2.Client(trust_env=False, verify=False, timeout=300, limits=once)
+
+
+def http_request(body: Any, path: str = "/v1/chat/completions") -> bytes:
+    content = json.dumps(body).encode()
+    return (
+        b"POST %b HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    ) % (path.encode(), len(content), content)
+
+
+def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
+    """A body that asks one question."""
+    return {"model": "mock", "messages": [{"role": "user", "content": text}]} | fields
+
+
+def scripted(**script: Any) -> str:
+    """A question that tells the mock what to answer."""
+    return json.dumps({"mock": script})
+
+
+def picture(width: int = 8, height: int = 6, *, kind: str = "PNG") -> str:
+    """A data: URL of a picture in one colour."""
+    content = io.BytesIO()
+    PilImage.new("RGB", (width, height), "teal").save(content, kind)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def eventually(is_true: Callable[[], bool], *, timeout_s: float = 300.0) -> bool:
+    """Wait for something that must come, not for a time in which it must come."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@contextmanager
+def running(
+    models: Mapping[str, Offer | Runner | Loader | None] | None = None,
+    toolbox: Toolbox | None = None,
+    monitors: Mapping[str, Monitor] = MappingProxyType({}),
+    makers: Makers = UNKNOWN,
+    **settings: Any,
+) -> Iterator[Running]:
+    """Run a server in a thread of this process; what is under way at the end is soon cut off."""
+    settings = {"drain_timeout_s": 0.5} | settings
+    served = {"mock": mock_pipeline()} if models is None else models
+    settled = ServerSettings(port=0, **settings)
+    service = Service(served, settled, toolbox, monitors, makers=makers)
+    server = Server(service)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        assert eventually(lambda: server.started)
+        with http_client() as http:
+            yield Running(listener.getsockname()[1], service, http)
+    finally:
+        server.stop()
+        thread.join()
+        listener.close()
+        service.fleet.close()
+        server.close()
+
+
+@contextmanager
+def asked(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
+    """Note the requests that the model gets."""
+    runner = server.runner()
+    requests: list[Request] = []
+    submit: Any = type(runner).asubmit
+
+    async def noted(self: Runner, request: Request) -> Any:
+        requests.append(request)
+        return await submit(self, request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(runner), "asubmit", noted)
+        yield requests
+
+
+def said(message: Message) -> tuple[str, str | None, list[Any]]:
+    """What a message says, pictures by their digests and how they are shown."""
+    parts = [
+        (part.image.digest, part.options) if isinstance(part, ImagePart) else part
+        for part in message.parts
+    ]
+    return message.role, message.call_id, parts
+
+
+class Process(Asked):
+    """A server in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.url = url
+        self.http = http_client()
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
+        )
+
+    def stream(self, text: str, model: str = "mock") -> "openai.Stream[Any]":
+        return self.client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": text}], stream=True
+        )
+
+    def status(self, path: str = "/readyz") -> int | None:
+        try:
+            return self.http.get(f"{self.url}{path}").status_code
+        except httpx2.HTTPError:
+            return None
+
+
+@contextmanager
+def process(command: Sequence[str], folder: Path) -> Iterator[Process]:
+    """Run a server's command in a folder, where what it says goes into the file ``log``.
+
+    The command takes a free port by itself and logs which: one that is looked for here may be
+    another's when the server opens it.
+    """
+    log = folder / "log"
+    with log.open("wb") as file, subprocess.Popen(command, cwd=folder, stderr=file) as started:
+        try:
+            eventually(lambda: started.poll() is not None or listening(log) is not None)
+            found = listening(log)
+            assert found, log.read_text()
+            server = Process(started, found[1], log)
+            with server.client:
+                yield server
+        finally:
+            started.kill()
+
+
+def listening(log: Path) -> "re.Match[str] | None":
+    """Find in a server's log where it listens."""
+    return re.search(r"listening on (\S+)\n", log.read_text())

@@ -1,0 +1,132 @@
+"""Handshakes that never end, addresses without number, no files to spare: others are answered."""
+
+import json
+import resource
+import socket
+import sys
+import textwrap
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from running_server import eventually, process, running
+from test_strangers import is_closed, opened, status
+from test_tls import FILES, write_certificate
+
+HELLO = bytes.fromhex("16030100c8010000c40303")  # how a ClientHello of TLS begins
+pytestmark = pytest.mark.posix
+
+
+def trusting(server, trust):
+    with httpx2.Client(trust_env=False, verify=trust, timeout=300) as http:
+        return http.get(f"https://127.0.0.1:{server.port}/healthz").status_code
+
+
+def encrypted(tmp_path, **settings):
+    trust = write_certificate(tmp_path)
+    certificate, key = (str(tmp_path / name) for name in FILES)
+    return trust, running(tls_certificate=certificate, tls_private_key=key, **settings)
+
+
+def test_handshakes_that_never_end_are_counted_and_make_way(tmp_path):
+    trust, started = encrypted(tmp_path, max_connections=8, header_timeout_s=600)
+    with started as server:
+        room = server.service.ledger.connections
+        strangers = [opened(server, HELLO if number % 2 else b"") for number in range(100)]
+        assert eventually(lambda: room.num_held == 8)
+        assert trusting(server, trust) == 200
+        assert room.num_held <= 8
+        for stranger in strangers:
+            stranger.close()
+        assert eventually(lambda: room.num_held == 0)
+
+
+def test_a_handshake_that_never_ends_is_ended(tmp_path):
+    _, started = encrypted(tmp_path, header_timeout_s=0.3)
+    with started as server:
+        assert is_closed(opened(server, HELLO))
+        assert is_closed(opened(server))
+        assert is_closed(opened(server, b"GET /healthz HTTP/1.1\r\n\r\n"))
+        assert eventually(lambda: server.service.ledger.connections.num_held == 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
+def test_one_who_comes_from_many_addresses_keeps_nobody_out():
+    with running(max_connections=8, header_timeout_s=600) as server:
+        strangers = [opened(server, b"GET ", f"127.0.1.{number}") for number in range(1, 21)]
+        assert eventually(lambda: server.service.ledger.connections.num_held == 8)
+        assert [status(server) for _ in range(4)] == [200] * 4
+        for stranger in strangers:
+            stranger.close()
+
+
+PROGRAM = textwrap.dedent("""
+    import json, logging, os, resource, sys, time
+    from pathlib import Path
+    logging.basicConfig(level=logging.INFO)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
+    from running_server import mock_pipeline
+    from vlmkit_server.run import serve
+    from vlmkit_server.settings.server import ServerSettings
+
+    def load():
+        taken = []
+        while not Path("take").exists():  # which takes no file, as an import in between would
+            time.sleep(0.01)
+        try:
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            os.mkdir("full")
+        while not Path("go").exists():
+            time.sleep(0.01)
+        for file in taken:
+            os.close(file)
+        return mock_pipeline()
+
+    serve({"mock": load}, ServerSettings(port=0))
+""")
+
+
+def test_without_files_to_spare_the_server_says_so_and_goes_on(tmp_path):
+    here = str(Path(__file__).parent)
+    with process([sys.executable, "-c", PROGRAM, here], tmp_path) as server:
+        (tmp_path / "take").touch()
+        assert eventually((tmp_path / "full").exists)
+        url = urlsplit(server.url)
+        idle = [socket.create_connection((url.hostname, url.port), 300) for _ in range(20)]
+        assert [server.status("/healthz") for _ in range(10)] == [200] * 10
+        told = server.log.read_text()
+        assert told.count("no more files can be opened") == 1
+        (tmp_path / "go").touch()
+        assert eventually(lambda: server.status() == 200)
+        assert "max_connections is 32: the system allows no more" in told
+        for stranger in idle:
+            stranger.close()
+
+
+@pytest.mark.slow
+def test_ten_thousand_idle_connections_are_held_and_the_honest_are_answered(tmp_path):
+    num = 10_000
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < num + 500:
+        pytest.skip("the system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    from test_drain import PROGRAM as SERVER
+
+    settings = {"port": 0, "max_connections": num, "header_timeout_s": 600}
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", SERVER, here, json.dumps(settings), "pipeline"]
+    with process(command, tmp_path) as server:
+        assert eventually(lambda: server.status() == 200)
+        url = urlsplit(server.url)
+        strangers = []
+        for number in range(num + 500):
+            address = f"127.0.{number // 250 + 1}.{number % 250 + 1}"
+            strangers.append(socket.create_connection((url.hostname, url.port), 300, (address, 0)))
+        assert [server.status() for _ in range(20)] == [200] * 20
+        for stranger in strangers:
+            stranger.close()
+        assert server.status() == 200

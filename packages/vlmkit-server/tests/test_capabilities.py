@@ -1,0 +1,229 @@
+"""``/v1/capabilities`` says what is so: of each model, what is taken and what is refused."""
+
+import pytest
+from bodies import MINIMAL, with_field
+from litestar.routes import HTTPRoute
+from running_server import chat, mock_pipeline, running
+from spelling import SpellingCompiler
+
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.sampler import ArraySampler
+from vlmkit.seams.sampler import FOLLOWED
+from vlmkit_server.app import create_app
+from vlmkit_server.fields.forms import Formed
+from vlmkit_server.fields.table import TABLE
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+
+def told(server, name="mock"):
+    models = server.get("/v1/capabilities").json()["models"]
+    return next(model for model in models if model["id"] == name)
+
+
+def test_every_route_that_takes_a_body_is_told(server):
+    routes = [route for route in create_app({}).routes if isinstance(route, HTTPRoute)]
+    posted = {r.path for r in routes if "POST" in r.methods and not r.path_parameters}
+    of_no_model = {"/v1/files", "/v1/batches", "/v1/messages/batches"}
+    assert set(told(server)["endpoints"]) == posted - of_no_model
+
+
+def test_a_model_is_described_by_what_runs(server):
+    model, facts = told(server), server.runner().facts
+    assert (model["state"], model["modalities"]) == ("ready", ["text", "image"])
+    assert model["limits"]["max_model_len"] == facts.limits.max_sequence_tokens
+    assert model["limits"]["max_images"] == facts.bounds.max_images
+    assert model["limits"]["images"]["max_pixels"] == facts.bounds.images.max_pixels
+    assert model["embedding_size"] == facts.limits.hidden_size
+    assert model["defaults"]["temperature"] == facts.defaults.temperature
+
+
+def some(names, path):
+    """All names for chats, and some for other routes: requests take a while."""
+    return sorted(names)[:: 1 if path == "/v1/chat/completions" else 11]
+
+
+@pytest.mark.parametrize("path", sorted(MINIMAL))
+def test_what_is_told_to_be_refused_is_refused(server, path):
+    endpoint = told(server)["endpoints"][path]
+    assert not set(endpoint["parameters"]) & set(endpoint["refused"])
+    for name in some(set(endpoint["refused"]) - set(Formed.__struct_fields__), path):
+        answer = server.post(with_field(MINIMAL[path], name, "x"), path)
+        assert answer.status_code == 400, name
+        error = answer.json()["error"]
+        last = name.rpartition(".")[2]
+        assert (error.get("param") or name).endswith(last)  # Anthropic's errors have none
+        assert last in error["message"]
+
+
+@pytest.mark.parametrize("path", sorted(MINIMAL))
+def test_what_is_refused_by_name_is_told_to_be(server, path):
+    """Fields by which other servers change the answer, too, which have no place in a body here."""
+    endpoint = told(server)["endpoints"][path]
+    for name in some(TABLE, path):
+        if "." in name and name not in endpoint["refused"]:
+            continue
+        if name.startswith("messages."):
+            continue  # some roles have it
+        if name in {*Formed.__struct_fields__, "json_schema", "regex"}:
+            continue  # is refused with another text: the model keeps to no constraint
+        answer = server.post(with_field(MINIMAL[path], name, 7.5), path).json()
+        error = (answer.get("error") if isinstance(answer, dict) else None) or {}
+        is_refused = f"{name} is not supported by this server" in error.get("message", "")
+        assert is_refused == (name in endpoint["refused"]), name
+
+
+@pytest.mark.parametrize("path", sorted(MINIMAL))
+def test_what_is_told_to_have_no_effect_is_taken_and_reported_or_a_label(server, path):
+    endpoint = told(server)["endpoints"][path]
+    assert not set(endpoint["without_effect"]) & {*endpoint["refused"], *endpoint["aliases"]}
+    for name in some(endpoint["without_effect"], path):
+        if "." not in name and name not in endpoint["parameters"]:
+            answer = server.post(with_field(MINIMAL[path], name, 7.5), path)
+            assert answer.headers["x-vlmkit-ignored"] == name
+
+
+@pytest.mark.parametrize("path", sorted(MINIMAL))
+def test_an_alias_is_told_with_the_field_that_it_stands_for(server, path):
+    endpoint = told(server)["endpoints"][path]
+    assert set(endpoint["aliases"].values()) <= set(endpoint["parameters"])
+    for name in endpoint["aliases"]:
+        if name == "json_schema":
+            continue  # any object is a schema; other errors name it by what it means
+        wrong = server.post(MINIMAL[path] | {name: {"a": 1}}, path)
+        assert wrong.status_code == 400, name
+        assert name in wrong.json()["error"]["message"]
+
+
+SAYING = {
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.5,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": {"5": 1.0},
+    "min_tokens": 2,
+    "add_generation_prompt": False,
+    "chat_template_kwargs": {"thinking": True},
+    "max_image_tokens": 5,
+    "return_places": True,
+    "skip_special_tokens": False,
+    "guided_choice": ["a"],
+    "structured_outputs": {"choice": ["a"]},
+}
+"""A value of each field that not every model can be asked, with which it says something."""
+
+
+class Simple(MockTokenizer):
+    """A tokenizer that honours no option."""
+
+    honours = frozenset()
+
+
+class Plain(ArraySampler):
+    """A sampler that follows no parameter."""
+
+    ignores = FOLLOWED
+
+
+@pytest.fixture(scope="module")
+def simple():
+    """A server whose model can be asked for nothing that a model need not know."""
+    pipeline = Pipeline(
+        tokenizer=Simple(),
+        engine=MockEngine(),
+        media_encoder=MockVisionEncoder(),
+        sampler=Plain(),
+        name="mock",
+    )
+    with running({"mock": pipeline}, allow_generate=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize("path", sorted(MINIMAL))
+def test_what_a_model_cannot_be_asked_is_told_to_be_refused(simple, path):
+    endpoint = told(simple)["endpoints"][path]
+    for name, value in SAYING.items():
+        if name not in {*endpoint["parameters"], *endpoint["refused"]}:
+            continue
+        body = MINIMAL[path] | ({"max_tokens": 9} if "max_tokens" in MINIMAL[path] else {})
+        if name in ("max_image_tokens", "return_places"):
+            if "messages" not in body:
+                continue
+            body = with_field(body, "messages.content.image_url.detail", "low")
+        answer = simple.post(body | {name: value}, path)
+        is_refused = answer.status_code == 400
+        assert is_refused == (name in endpoint["refused"]), (name, answer.text)
+
+
+def test_what_a_sampler_ignores_is_told_of_parameters_in_another_field_too(simple):
+    endpoint = told(simple)["endpoints"]["/inference/v1/generate"]
+    body = {"token_ids": [104], "sampling_params": {"max_tokens": 2}}
+    for name in ("temperature", "top_p", "min_p"):
+        assert f"sampling_params.{name}" in endpoint["refused"]
+        answer = simple.post(
+            with_field(body, f"sampling_params.{name}", 0.5), "/inference/v1/generate"
+        )
+        assert answer.status_code == 400
+    assert set(told(simple)["sampler"]["ignores"]) == FOLLOWED
+
+
+@pytest.mark.parametrize("path", sorted(MINIMAL))
+def test_what_is_told_to_be_taken_is_known(server, path):
+    names = told(server)["endpoints"][path]["parameters"]
+    for name in set(names) - set(MINIMAL[path]):
+        strict = {"x-vlmkit-strict": "1"}
+        assert server.post(MINIMAL[path] | {name: None}, path, headers=strict).status_code == 200
+
+
+def test_forms_are_told_where_they_can_be_kept_to():
+    body = chat("which?", guided_choice=["tree"])
+    models = {
+        "mock": mock_pipeline(),
+        "formed": mock_pipeline(constraint=SpellingCompiler),
+    }
+    with running(models) as server:
+        for name, status in (("mock", 400), ("formed", 200)):
+            chats = told(server, name)["endpoints"]["/v1/chat/completions"]
+            assert ("guided_choice" in chats["parameters"]) == (status == 200)
+            assert ("guided_choice" in chats["refused"]) == (status == 400)
+            assert server.post(body | {"model": name}).status_code == status
+
+
+def test_a_model_without_eyes_or_vectors_says_so(monkeypatch):
+    import dataclasses
+
+    limits = MockEngine.limits.fget
+    blind = property(lambda self: dataclasses.replace(limits(self), hidden_size=0, precision="bf"))
+    monkeypatch.setattr(MockEngine, "limits", blind)
+    with running({"mock": mock_pipeline(takes_images=False)}) as server:
+        model = told(server)
+        assert (model["modalities"], model["limits"]["max_images"]) == (["text"], 0)
+        assert (model["embedding_size"], model["precision"]) == (None, "bf")
+        assert model["encoder_precision"] is None
+        assert "/v1/embeddings" not in model["endpoints"]
+        assert server.post(MINIMAL["/v1/embeddings"], "/v1/embeddings").status_code == 400
+
+
+def test_the_precision_of_each_part_is_told(monkeypatch):
+    import dataclasses
+
+    limits = MockEngine.limits.fget
+    stating = property(lambda self: dataclasses.replace(limits(self), precision="w8a8"))
+    monkeypatch.setattr(MockEngine, "limits", stating)
+    monkeypatch.setattr(MockVisionEncoder, "precision", "fp32", raising=False)
+    with running({"mock": mock_pipeline()}) as server:
+        model = told(server)
+        assert (model["precision"], model["encoder_precision"]) == ("w8a8", "fp32")
+
+
+def test_a_model_that_still_loads_is_named():
+    with running({"mock": mock_pipeline(), "late": None}) as server:
+        late = told(server, "late")
+        assert late.pop("id") == "late"
+        assert late.pop("aliases") == []
+        assert late.pop("state") == "waiting"
+        assert set(late.values()) == {None}

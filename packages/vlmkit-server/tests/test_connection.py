@@ -1,0 +1,119 @@
+"""What our server takes of uvicorn's insides is there, and no untried version of it is allowed.
+
+How the connection behaves is tested by ``test_limits`` and ``test_disconnect``. Here it is said
+which name is gone when a newer uvicorn breaks it; the names are read out of our own source.
+"""
+
+import ast
+import inspect
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+import uvicorn
+from packaging.requirements import Requirement
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from vlmkit_server.http.connection import Connection
+from vlmkit_server.run import Server
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PAIRS = [(Connection, HttpToolsProtocol), (Server, uvicorn.Server)]
+
+
+def names_in(cls, owner="self"):
+    """What a class's source sets and reads on a variable; ``super()`` is ``self``."""
+    assigned, read, owners = set(), set(), {owner, "super"} if owner == "self" else {owner}
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls)))):
+        if isinstance(node, ast.Attribute):
+            target = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if isinstance(target, ast.Name) and target.id in owners:
+                (read if isinstance(node.ctx, ast.Load) else assigned).add(node.attr)
+    return assigned, read
+
+
+def has(cls):
+    """All that a class and its bases define or set on themselves."""
+    sources = [base for base in cls.__mro__ if base.__module__.startswith(("uvicorn", __name__))]
+    return set(dir(cls)).union(*(names_in(base)[0] for base in sources))
+
+
+def broken(ours, theirs):
+    """Say what a subclass of ours needs of its base, and does not find there."""
+    assigned, read = names_in(ours)
+    own = assigned | set(vars(ours)) | set(getattr(ours, "__annotations__", ()))
+    gone = {f"{theirs.__name__}.{name} is gone" for name in read - own - has(theirs)}
+    for name, method in vars(ours).items():
+        if not inspect.isfunction(method) or name == "__init__":
+            continue
+        calls_super = f"super().{name}(" in inspect.getsource(method)
+        base = getattr(theirs, name, None)
+        if base is None and calls_super:
+            gone.add(f"{theirs.__name__}.{name} is gone")
+        elif base is not None and arguments(theirs, name) != (taken := arguments(ours, name)):
+            needed = arguments(theirs, name)
+            gone.add(f"{theirs.__name__}.{name} takes {needed}, ours {taken}")
+    return gone
+
+
+def arguments(cls, name):
+    """A method's arguments as its source has them: sse-starlette replaces one of uvicorn's."""
+    base = next(base for base in cls.__mro__ if name in vars(base))
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return [each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)]
+    return []
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda cls: cls.__name__)
+def test_what_is_subclassed_is_there_and_takes_what_it_took(ours, theirs):
+    assert not broken(ours, theirs)
+
+
+def test_what_we_set_and_call_on_a_request_is_there():
+    assigned, read = names_in(Connection, "cycle")
+    assert assigned | read == {
+        *("disconnected", "keep_alive", "message_event", "more_body"),
+        *("response_complete", "transport"),
+    }
+    assert assigned | read <= has(RequestResponseCycle)
+
+
+class Renamed:
+    """A base as a newer version may have it."""
+
+    def __init__(self):
+        self.headers, self.loop, self.transport, self.cycle = [], None, None, None
+        self.client = self.scheme = self.flow = None
+
+    def connection_made(self, transport): ...
+    def data_received(self, data): ...
+    def connection_lost(self, exc): ...
+    def on_message_begin(self): ...
+    def on_url(self, url): ...
+    def on_header_pair(self, name, value): ...
+    def on_headers_complete(self): ...
+    def on_message_complete(self): ...
+    def on_response_complete(self): ...
+    def pause_writing(self): ...
+    def resume_writing(self): ...
+    def send_400_response(self, msg, status): ...
+
+
+def test_what_a_newer_version_renames_is_named():
+    assert broken(Connection, Renamed) == {
+        "Renamed.on_header is gone",
+        "Renamed.pipeline is gone",
+        "Renamed.send_400_response takes ['self', 'msg', 'status'], ours ['self', 'msg']",
+    }
+
+
+def test_no_minor_version_is_allowed_that_was_not_tried():
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    stated = [Requirement(text) for text in project["dependencies"]]
+    (specifier,) = (r.specifier for r in stated if r.name == "uvicorn")
+    bounds = {each.operator: each.version for each in specifier}
+    assert set(bounds) == {">=", "<"}
+    assert specifier.contains(uvicorn.__version__)
+    assert bounds["<"].count(".") == 1, "a minor version: what is subclassed is nobody's promise"

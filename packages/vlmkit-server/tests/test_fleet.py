@@ -1,0 +1,281 @@
+"""Several models, loaded when they are asked and unloaded when there is no room, or no use."""
+
+import json
+
+import pytest
+from running_server import chat, eventually, mock_pipeline, running, scripted
+
+from vlmkit.errors import ConfigError
+from vlmkit_server.fleet import fleet as fleet_module
+from vlmkit_server.work.service import Service
+from vlmkit_server.settings.fleet import FleetSettings
+from vlmkit_server.settings.server import ServerSettings
+
+ENDLESS = scripted(text="x", tokens=4000, latency_s=0.01)
+SHORT = scripted(text="abc", tokens=30, latency_s=0.01)
+
+
+def served(models, **settings):
+    return running(models, fleet=FleetSettings(**{"load": "use"} | settings))
+
+
+def ask(server, name, text="hello", **fields):
+    return server.post(chat(text, **fields) | {"model": name})
+
+
+def said(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def refused(answer):
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def states(server):
+    models = server.get("/readyz").json()["models"]
+    return {name: model["state"] for name, model in models.items()}
+
+
+def waits(server, name, number):
+    return eventually(lambda: server.service.models[name].num_waiting == number)
+
+
+def streaming(server, name, text=ENDLESS):
+    """Begin an answer that lasts."""
+    before = server.service.models[name].num_users
+    connection = server.connect(chat(text, stream=True) | {"model": name})
+    assert eventually(lambda: server.service.models[name].num_users == before + 1)
+    return connection
+
+
+def test_a_model_is_loaded_for_the_first_request_that_names_it(yard):
+    with served({"one": yard.offer("one"), "two": yard.offer("two")}) as server:
+        assert states(server) == {"one": "unloaded", "two": "unloaded"}
+        assert server.get("/readyz").status_code == 200
+        assert server.get("/v1/models/one").json()["max_model_len"] is None
+        assert [said(ask(server, "one")) for _ in range(2)] == ["hello", "hello"]
+        assert states(server) == {"one": "ready", "two": "unloaded"}
+        assert server.get("/v1/models/one").json()["max_model_len"]
+    assert yard.num_loads == {"one": 1}
+    assert yard.held == 0
+
+
+def test_clients_that_ask_for_one_model_load_it_once_and_others_are_answered_meanwhile(yard, pool):
+    yard_models = {"slow": yard.offer("slow"), "quick": yard.offer("quick")}
+    with served(yard_models) as server:
+        assert said(ask(server, "quick")) == "hello"
+        yard.hold("slow")
+        answers = [pool.submit(ask, server, "slow", str(n)) for n in range(3)]
+        assert waits(server, "slow", 3)
+        assert states(server)["slow"] == "loading"
+        assert server.get("/readyz").json()["models"]["slow"]["num_waiting_for_load"] == 3
+        assert server.get("/readyz").status_code == 200
+        assert said(ask(server, "quick")) == "hello"
+        yard.let_go("slow")
+        assert [said(answer.result()) for answer in answers] == ["0", "1", "2"]
+    assert yard.num_loads == {"quick": 1, "slow": 1}
+
+
+def test_a_client_that_leaves_while_it_waits_harms_nobody(yard, pool):
+    with served({"one": yard.offer("one")}) as server:
+        yard.hold("one")
+        gone = server.connect(chat() | {"model": "one"})
+        stays = pool.submit(ask, server, "one")
+        assert waits(server, "one", 2)
+        gone.close()
+        assert waits(server, "one", 1)
+        yard.let_go("one")
+        assert said(stays.result()) == "hello"
+        assert server.service.models["one"].num_users == 0
+
+
+def test_a_model_that_nobody_waits_for_any_more_is_not_loaded(yard, pool):
+    with served({"first": yard.offer("first"), "then": yard.offer("then")}) as server:
+        yard.hold("first")
+        first = pool.submit(ask, server, "first")
+        assert waits(server, "first", 1)
+        gone = server.connect(chat() | {"model": "then"})
+        assert waits(server, "then", 1)
+        assert states(server) == {"first": "loading", "then": "waiting"}
+        gone.close()
+        assert eventually(lambda: states(server)["then"] == "unloaded")
+        yard.let_go("first")
+        assert said(first.result()) == "hello"
+    assert yard.num_loads == {"first": 1}
+
+
+def test_a_load_that_fails_is_told_to_all_who_waited_and_is_tried_again(yard, pool, monkeypatch):
+    with served({"one": yard.offer("one"), "two": yard.offer("two")}) as server:
+        yard.hold("one")
+        yard.breaks("one")
+        answers = [pool.submit(ask, server, "one") for _ in range(3)]
+        assert waits(server, "one", 3)
+        yard.let_go("one")
+        for answer in answers:
+            assert refused(answer.result()) == (503, "model_failed")
+            assert 1 <= int(answer.result().headers["retry-after"]) <= 30
+            assert "weights" not in answer.result().text
+        yard.breaks("one", is_broken=False)
+        assert refused(ask(server, "one")) == (503, "model_failed")
+        assert yard.num_loads == {"one": 1}  # nobody can make it be tried without end
+        assert server.get("/readyz").status_code == 200
+        monkeypatch.setattr(fleet_module, "RETRY_LOAD_S", 0)
+        assert said(ask(server, "one")) == "hello"
+    assert yard.held == 0
+
+
+def test_the_least_recently_used_idle_model_makes_room(yard):
+    offers = {name: yard.offer(name, 2) for name in ("a", "b", "c")}
+    with served(offers, memory_budget_bytes=5) as server:
+        for name in "aba":
+            assert said(ask(server, name)) == "hello"
+        assert said(ask(server, "c")) == "hello"
+        assert states(server) == {"a": "ready", "b": "unloaded", "c": "ready"}
+        assert server.get("/v1/models/b").json()["max_model_len"]  # is still known
+    assert yard.most_held == 4
+    assert yard.held == 0
+
+
+def test_a_model_that_answers_is_not_unloaded_and_who_wants_its_room_waits(yard, pool):
+    offers = {name: yard.offer(name, 3) for name in ("busy", "other")}
+    with served(offers | {"small": yard.offer("small")}, memory_budget_bytes=4) as server:
+        connection = streaming(server, "busy")
+        waiting = pool.submit(ask, server, "other")
+        assert waits(server, "other", 1)
+        assert said(ask(server, "small")) == "hello"  # for which there is room
+        assert said(ask(server, "busy")) == "hello"
+        assert states(server) == {"busy": "ready", "other": "waiting", "small": "ready"}
+        connection.close()
+        assert said(waiting.result()) == "hello"
+        assert states(server)["busy"] == "unloaded"
+    assert yard.most_held == 4
+
+
+def test_a_request_does_not_wait_for_its_model_without_end(yard):
+    with served({"one": yard.offer("one")}, load_wait_s=0.05) as server:
+        yard.hold("one")
+        answer = ask(server, "one")
+        assert refused(answer) == (503, "model_loading")
+        assert answer.headers["retry-after"]
+        yard.let_go("one")
+        assert eventually(lambda: states(server)["one"] == "ready")
+        assert said(ask(server, "one")) == "hello"
+
+
+def test_no_more_than_half_of_the_requests_wait_for_models(yard, pool):
+    models = {"one": yard.offer("one"), "two": mock_pipeline()}
+    with running(models, max_requests=4, fleet=FleetSettings(load="use")) as server:
+        yard.hold("one")
+        answers = [pool.submit(ask, server, "one") for _ in range(2)]
+        assert waits(server, "one", 2)
+        assert refused(ask(server, "one")) == (429, "server_overloaded")
+        assert said(ask(server, "two")) == "hello"
+        yard.let_go("one")
+        assert [said(answer.result()) for answer in answers] == ["hello"] * 2
+
+
+def test_a_model_that_is_not_asked_for_a_while_is_unloaded_and_comes_back(yard):
+    offers = {"kept": yard.offer("kept"), "idle": yard.offer("idle", idle_unload_s=0.05)}
+    with served(offers) as server:
+        assert said(ask(server, "kept")) == "hello"
+        connection = streaming(server, "idle")
+        assert states(server)["idle"] == "ready"
+        connection.close()
+        assert eventually(lambda: states(server)["idle"] == "unloaded")
+        assert eventually(lambda: yard.held == 1)
+        assert said(ask(server, "idle")) == "hello"
+        assert states(server)["kept"] == "ready"
+
+
+def test_models_that_are_loaded_at_the_start_leave_when_they_are_idle_too(yard):
+    with served({"one": yard.offer("one")}, load="start", idle_unload_s=0.05) as server:
+        assert eventually(lambda: yard.num_loads["one"] and states(server)["one"] == "unloaded")
+        assert server.get("/readyz").status_code == 200
+        assert said(ask(server, "one")) == "hello"
+
+
+def test_a_model_that_is_found_to_be_too_large_is_refused_by_its_name(yard, caplog):
+    offers = {"large": yard.offer("large", 9, weigh=lambda: 9), "small": yard.offer("small", 2)}
+    with served(offers, memory_budget_bytes=8) as server:
+        assert said(ask(server, "small")) == "hello"
+        assert refused(ask(server, "large")) == (503, "model_too_large")
+        assert states(server) == {"large": "failed", "small": "ready"}
+        assert server.get("/readyz").json()["models"]["large"]["memory_bytes"] == 9
+    assert yard.num_loads == {"small": 1}
+    assert "model 'large' takes 9 bytes, more than server.fleet.memory_budget_bytes = 8" in (
+        caplog.text
+    )
+
+
+def test_a_model_that_cannot_be_weighed_has_failed(yard):
+    def weigh():
+        raise ConfigError("no such folder")
+
+    offers = {"lost": yard.offer("lost", weigh=weigh), "small": yard.offer("small", 2)}
+    with served(offers, memory_budget_bytes=8) as server:
+        assert refused(ask(server, "lost")) == (503, "model_failed")
+        assert said(ask(server, "small")) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": 9}, "model 'one' takes 9 bytes, more than"),
+        ({"weigh": None}, "nobody says how much memory model 'one' takes"),
+        ({"size": 8}, "the models that are loaded at the start take 9 bytes, more than"),
+        ({"aliases": ("two",)}, "two models are called 'two'"),
+        ({"aliases": ("one",)}, "two models are called 'one'"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_before_anything_is_loaded(yard, fields, message):
+    offers = {"one": yard.offer("one", **fields), "two": yard.offer("two")}
+    settings = ServerSettings(fleet=FleetSettings(memory_budget_bytes=8))
+    with pytest.raises(ConfigError, match=message):
+        Service(offers, settings)
+    assert not yard.num_loads
+
+
+def test_a_model_has_several_names_and_answers_by_the_one_that_was_used(yard):
+    offers = {"one": yard.offer("one", aliases=("gpt-4o", "best/one")), "two": mock_pipeline()}
+    with served(offers) as server:
+        for name in ("gpt-4o", "best/one", "one"):
+            answer = ask(server, name)
+            assert said(answer) == "hello"
+            assert answer.json()["model"] == name
+            assert server.get(f"/v1/models/{name}").json()["root"] == "one"
+        events = ask(server, "gpt-4o", stream=True).text.split("\n\n")
+        assert json.loads(events[0].removeprefix("data: "))["model"] == "gpt-4o"
+        listed = {model["id"]: model["root"] for model in server.get("/v1/models").json()["data"]}
+        assert listed == {"one": "one", "gpt-4o": "one", "best/one": "one", "two": "two"}
+        told = server.get("/v1/capabilities").json()["models"]
+        assert [(each["id"], each["aliases"]) for each in told] == [
+            ("one", ["gpt-4o", "best/one"]),
+            ("two", []),
+        ]
+        assert refused(ask(server, "gpt")) == (404, "model_not_found")
+    assert yard.num_loads == {"one": 1}
+
+
+def test_tokens_vectors_and_anthropics_api_load_a_model_too(yard):
+    bodies = {
+        "/tokenize": {"model": "one", "prompt": "x"},
+        "/v1/embeddings": {"model": "one", "input": "x"},
+        "/v1/messages": chat(max_tokens=4) | {"model": "one"},
+        "/v1/completions": {"model": "one", "prompt": "x", "max_tokens": 2},
+    }
+    with served({"one": yard.offer("one", idle_unload_s=0.01)}) as server:
+        for path, body in bodies.items():
+            assert server.post(body, path).status_code == 200
+            assert eventually(lambda: states(server)["one"] == "unloaded")
+    assert yard.num_loads == {"one": 4}
+
+
+def test_an_answer_in_the_background_keeps_its_model(yard):
+    with served({"one": yard.offer("one")}, idle_unload_s=0.01) as server:
+        body = {"model": "one", "input": SHORT, "background": True}
+        told = server.post(body, "/v1/responses").json()
+        assert eventually(lambda: states(server)["one"] == "unloaded")
+        stored = server.get(f"/v1/responses/{told['id']}").json()
+        assert stored["status"] == "completed"
+        assert len(stored["output"][0]["content"][0]["text"]) == 30

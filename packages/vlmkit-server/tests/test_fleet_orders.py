@@ -1,0 +1,162 @@
+"""Whatever is asked, loaded, unloaded, given up and broken in whatever order: nothing is lost."""
+
+import asyncio
+from collections import Counter
+from unittest import mock
+
+from hypothesis import given, settings, strategies as st
+from running_server import eventually, scripted
+from yard import Yard
+
+from vlmkit.ask.message import Message
+from vlmkit.ask.request import Request
+from vlmkit.errors import VlmkitError
+from vlmkit.pipeline import Pipeline
+from vlmkit.seams.observer import Observer
+from vlmkit_server.fleet import load_thread
+from vlmkit_server.fleet.fleet import Fleet
+from vlmkit_server.fleet.roster import Roster
+from vlmkit_server.settings.fleet import FleetSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+
+SIZES = {"a": 1, "b": 2, "c": 3, "d": 4}
+BUDGET_BYTES = 4
+names = st.sampled_from(sorted(SIZES))
+steps = st.one_of(
+    st.tuples(st.just("ask"), names, st.integers(1, 30)),
+    st.tuples(st.just("give up"), st.integers(0, 20)),
+    st.tuples(st.sampled_from(["load", "unload", "hold", "let go", "break", "mend"]), names),
+    st.tuples(st.just("look away"), st.integers(0, 3)),
+)
+
+
+class Ends(Observer):
+    """Counts how often each request began and ended."""
+
+    def __init__(self):
+        self.begun = Counter()
+        self.ended = Counter()
+
+    def accepted(self, request, at_s):
+        self.begun[request.id] += 1
+
+    def finished(self, request, end, at_s):
+        self.ended[request.id] += 1
+
+    def failed(self, request, error, at_s):
+        self.ended[request.id] += 1
+
+
+class World:
+    """A fleet, and everybody who wants something of it."""
+
+    def __init__(self, models, fleet, yard):
+        self.models = models
+        self.fleet = fleet
+        self.yard = yard
+        self.asking = []
+        self.managing = []
+        self.outcomes = Counter()
+        self.codes = set()
+
+    async def ask(self, number, name, tokens):
+        text = scripted(text=name, tokens=tokens)
+        request = Request(messages=[Message.of("user", text)], id=f"req-{number}")
+        try:
+            async with self.fleet.leased(name) as runner:
+                assert self.models[name].runner is runner
+                answer = await (await runner.asubmit(request)).aresult()
+                assert answer.text == name * tokens
+        except VlmkitError as error:
+            self.codes.add(error.code)
+        finally:
+            self.outcomes[number] += 1
+
+    async def manage(self, what, name):
+        try:
+            await getattr(self.fleet, what)(self.models[name])
+        except VlmkitError as error:
+            self.codes.add(error.code)
+
+    async def do(self, step):
+        match step:
+            case ("ask", name, tokens):
+                asked = self.ask(len(self.asking), name, tokens)
+                self.asking.append(asyncio.ensure_future(asked))
+            case ("give up", number) if number < len(self.asking):
+                self.asking[number].cancel()
+            case ("load" | "unload" as what, name):
+                self.managing.append(asyncio.ensure_future(self.manage(what, name)))
+            case ("hold", name):
+                self.yard.hold(name)
+            case ("let go", name):
+                self.yard.let_go(name)
+            case ("break" | "mend" as what, name):
+                self.yard.breaks(name, is_broken=what == "break")
+            case ("look away", number):
+                await asyncio.sleep(number / 1000)
+        await asyncio.sleep(0)
+
+    async def end(self):
+        for name in SIZES:
+            self.yard.let_go(name)
+        await asyncio.gather(*self.asking, *self.managing, return_exceptions=True)
+        unstarted = sum(task.cancelled() for task in self.asking)
+        assert len(self.outcomes) >= len(self.asking) - unstarted
+        for task in [*self.asking, *self.managing]:
+            assert task.cancelled() or task.exception() is None
+        for model in self.models.values():
+            assert (model.num_users, model.num_waiting) == (0, 0)
+
+
+def pipeline(ends):
+    return Pipeline(
+        tokenizer=MockTokenizer(),
+        engine=MockEngine(MockEngineSettings()),
+        observers={"ends": ends},
+    )
+
+
+async def play(orders, world):
+    for step in orders:
+        await world.do(step)
+    await world.end()
+    models, fleet, yard = world.models, world.fleet, world.yard
+    for name in SIZES:  # whatever happened, each can be loaded, asked and unloaded
+        yard.breaks(name, is_broken=False)
+        await fleet.load(models[name])
+        await world.ask(name, name, 3)
+        await fleet.unload(models[name])
+        assert models[name].state == "unloaded"
+    for name in SIZES:
+        await fleet.unload(models[name])
+    assert yard.held == 0
+    return world
+
+
+@given(orders=st.lists(steps, max_size=40))
+@settings(max_examples=settings.default.max_examples // 5)
+def test_nothing_is_lost_no_request_ends_twice_and_the_budget_holds(orders):
+    ends = Ends()
+    yard = Yard(lambda: pipeline(ends))
+    offers = {name: yard.offer(name, size) for name, size in SIZES.items()}
+    budget = FleetSettings(load="use", memory_budget_bytes=BUDGET_BYTES)
+    roster = Roster(offers, budget)
+    fleet = Fleet(roster, budget, max_waiting=100)
+    try:
+        # A whole collection of garbage takes long in a process of tests.
+        with mock.patch.object(load_thread, "_give_back", return_value=None):
+            world = asyncio.run(play(orders, World(roster.models, fleet, yard)))
+    finally:
+        for name in SIZES:
+            yard.let_go(name)
+        fleet.close()
+    assert yard.most_held <= BUDGET_BYTES
+    assert set(world.outcomes.values()) <= {1}
+    assert world.codes <= {"model_failed", "model_unloaded"}
+    # An observer hears of things a little later; one that is refused ends without a beginning.
+    assert eventually(lambda: not ends.begun - ends.ended)
+    assert set(ends.ended.values()) <= {1}
+    assert fleet.error is None

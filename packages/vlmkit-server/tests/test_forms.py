@@ -1,0 +1,184 @@
+"""The form of an answer, as OpenAI and other servers ask for it."""
+
+import json
+
+import pytest
+from running_server import chat, mock_pipeline, running
+from spelling import Spelling, SpellingCompiler
+
+from vlmkit.ask.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
+from vlmkit.errors import RequestError
+from vlmkit_server.chat.wire import CHAT
+from vlmkit_server.fields.forms import asked_form
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
+NAMED = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+
+
+def form_of(**fields):
+    return asked_form(CHAT.read(json.dumps(chat(**fields)).encode())[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "constraint"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format", JsonObject()),
+        ({"response_format": NAMED}, "response_format", JsonSchema.of(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}},
+         "response_format", JsonObject()),
+        ({"guided_json": SCHEMA}, "guided_json", JsonSchema.of(SCHEMA)),
+        ({"guided_json": json.dumps(SCHEMA)}, "guided_json", JsonSchema(json.dumps(SCHEMA))),
+        ({"guided_regex": "a+"}, "guided_regex", Regex("a+")),
+        ({"guided_choice": ["a", "b"]}, "guided_choice", OneOf(("a", "b"))),
+        ({"guided_grammar": "start: A"}, "guided_grammar", Lark("start: A")),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json",
+         JsonSchema.of(SCHEMA)),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex", Regex("a+")),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice", OneOf(("a",))),
+        ({"structured_outputs": {"grammar": "start: A"}}, "structured_outputs.grammar",
+         Lark("start: A")),
+        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object",
+         JsonObject()),
+    ],
+)  # fmt: skip
+def test_each_way_to_ask_for_a_form_is_the_constraint_that_it_means(fields, field, constraint):
+    assert form_of(**fields) == (field, constraint)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"guided_json": None},
+        {"structured_outputs": {"json": None}},
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": {"json_object": False}},
+    ],
+)
+def test_an_answer_that_may_be_any_text_has_no_form(fields):
+    assert form_of(**fields) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": [1]}, "guided_json"),
+        ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": "b"}}},
+         "response_format"),
+        ({"guided_regex": "x" * 70_000}, "guided_regex"),
+    ],
+)  # fmt: skip
+def test_a_form_that_makes_no_sense_is_refused_by_the_name_of_its_field(fields, param):
+    with pytest.raises(RequestError) as caught:
+        form_of(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("schema", [b'{"const": "\xff"}', b'{"const": 1e999}', b'"\xff"'])
+def test_a_schema_that_cannot_be_decoded_is_refused(schema):
+    body = json.dumps(chat(guided_json={"here": 1})).encode().replace(b'{"here": 1}', schema)
+    with pytest.raises(RequestError, match="a schema must be JSON") as caught:
+        asked_form(CHAT.read(body)[0])
+    assert caught.value.param == "guided_json"
+
+
+@pytest.mark.parametrize("field", ["guided_json", "structured_outputs", "response_format"])
+def test_a_schema_that_is_too_long_is_refused_before_it_is_decoded(field, monkeypatch):
+    schema = {"properties": {f"key {number}": {} for number in range(50_000)}}
+    held = {
+        "guided_json": schema,
+        "structured_outputs": {"json": schema},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+    }
+    body, _ = CHAT.read(json.dumps(chat(**{field: held[field]})).encode())
+    monkeypatch.setattr("msgspec.json.decode", None)
+    with pytest.raises(RequestError, match="a schema is over the limit of 65536 characters"):
+        asked_form(body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"structural_tag": {"a": 1}}}, "structured_outputs.structural_tag"),
+        ({"guided_choice": [1]}, "guided_choice[0]"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ],
+)
+def test_a_form_of_another_kind_is_refused_by_name(server, fields, param):
+    refused = server.post(chat(**fields))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("fields", [{"response_format": NAMED}, {"guided_choice": ["a"]}])
+def test_without_a_plugin_for_it_a_form_is_refused_with_what_to_install(server, fields):
+    refused = server.post(chat(**fields))
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == (*fields, "invalid_constraint")
+    assert "install vlmkit-guidance" in error["message"]
+
+
+def test_an_answer_keeps_to_its_form():
+    with (
+        mock_pipeline(constraint=SpellingCompiler) as pipeline,
+        running({"mock": pipeline}) as server,
+    ):
+        client = server.client().chat.completions
+        asked = {"model": "mock", "messages": [{"role": "user", "content": "which?"}]}
+        for fields in (
+            {"guided_choice": ["tree", "trunk"]},
+            {"structured_outputs": {"choice": ["tree", "trunk"]}},
+        ):
+            said = client.create(**asked, extra_body=fields).choices[0]
+            assert said.message.content in ("tree", "trunk")
+            assert said.finish_reason == "stop"
+            chunks = client.create(**asked, extra_body=fields, stream=True)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            assert text == said.message.content
+        refused = server.post(chat(response_format=NAMED))
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "response_format"
+
+
+class Breaks(Spelling):
+    """Fails when it has seen two tokens, in words that no client is to read."""
+
+    def fill(self, mask):
+        if len(self.rests) > 2:
+            raise RuntimeError("it said: tree")
+        super().fill(mask)
+
+    def forced(self):
+        return []
+
+
+class BreakingCompiler(SpellingCompiler):
+    matcher = Breaks
+
+
+def test_a_constraint_that_fails_ends_its_request_alone_whole_or_streamed():
+    with (
+        mock_pipeline(constraint=BreakingCompiler) as pipeline,
+        running({"mock": pipeline}) as server,
+    ):
+        bound = {"guided_choice": ["tree", "trunk"]}
+        failed = server.post(chat("which?", **bound))
+        assert failed.status_code == 500
+        error = failed.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "engine_error")
+        assert "it said" not in failed.text
+        streamed = server.post(chat("which?", stream=True, **bound))
+        first, *_, last = [event for event in streamed.text.split("\n\n") if event]
+        assert json.loads(first.removeprefix("data: "))["choices"][0]["delta"]["role"]
+        assert json.loads(last.removeprefix("data: ")) == failed.json()
+        own = server.post(chat("which?", stream=True, max_tokens=9, **bound), "/v1/messages")
+        assert own.text.rpartition("event: ")[2].startswith("error\n")
+        assert server.post(chat("hello")).status_code == 200
+        assert server.is_idle()

@@ -1,0 +1,241 @@
+"""Keys that nothing uses: told where they change nothing, refused where they would."""
+
+import json
+
+import openai
+import pytest
+from hypothesis import given, settings, strategies as st
+from running_server import chat, image_part, picture, running
+
+from vlmkit_server.chat.wire import CHAT
+from vlmkit_server.fields.table import TABLE
+
+# What clients send, key by key, each recorded from the library that its name says.
+LITELLM_SECOND_TURN = {
+    "messages": [
+        {"role": "user", "content": "one"},
+        {"content": "hi", "role": "assistant", "provider_specific_fields": {"refusal": None}},
+        {"role": "user", "content": "two"},
+    ],
+    "model": "mock",
+}
+AUTOGEN = {
+    "messages": [
+        {"content": "You are a helpful AI assistant.", "role": "system"},
+        {"role": "user", "name": "user", "content": "Say hello"},
+        {"role": "assistant", "content": "hi"},
+        {
+            "role": "user",
+            "name": "user",
+            "content": [
+                {"type": "text", "text": "two"},
+                {"type": "image_url", "image_url": {"url": picture(), "detail": "auto"}},
+            ],
+        },
+    ],
+    "model": "mock",
+    "stream": False,
+}
+AN_ECHOED_ANSWER = {
+    "messages": [
+        {"role": "user", "content": "one"},
+        {
+            "role": "assistant",
+            "content": "hi",
+            "refusal": None,
+            "annotations": [],
+            "audio": None,
+            "function_call": None,
+            "tool_calls": [],
+            "provider_specific_fields": None,
+            "reasoning_content": "so I said hi",
+            "reasoning": "so I said hi",
+        },
+        {"role": "user", "content": [{"type": "text", "text": "two", "cache_control": {"a": 1}}]},
+    ],
+    "model": "mock",
+}
+
+VLLM_ROUTER = {
+    "model": "mock",
+    "messages": [{"role": "user", "content": "hi"}],
+    "stream": False,
+    "logprobs": False,
+    "no_stop_trim": False,
+    "ignore_eos": False,
+    "continue_final_message": False,
+    "skip_special_tokens": True,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "return_hidden_states": False,
+    "include_reasoning": True,
+}
+STRICT = {"x-vlmkit-strict": "1"}
+
+
+def ignored(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.headers.get("x-vlmkit-ignored")
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (LITELLM_SECOND_TURN, "messages.provider_specific_fields"),
+        (AUTOGEN, "messages.name"),
+        (AN_ECHOED_ANSWER, "messages.content.cache_control"),
+        (chat(stream_options={"include_usage": True, "every_token": True}, stream=True),
+         "stream_options.every_token"),
+        (chat(request_id="x", label="y", extra=None, more={}), "label, request_id"),
+        (VLLM_ROUTER, None),
+        (chat(stream_reasoning=False), "stream_reasoning"),
+        (chat(), None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_clients_send_besides_is_answered_and_named(server, body, names, stream):
+    if not stream and "stream_options" in body:
+        return
+    assert ignored(server.post(body | {"stream": stream})) == names
+
+
+def test_what_is_ignored_changes_no_answer(server):
+    with_names = server.post(AUTOGEN).json()["choices"]
+    plain = json.loads(json.dumps(AUTOGEN))
+    for message in plain["messages"]:
+        message.pop("name", None)
+    assert server.post(plain).json()["choices"] == with_names
+
+
+def test_the_official_client_sees_what_had_no_effect(server):
+    part = image_part(picture())
+    part["image_url"]["alt"] = "a picture"
+    messages = [{"role": "user", "name": "bob", "content": [part]}]
+    answer = server.client().chat.completions.with_raw_response.create(
+        model="mock", messages=messages
+    )
+    assert answer.parse().choices[0].message.content.startswith("image 1: 8x6")
+    assert answer.headers["x-vlmkit-ignored"] == "messages.content.image_url.alt, messages.name"
+
+
+WISHES = {
+    "prediction": {"type": "content", "content": "hel"},
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "service_tier": "flex",
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_wish_that_changes_no_answer_is_answered_and_named(server, path):
+    is_chat = path == "/v1/chat/completions"
+    asked = chat() if is_chat else {"model": "mock", "input": "hello"}
+    wishes = WISHES | {"store": True} if is_chat else WISHES
+    assert ignored(server.post(asked | wishes, path)) == ", ".join(sorted(wishes))
+    neutral = {"store": False, "service_tier": "default", "prediction": None}
+    assert ignored(server.post(asked | neutral, path)) is None
+    for name in wishes:
+        refused = server.post(asked | {name: wishes[name]}, path, headers=STRICT)
+        assert refused.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize("key", ["refusal", "audio", "function_call"])
+def test_a_part_of_an_answer_that_the_model_would_not_see_is_refused(server, key):
+    said = {"role": "assistant", "content": "x", key: [{"id": "1"}]}
+    body = chat() | {"messages": [said]}
+    error = server.post(body).json()["error"]
+    assert (error["param"], error["code"]) == (f"messages[0].{key}", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "name", ["a\r\nset-cookie: a=b", "a b", "<script>", "é", "a,b", "x" * 65, "\x00"]
+)
+def test_no_header_holds_more_than_names(server, name):
+    for body in (
+        chat(**{name: 1}),
+        chat() | {"messages": [{"role": "user", "content": "x", name: 1}]},
+    ):
+        answer = server.post(body)
+        assert ignored(answer) == "other"
+        assert "set-cookie" not in answer.headers
+
+
+@settings(max_examples=30)
+# No text behind zeros is nearly the name of a field, which would be rejected.
+@given(st.dictionaries(st.text(max_size=80).map("_000{}".format), st.just(1), max_size=60))
+def test_the_header_is_bounded_sorted_and_of_plain_letters(server, keys):
+    names = (ignored(server.post(keys | chat())) or "").split(", ")
+    assert len(names) <= 17
+    assert names == sorted(names)
+    assert all(len(name) <= 64 for name in names)
+
+
+LONG = st.text(alphabet='x"\\\\é\n', max_size=6).map(lambda text: text + "x" * 20_000 + text)
+
+
+@settings(max_examples=100)
+@given(st.lists(LONG, min_size=1, max_size=3), st.booleans())
+def test_keys_around_long_texts_are_found_and_those_inside_are_none(texts, is_ascii):
+    parts = [{"type": "text", "text": text, "mark": text} for text in texts]
+    parts.append({"type": "image_url", "image_url": {"url": texts[0], "alt": "low"}})
+    body = {"x": texts, "messages": [{"role": "user", "content": parts, "name": "n"}], "model": "m"}
+    _, names = CHAT.read(json.dumps(body, ensure_ascii=is_ascii).encode())
+    inner = {"name", "content.mark", "content.image_url.alt"}
+    assert names == {"x", *(f"messages.{name}" for name in inner)}
+
+
+def test_more_keys_than_anybody_needs_are_refused(server):
+    refused = server.post(chat(**{f"key{n}": 1 for n in range(70_000)}))
+    assert refused.status_code == 400
+    assert "more than 65536 keys" in refused.json()["error"]["message"]
+
+
+def test_the_operator_sees_how_often_and_clients_choose_no_name_of_a_counter():
+    with running() as server:
+        assert server.get("/readyz").json()["num_ignored"] == {}
+        server.post(AUTOGEN)
+        server.post(AUTOGEN | {"ads.example": 1, "more": 2})
+        server.post(chat())
+        assert server.get("/readyz").json()["num_ignored"] == {"messages.name": 2, "other": 1}
+        for number in range(40):
+            server.post(chat(**{f"key{number}": 1}))
+        assert set(server.get("/readyz").json()["num_ignored"]) <= {*TABLE} | {"other"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [(AUTOGEN, "messages.name"), (chat(**{"a b": 1}), None), (chat(b=1, a=1), "a")],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_wants_nothing_ignored_says_so(server, body, param, stream):
+    refused = server.post(body | {"stream": stream}, headers=STRICT)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == (param, "unknown_parameter")
+    assert ignored(server.post(VLLM_ROUTER, headers=STRICT)) is None
+    assert ignored(server.post(body, headers={"x-vlmkit-strict": "0"}))
+
+
+def test_an_operator_may_have_keys_refused_or_ignored_that_nothing_uses():
+    with running(unknown_fields="refuse") as server:
+        refused = server.post(AUTOGEN, headers={"x-vlmkit-strict": "0"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "unknown_parameter"
+        assert ignored(server.post(chat())) is None
+    with running(unknown_fields="ignore") as server:
+        assert ignored(server.post(AUTOGEN)) is None
+        assert server.get("/readyz").json()["num_ignored"] == {"messages.name": 1}
+        assert server.post(chat(guided_json={"a": 1})).status_code == 400
+        assert server.post(AUTOGEN, headers=STRICT).status_code == 400
+
+
+def test_the_official_client_may_want_nothing_ignored(server):
+    client = server.client()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="mock",
+            messages=[{"role": "user", "content": "x"}],
+            extra_body={"request_id": "x"},
+            extra_headers=STRICT,
+        )
+    assert caught.value.param == "request_id"

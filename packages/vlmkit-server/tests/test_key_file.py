@@ -1,0 +1,174 @@
+"""Files of keys: only added to, told where they are broken, and written by ``vlmkit keys``."""
+
+import io
+import json
+import re
+import stat
+import threading
+
+import msgspec
+import pytest
+
+from vlmkit.cli import run
+from vlmkit.errors import ConfigError
+from vlmkit_server.identity import key_file
+from vlmkit_server.identity.key import Key, digest_of, made
+from vlmkit_server.identity.key_file import Revoked, add_line, read_lines, valid_keys
+from vlmkit.settings.scope import SCOPES
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "keys.jsonl"
+
+
+def command(capsys, *arguments):
+    code = run(["keys", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_key_can_be_given_any_scope_that_a_route_asks_for(path, capsys, scope):
+    code, _, err = command(capsys, "add", "one", "--scope", scope, "--file", str(path))
+    assert not code, err
+    assert [key.scopes for key in read_lines(path)] == [(scope,)]
+
+
+def test_a_secret_is_shown_once_and_kept_nowhere(path, capsys):
+    code, out, err = command(capsys, "add", "reader", "--scope", "chat", "--file", str(path))
+    secret, [key] = out.strip(), read_lines(path)
+
+    assert code == 0
+    assert re.fullmatch(r"vlmkit-[\w-]{43}", secret)
+    assert (key.name, key.scopes, key.expires_s) == ("reader", ("chat",), None)
+    assert key.digest == digest_of(secret)
+    assert secret not in path.read_text() + err
+    assert key.tenant == key.id
+    _, listed, _ = command(capsys, "list", "--file", str(path))
+    assert key.id in listed
+    assert secret not in listed
+    assert key.digest not in listed
+
+
+@pytest.mark.posix
+def test_a_new_file_can_be_read_by_its_owner_alone(path):
+    add_line(path, made("one", ("chat",))[0])
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_keys_are_listed_with_what_became_of_them(path, capsys):
+    for arguments in (["one", "--tenant", "team"], ["two", "--days", "3"]):
+        assert command(capsys, "add", *arguments, "--file", str(path))[0] == 0
+    add_line(path, made("three", ("admin",), lives_s=0)[0])
+    first = read_lines(path)[0].id
+    assert command(capsys, "revoke", first, "--file", str(path))[0] == 0
+
+    _, out, _ = command(capsys, "list", "--json", "--file", str(path))
+
+    rows = json.loads(out)
+    assert [row["state"] for row in rows] == ["revoked", "valid", "expired"]
+    assert [row["scopes"] for row in rows] == ["chat,embed", "chat,embed", "admin"]
+    assert rows[0]["tenant"] == "team"
+    assert rows[0]["expires"] == "never" != rows[1]["expires"]
+    assert command(capsys, "revoke", first, "--file", str(path))[0] == 2
+
+
+def test_the_file_of_the_config_is_meant_where_none_is_named(path, capsys):
+    where = ["--set", f"server.keys_file={path}"]
+    assert command(capsys, "add", "one", *where)[0] == 0
+    assert len(read_lines(path)) == 1
+    code, _, err = command(capsys, "list")
+    assert code == 2
+    assert "server.keys_file" in err
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x" * 65, 'a"b', "a\nb", "a\n"])
+def test_a_name_that_logs_could_not_show_is_refused(path, capsys, name):
+    assert command(capsys, "add", name, "--file", str(path))[0] == 2
+    assert not path.exists()
+
+
+def test_keys_that_are_added_at_once_are_all_there(path):
+    keys = [made(f"key{number}", ("chat",))[0] for number in range(40)]
+    threads = [threading.Thread(target=add_line, args=(path, key)) for key in keys]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {key.id for key in valid_keys(read_lines(path))} == {key.id for key in keys}
+
+
+@pytest.mark.posix
+def test_a_key_that_did_not_fit_takes_no_other_process_key_with_it(path, monkeypatch):
+    """Half a line is cut off when the disk is full: another's key must not stand behind it."""
+    full, other = (made(name, ("chat",))[0] for name in ("full", "other"))
+    add_line(path, made("first", ("chat",))[0])
+    adding = threading.Thread(target=add_line, args=(path, other))
+
+    class Disk(io.FileIO):
+        """Takes half of a line, and then somebody else adds one."""
+
+        def write(self, content):
+            num_written = super().write(bytes(content)[: len(content) // 2])
+            adding.start()
+            adding.join(1)
+            return num_written
+
+    def opened(path, mode, *, opener, **_):
+        return (
+            Disk(path, "ab+", opener=opener)
+            if threading.current_thread() is main
+            else open(path, mode, buffering=0, opener=opener)
+        )
+
+    main = threading.current_thread()
+    monkeypatch.setattr(key_file, "open", opened, raising=False)
+    with pytest.raises(ConfigError, match="there is no room"):
+        add_line(path, full)
+    adding.join()
+    assert [key.name for key in read_lines(path)] == ["first", "other"]
+
+
+def test_a_line_without_its_end_is_not_gone_on_with(path):
+    first, second = (made(name, ("chat",))[0] for name in ("one", "two"))
+    path.write_bytes(msgspec.json.encode(first))  # an editor left the newline out
+    add_line(path, second)
+
+    assert read_lines(path) == [first, second]
+
+
+def test_a_broken_line_is_told_by_its_number_and_never_shown(path):
+    key, secret = made("one", ("chat",))
+    add_line(path, key)
+    for wrong in (
+        secret,
+        '{"type": "key"}',
+        msgspec.json.encode(msgspec.structs.replace(key, scopes=("all",))).decode(),
+        msgspec.json.encode(msgspec.structs.replace(key, digest="short")).decode(),
+        '{"type": "revoked", "id": "x", "at_s": 1, "by": "me"}',
+        '{"type": "else"}',
+        "\x00\xff",
+    ):
+        path.write_text(msgspec.json.encode(key).decode() + "\n\n" + wrong + "\n")
+        with pytest.raises(ConfigError, match="line 3") as caught:
+            read_lines(path)
+        assert wrong not in str(caught.value)
+
+
+def test_nothing_is_added_to_what_is_no_file_of_keys(path, capsys):
+    path.write_text("[server]\n")
+
+    assert command(capsys, "add", "one", "--file", str(path))[0] == 2
+    assert path.read_text() == "[server]\n"
+
+
+def test_who_is_revoked_stays_revoked_wherever_the_line_stands(path):
+    key, _ = made("one", ("chat",))
+    for line in (Revoked(key.id, 1), key, key):
+        add_line(path, line)
+
+    assert valid_keys(read_lines(path)) == []
+    assert [type(line) for line in read_lines(path)] == [Revoked, Key, Key]

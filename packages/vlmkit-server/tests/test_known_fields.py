@@ -1,0 +1,388 @@
+"""Every field of the table is sent once: it has an effect, is reported, or is rejected by name."""
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from bodies import MINIMAL, with_field
+from running_server import asked, chat, image_part, picture, running, said
+
+from vlmkit_server.fields.table import SECTIONS, TABLE
+from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
+from vlmkit_server.operate.rejected import actions
+
+ANSWERING = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+GENERATE = "/inference/v1/generate"
+HEADER = "x-vlmkit-ignored"
+OTHER = 7.5  # is a neutral value of nothing
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+FLAT_TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+OWN_TOOL = {"name": "look", "input_schema": {"type": "object"}}
+CHOICES = {"choice": ["a", "b"]}
+_DATA = {"type": "base64", "media_type": "image/png", "data": picture().partition(",")[2]}
+SHOWN = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": [image_part(picture())]}]},
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": [{"type": "image", "source": _DATA}]}]
+    },
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": picture()}]}]
+    },
+}
+"""The fields of bodies that show a picture."""
+
+VALUES = {
+    "add_generation_prompt": False,
+    "add_special_tokens": False,
+    "allowed_token_ids": [104],
+    "background": True,
+    "bad_words": ["x"],
+    "best_of": 2,
+    "cache_salt": "a",
+    "chat_template_kwargs": {"thinking": True},
+    "continue_final_message": True,
+    "dry_allowed_length": 3,
+    "dry_base": 2.0,
+    "dry_multiplier": 0.8,
+    "dry_penalty_last_n": 32,
+    "dry_sequence_breakers": ["x"],
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "guided_choice": ["a"],
+    "guided_grammar": 'start: "a"',
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "ignore_eos": True,
+    "include": ["message.output_text.logprobs"],
+    "include_stop_str_in_output": True,
+    "input": "another",
+    "instructions": "be brief",
+    "logit_bias": {"104": 1},
+    "max_completion_tokens": 2,
+    "max_image_tokens": 5,
+    "max_output_tokens": 2,
+    "max_tokens": 2,
+    "max_tool_calls": 3,
+    "messages": [{"role": "user", "content": "another"}],
+    "min_p": 0.5,
+    "min_tokens": 2,
+    "mm_processor_kwargs": {"max_pixels": 100},
+    "model": "another",
+    "n": 2,
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    "parallel_tool_calls": False,
+    "presence_penalty": 0.5,
+    "previous_response_id": "resp_none",
+    "priority": 5,
+    "prompt": "another",
+    "prompt_logprobs": 2,
+    "reasoning": {"effort": "low"},
+    "reasoning_effort": "low",
+    "repeat_last_n": 5,
+    "repetition_penalty": 1.5,
+    "response_format": {"type": "json_object"},
+    "return_image_transforms": True,
+    "return_places": True,
+    "return_token_ids": True,
+    "seed": 7,
+    "server_tools": ["none"],
+    "skip_special_tokens": False,
+    "stop": ["e"],
+    "stop_sequences": ["e"],
+    "stop_token_ids": [101],
+    "store": False,
+    "stream": True,
+    "stream_options": {"include_obfuscation": True, "include_usage": True},
+    "structured_outputs": CHOICES,
+    "system": "be brief",
+    "temperature": 0.5,
+    "text": {"format": {"type": "json_object"}},
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "thinking_token_budget": 5,
+    "tool_choice": "required",
+    "top_k": 3,
+    "top_logprobs": 2,
+    "top_p": 0.5,
+    "truncation": "auto",
+    "typical_p": 0.5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+}
+"""A value of each implemented field that changes something."""
+
+OF_ROUTES = {
+    ("/v1/completions", "logprobs"): 2,
+    ("/v1/chat/completions", "logprobs"): True,
+    ("/v1/chat/completions", "tools"): [TOOL],
+    ("/v1/responses", "tools"): [FLAT_TOOL],
+    ("/v1/messages", "tools"): [OWN_TOOL],
+    ("/v1/messages", "tool_choice"): {"type": "any"},
+}
+WITH = {
+    "parallel_tool_calls": ("tools",),
+    "stream_options": ("stream",),
+    "tool_choice": ("tools",),
+    "top_logprobs": ("logprobs", "include"),
+}
+"""Other fields without which one changes nothing."""
+
+
+def base(path):
+    body = dict(MINIMAL[path]) if path in MINIMAL else {"token_ids": [104, 105]}
+    body |= SHOWN.get(path, {})
+    limit = {"/v1/responses": "max_output_tokens"}.get(path, "max_tokens")
+    return body | ({"sampling_params": {"max_tokens": 4}} if path == GENERATE else {limit: 4})
+
+
+def batched(values):
+    """Return lists of as many as a header names."""
+    left = iter(values)
+    return iter(lambda: list(islice(left, 16)), [])
+
+
+def value_of(path, name):
+    return OF_ROUTES.get((path, name), VALUES.get(name))
+
+
+def seen(server, requests, body, path):
+    """What a body comes to: the status, what is reported, what the model is asked, the answer."""
+    requests.clear()
+    answer = server.post(body, path)
+    ignored = answer.headers.get(HEADER)
+    if answer.status_code != 200:
+        return answer.status_code, ignored, [], answer.json()["error"]["message"]
+    made = [
+        (
+            replace(request, id="", admit=None, messages=()),
+            [said(each) for each in request.messages],
+        )
+        for request in requests
+    ]
+    if "text/event-stream" in answer.headers["content-type"]:
+        return 200, ignored, made, {name for name in ("usage", "obfuscat") if name in answer.text}
+    fields = answer.json()
+    for name in ("id", "created", "created_at", "completed_at"):
+        fields.pop(name, None)
+    for item in fields.get("output", ()):
+        item.pop("id", None)
+    return 200, ignored, made, fields
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    with running(allow_generate=True) as server:
+        yield server
+
+
+def test_a_name_stands_in_the_table_once():
+    names = [row.field for rows in SECTIONS.values() for row in rows]
+    assert len(names) == len(set(names)) == len(TABLE)
+    assert len(TABLE) > 250
+
+
+@pytest.mark.parametrize("path", sorted(BODIES | GENERATE_BODIES))
+def test_every_field_of_a_body_has_a_row(path):
+    reader = (BODIES | GENERATE_BODIES)[path]
+    assert reader.fields <= TABLE.keys()
+    assert reader.hints <= TABLE.keys()
+
+
+def test_what_is_said_to_be_implemented_is_taken_by_a_body():
+    taken = {
+        place.removeprefix(reader.inner)
+        for reader in (BODIES | GENERATE_BODIES).values()
+        for place, action in actions(reader).items()
+        if action == "implemented"
+    }
+    rows = {row.field for row in TABLE.values() if row.action == "implemented"}
+    assert rows <= taken
+
+
+def names_of(path, action):
+    """Return the fields at the top of a body about which something is done."""
+    found = sorted(actions(BODIES[path]).items())
+    return [place for place, each in found if each == action and "." not in place]
+
+
+def of_action(action):
+    return [
+        pytest.param(path, place, id=f"{path} {place}")
+        for path in ANSWERING
+        for place in names_of(path, action)
+    ]
+
+
+@pytest.mark.parametrize(("path", "name"), of_action("implemented"))
+def test_a_field_that_is_implemented_has_an_effect(server, monkeypatch, path, name):
+    if name == "image":  # takes only what is the case anyway
+        return
+    needed = [each for each in WITH.get(name, ()) if each in BODIES[path].fields]
+    body = base(path) | {each: value_of(path, each) for each in needed}
+    with asked(server, monkeypatch) as requests:
+        plain = seen(server, requests, body, path)
+        assert seen(server, requests, body, path)[:2] == plain[:2]
+        sent = body | {name: value_of(path, name)}
+        assert value_of(path, name) is not None
+        changed = seen(server, requests, sent, path)
+    assert changed != plain
+    if changed[0] == 400:
+        assert name in changed[3] or "within a constraint" in changed[3] or name in BY_MEANING
+
+
+BY_MEANING = {"continue_final_message", "stream_options"}  # whose errors name what they mean
+
+
+@pytest.mark.parametrize("path", ANSWERING)
+def test_a_field_that_is_rejected_is_named_with_what_it_got_and_what_is_accepted(server, path):
+    for name in names_of(path, "rejected"):
+        answer = server.post(base(path) | {name: OTHER}, path)
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert error["message"].startswith(f"{name} is not supported by this server")
+        if name != "thread":
+            assert "got a number, accepted: null" in error["message"]
+        if path != "/v1/messages":
+            assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        assert len(error["message"]) < 1024
+
+
+@pytest.mark.parametrize("path", ANSWERING)
+def test_a_field_without_effect_is_reported_or_a_label(server, monkeypatch, path):
+    own, hints = BODIES[path].fields, BODIES[path].hints
+    values = {
+        name: LABELS.get((path, name), LABELS.get(name)) if name in own else OTHER
+        for name in names_of(path, "no effect")
+    }
+    assert None not in values.values(), "add a value to LABELS"
+    with asked(server, monkeypatch) as requests:
+        plain = seen(server, requests, base(path), path)
+        for some in batched(sorted(values.items())):  # as many as a header names
+            idle = seen(server, requests, base(path) | dict(some), path)
+            reported = [name for name, _ in some if name not in own or name in hints]
+            assert idle[1] == (", ".join(reported) or None)
+            assert idle[2] == plain[2]
+
+
+LABELS = {
+    "user": "a",
+    "safety_identifier": "a",
+    "prompt_cache_key": "a",
+    "prompt_cache_retention": "24h",
+    "metadata": {"a": "b"},
+    "prediction": {"type": "content", "content": "x"},
+    "prompt_cache_options": {"mode": "implicit"},
+    "modalities": ["text"],
+    "service_tier": "flex",
+    "speed": "standard",
+    "store": True,
+    "thinking_token_budget": 5,
+    "verbosity": "low",
+    ("/v1/messages", "metadata"): {"user_id": "a"},
+    ("/v1/messages", "service_tier"): "standard_only",
+}
+
+
+@pytest.mark.parametrize(("path", "name"), of_action("alias"))
+def test_an_alias_comes_to_what_its_field_comes_to(server, monkeypatch, path, name):
+    target = BODIES[path].known.aliases[name]
+    value = value_of(path, target)
+    body = base(path)
+    is_required = path == "/v1/messages" and target == "max_tokens"
+    if not is_required:
+        body.pop(target, None)
+    else:
+        value = body[target]
+    with asked(server, monkeypatch) as requests:
+        own = seen(server, requests, body | {target: value}, path)
+        other = seen(server, requests, body | {name: value}, path)
+        both = seen(server, requests, body | {target: value, name: value}, path)
+        for neutral in TABLE[name].neutral:
+            neutral_one = seen(server, requests, body | {name: neutral}, path)
+            assert neutral_one[:2] == (200, None)
+    assert other[:3] == own[:3]
+    assert both[:3] == own[:3]
+    assert target in VALUES
+
+
+def test_an_alias_that_contradicts_its_field_is_rejected(server):
+    for one, other in (("typ_p", "typical_p"), ("n_predict", "max_tokens"), ("n_cmpl", "n")):
+        if one in BODIES[ANSWERING[0]].known.aliases:
+            values = {one: 0.5, other: 0.25} if one == "typ_p" else {one: 3, other: 2}
+            error = server.post(chat(**values)).json()["error"]
+            assert error["message"] == f"{one} and {other} differ; send one of them"
+            assert error["param"] == one
+    error = server.post(chat(random_seed=1, sampling_seed=2)).json()["error"]
+    assert error["param"] == "sampling_seed"
+
+
+def neutral_values(path):
+    """Return fields of a route with their neutral values, but for the limit that it is sent."""
+    for name, action in sorted(actions(BODIES[path]).items()):
+        row = TABLE[name]
+        if "." in name or name in LIMITS or name in MINIMAL[path]:
+            continue
+        empty = ([], {}) if action == "rejected" else ()
+        for value in (None, *row.neutral, *empty):
+            yield name, action, value
+
+
+@pytest.mark.parametrize("path", ANSWERING)
+def test_neutral_values_are_accepted_and_change_nothing(server, monkeypatch, path):
+    """The default of each server that has a field; all of them together, too."""
+    every = {name: v for name, _, v in neutral_values(path) if v is not None}
+    with asked(server, monkeypatch) as requests:
+        plain = seen(server, requests, base(path), path)
+        together = seen(server, requests, base(path) | every, path)
+        assert together[:2] == (200, None), together[3]
+        for name, action, value in neutral_values(path):
+            if action == "implemented" or path == ANSWERING[0]:
+                found = seen(server, requests, base(path) | {name: value}, path)
+                assert found[:2] == plain[:2], (name, value, found[3])
+                assert action == "implemented" or found[2] == plain[2], (name, value)
+
+
+LIMITS = {"max_tokens", "max_output_tokens", "max_completion_tokens", "best_of"}
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_no_limit_is_said_as_other_servers_say_it(server, monkeypatch, name):
+    with asked(server, monkeypatch) as requests:
+        assert server.post(chat(**{name: -1})).status_code == 200
+    assert requests[0].params.max_tokens is None
+
+
+def test_a_parameter_of_tokens_is_rejected_where_it_stands(tokens):
+    found = actions(GENERATE_BODIES[GENERATE]).items()
+    names = [place for place, action in found if action == "rejected"]
+    inner = [place for place in names if place.startswith("sampling_params.")]
+    assert len(inner) > 100
+    for name in inner:
+        body = with_field(base(GENERATE), name, OTHER)
+        error = tokens.post(body, GENERATE).json()["error"]
+        assert error["message"].startswith(f"{name} is not supported by this server: got a number")
+        assert error["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("maxTokens", "max_tokens"),
+        ("max-tokens", "max_tokens"),
+        ("topP", "top_p"),
+        ("temprature", "temperature"),
+        ("temperatuer", "temperature"),
+        ("presence_penaltyy", "presence_penalty"),
+        ("repeat_penalti", "repeat_penalty"),
+    ],
+)
+def test_a_misspelt_field_is_rejected_with_the_right_name(server, name, near):
+    for body, path in ((chat(), ANSWERING[0]), (MINIMAL["/v1/completions"], "/v1/completions")):
+        error = server.post(body | {name: 1}, path).json()["error"]
+        assert error["message"] == f"{name} is not known to this server (did you mean {near}?)"
+        assert (error["param"], error["code"]) == (name, "unknown_parameter")
+        assert server.post(body | {name: None}, path).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["flavour", "label", "seeds", "tops", "x_temperature_unit"])
+def test_a_name_that_is_near_to_none_is_reported(server, name):
+    assert server.post(chat(**{name: 1})).headers[HEADER] == name

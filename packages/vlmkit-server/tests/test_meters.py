@@ -1,0 +1,299 @@
+"""Limits are kept whatever happens in whatever order: nothing is lost, and nothing is negative."""
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from vlmkit_server.http.errors import RateLimited
+from vlmkit_server.limits.account import Account
+from vlmkit_server.limits.accounts import MAX_ADDRESSES, Accounts
+from vlmkit_server.limits.cost import NOTHING, Cost
+from vlmkit_server.limits.headers import duration, limit_headers
+from vlmkit_server.settings.limits import LimitsSettings, limits_of
+
+S = 10**9
+NOON = int(datetime(2026, 2, 28, 12, tzinfo=UTC).timestamp()) * S
+
+
+class Time:
+    """A clock that stands until it is set."""
+
+    def __init__(self, now_ns=NOON):
+        self.now_ns = now_ns
+
+    def __call__(self):
+        return self.now_ns
+
+    def pass_s(self, seconds):
+        self.now_ns += int(seconds * S)
+
+
+def account(*texts, clock=None):
+    return Account("this API key", limits_of(texts), clock or Time())
+
+
+def left(account, unit="tokens"):
+    return account.standings()[unit].num_left
+
+
+def test_a_rate_comes_back_evenly_and_a_quota_at_midnight():
+    clock = Time()
+    both = account("tokens=60/minute", "images=5/day", clock=clock)
+    both.use(Cost(tokens=60, images=5))
+    assert (left(both), left(both, "images")) == (0, 0)
+    clock.pass_s(10)
+    assert left(both) == 10
+    clock.pass_s(12 * 3600 - 11)
+    assert (left(both), left(both, "images")) == (60, 0)
+    clock.pass_s(1)
+    assert left(both, "images") == 5
+
+
+def test_a_month_ends_with_its_last_day():
+    clock = Time()
+    monthly = account("requests=1/month", clock=clock)
+    monthly.use(Cost(requests=1))
+    assert monthly.standings()["requests"].reset_s == 12 * 3600  # February has 28 days
+    clock.pass_s(12 * 3600)
+    assert left(monthly, "requests") == 1
+    assert monthly.standings()["requests"].reset_s == 31 * 86_400
+
+
+def test_who_waits_as_long_as_he_is_told_is_admitted_and_not_sooner():
+    clock = Time()
+    limited = account("tokens=7/minute", clock=clock)
+    limited.use(Cost(tokens=7))
+    with pytest.raises(RateLimited) as caught:
+        limited.use(Cost(tokens=3))
+    assert caught.value.retry_after_s == 26  # 60 s / 7 * 3 = 25.7
+    clock.pass_s(25)
+    with pytest.raises(RateLimited):
+        limited.use(Cost(tokens=3))
+    clock.pass_s(1)
+    limited.use(Cost(tokens=3))
+
+
+def test_what_no_waiting_helps_is_told_without_a_time():
+    for amount in ("0", "4"):
+        with pytest.raises(RateLimited) as caught:
+            account(f"images={amount}/day").use(Cost(images=5))
+        assert caught.value.retry_after_s is None
+
+
+def test_what_is_held_and_not_used_is_free_at_the_end():
+    limited = account("tokens=100/day")
+    hold = limited.hold(Cost(tokens=90))
+    assert left(limited) == 10
+    with pytest.raises(RateLimited):
+        limited.hold(Cost(tokens=11))
+    hold.used = lambda: Cost(tokens=30)
+    limited.end(hold)
+    limited.end(hold)
+    assert left(limited) == 70
+
+
+def test_an_answer_that_is_made_as_fast_as_is_allowed_leaves_all_the_room():
+    clock = Time()
+    limited = account("tokens=60/minute", clock=clock)
+    hold = limited.hold(Cost(tokens=60))
+    clock.pass_s(60)
+    hold.used = lambda: Cost(tokens=60)
+    limited.end(hold)
+    assert left(limited) == 60
+
+
+def test_a_request_is_held_to_each_of_its_limits_or_to_none():
+    limited = account("tokens=10/minute", "tokens=15/day", "images=1/hour")
+    with pytest.raises(RateLimited):
+        limited.hold(Cost(tokens=5, images=2))
+    assert (left(limited), left(limited, "images")) == (10, 1)
+    limited.use(Cost(tokens=9))
+    assert limited.standings()["tokens"].most == 10
+
+
+def test_other_limits_forget_nothing_of_what_was_used():
+    limited = account("tokens=10/day")
+    limited.use(Cost(tokens=8))
+    limited.change(limits_of(["tokens=20/day"]))
+    assert left(limited) == 12
+    limited.change(limits_of(["tokens=5/day"]))
+    assert left(limited) == 0
+
+
+def test_a_clock_that_is_set_back_gives_nothing_and_takes_nothing():
+    clock = Time()
+    limited = account("tokens=60/minute", "tokens=100/day", clock=clock)
+    limited.use(Cost(tokens=60))
+    clock.pass_s(-86_400)
+    assert left(limited) == 0
+    clock.pass_s(60)
+    assert left(limited) == 40
+
+
+@pytest.mark.parametrize("texts", [["tokens=1/day", "tokens=2/day"], ["images=1/day"] * 2])
+def test_two_limits_of_one_thing_in_one_time_are_refused(texts):
+    with pytest.raises(ValueError, match="two limits"):
+        LimitsSettings(key=tuple(texts))
+
+
+class Machine(RuleBasedStateMachine):
+    """Requests come, use some of what they hold, and end in any way, while time passes."""
+
+    @initialize(
+        most=st.integers(0, 50),
+        period=st.sampled_from(["minute", "hour", "day", "month"]),
+    )
+    def begin(self, most, period):
+        self.clock = Time()
+        self.most = most
+        self.is_quota = period in ("day", "month")
+        self.account = account(f"tokens={most}/{period}", clock=self.clock)
+        self.open = {}
+        self.num_used = 0
+
+    @rule(amount=st.integers(0, 60))
+    def come(self, amount):
+        free = left(self.account)
+        try:
+            hold = self.account.hold(Cost(tokens=amount))
+        except RateLimited:
+            assert amount > free
+        else:
+            assert amount <= free or amount == 0
+            used = [0]
+            hold.used = lambda: Cost(tokens=used[0])
+            self.open[hold] = (amount, used)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def answer(self, data):
+        most, used = self.open[data.draw(st.sampled_from(list(self.open)))]
+        more = data.draw(st.integers(0, most - used[0]))
+        used[0] += more
+        self.num_used += more
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def end(self, data):
+        hold = data.draw(st.sampled_from(list(self.open)))
+        before = left(self.account)
+        del self.open[hold]
+        self.account.end(hold)
+        assert left(self.account) >= before
+
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds):
+        self.clock.pass_s(seconds)
+
+    @invariant()
+    def all_is_accounted_for(self):
+        if not hasattr(self, "account"):
+            return
+        held = sum(most for most, _ in self.open.values())
+        made = sum(used[0] for _, used in self.open.values())
+        free = left(self.account)
+        assert 0 <= free <= self.most
+        if self.is_quota:  # no midnight is near
+            assert free == self.most - self.num_used - (held - made)
+        else:
+            assert free <= self.most - (held - made)
+
+    def teardown(self):
+        if hasattr(self, "account"):
+            for hold in list(self.open):
+                self.account.end(hold)
+            assert self.account._held == NOTHING
+            self.clock.pass_s(3600)
+            if not self.is_quota:
+                assert left(self.account) == self.most
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 20)), max_size=40),
+    st.integers(1, 20),
+)
+def test_no_minute_sees_more_than_a_full_bucket_and_what_leaks_in_it(asked, most):
+    clock = Time()
+    limited = account(f"tokens={most}/minute", clock=clock)
+    taken = []
+    for seconds, amount in asked:
+        clock.pass_s(seconds)
+        try:
+            limited.use(Cost(tokens=amount))
+        except RateLimited:
+            continue
+        taken.append((clock.now_ns, amount))
+    for start, _ in taken:
+        within = sum(amount for at, amount in taken if start <= at <= start + 60 * S)
+        assert within <= 2 * most
+
+
+def test_many_threads_lose_nothing():
+    limited = account("tokens=100000/day")
+
+    def ask():
+        for _ in range(50):
+            hold = limited.hold(Cost(tokens=10))
+            hold.used = lambda: Cost(tokens=3)
+            limited.end(hold)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert left(limited) == 100_000 - 8 * 50 * 3
+
+
+def test_addresses_that_used_nothing_or_came_long_ago_are_forgotten():
+    clock = Time()
+    accounts = Accounts(LimitsSettings(address=("requests=1/minute",)), clock)
+    for number in range(1000):
+        assert left(accounts.of_address(str(number)), "requests") == 1
+    assert len(accounts._addresses) < 3
+    for number in range(MAX_ADDRESSES + 10):
+        accounts.of_address(str(number)).use(Cost(requests=1))
+    assert len(accounts._addresses) == MAX_ADDRESSES
+    assert left(accounts.of_address(str(MAX_ADDRESSES)), "requests") == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0s"),
+        (0.0171, "18ms"),
+        (1, "1s"),
+        (1.5, "1.5s"),
+        (59.9999, "1m0s"),
+        (360, "6m0s"),
+        (3600, "1h0m0s"),
+        (90_061.25, "25h1m1.25s"),
+    ],
+)
+def test_times_are_written_as_clients_of_openai_know_them(seconds, told):
+    assert duration(seconds) == told
+
+
+def test_headers_are_in_the_words_of_the_api_that_is_asked():
+    limited = account("requests=10/minute", "image_tokens=50/minute")
+    limited.use(Cost(requests=1))
+    assert dict(limit_headers(limited, "/v1/chat/completions")) == {
+        "x-ratelimit-limit-requests": "10",
+        "x-ratelimit-remaining-requests": "9",
+        "x-ratelimit-reset-requests": "6s",
+        "x-ratelimit-limit-image-tokens": "50",
+        "x-ratelimit-remaining-image-tokens": "50",
+        "x-ratelimit-reset-image-tokens": "0s",
+    }
+    own = dict(limit_headers(limited, "/v1/messages"))
+    assert own["anthropic-ratelimit-requests-remaining"] == "9"
+    reset = datetime.fromisoformat(own["anthropic-ratelimit-image-tokens-reset"])
+    assert abs((reset - datetime.now(UTC)).total_seconds()) < 300

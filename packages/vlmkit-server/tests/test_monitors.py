@@ -1,0 +1,227 @@
+"""Monitors are told of every request once, can harm none, and cost nobody who has none."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+from running_server import chat, eventually, mock_pipeline, running, scripted
+
+from vlmkit.pipeline import Pipeline
+from vlmkit.running.blame import Makers
+from vlmkit_server.interfaces.monitor import Monitor, Page
+from vlmkit_server.offer import Offer
+from vlmkit_server.operate import metrics
+from vlmkit_server.work.monitors import Monitors
+from vlmkit_server.settings.fleet import FleetSettings
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+OWN = "00-0af7651916cd43dd8448eb211c80319c-00000000000000ff-01"
+
+
+class Notes(Monitor):
+    """Keeps everything that it is told."""
+
+    def __init__(self, trace=OWN):
+        self.trace = trace
+        self.begun, self.ends, self.lags = [], [], []
+        self.threads = set()
+        self.num_closed = 0
+
+    def began(self, request):
+        self.begun.append(request)
+        self.threads.add(threading.current_thread().name)
+        return self.trace
+
+    def ended(self, request, end):
+        self.ends.append((request, end))
+
+    def lagged(self, lag_s):
+        self.lags.append(lag_s)
+
+    def page(self, state, accept):
+        self.state = state
+        self.threads.add(threading.current_thread().name)
+        return Page(f"{state.status} {accept}".encode(), "text/plain")
+
+    def close(self):
+        self.num_closed += 1
+
+    def last(self):
+        assert eventually(lambda: len(self.begun) == len(self.ends))
+        return self.ends[-1][1]
+
+
+@pytest.fixture
+def notes():
+    return Notes()
+
+
+@pytest.fixture
+def server(notes):
+    with running(monitors={"notes": notes}) as server:
+        yield server
+
+
+def test_each_request_is_told_once_with_its_route_and_status(server, notes):
+    for path, route, status in (
+        ("/v1/models", "/v1/models", 200),
+        ("/v1/models/mock", "/v1/models/{name}", 200),
+        ("/v1/models/none", "/v1/models/{name}", 404),
+        ("/nowhere/at/all", "", 404),
+    ):
+        assert server.get(path).status_code == status
+        end = notes.last()
+        assert (end.route.partition("{")[0], end.status) == (route.partition("{")[0], status)
+    assert len(notes.begun) == 4
+    assert [request for request, _ in notes.ends] == notes.begun
+
+
+def test_the_code_of_an_error_is_told_also_of_one_in_a_stream(server, notes):
+    server.post(chat(temperature=99))
+    assert (notes.last().status, notes.last().code) == (400, "invalid_request")
+    server.post(chat(scripted(text="abc", fail_at_token=1), stream=True))
+    assert (notes.last().status, notes.last().code) == (200, "engine_error")
+    server.post(chat())
+    assert (notes.last().status, notes.last().code) == (200, "")
+
+
+def test_one_who_goes_away_before_the_answer_is_told_as_gone(server, notes):
+    with server.connect(chat(scripted(text="x", prefill_latency_s=0.2), max_tokens=3)):
+        assert eventually(lambda: server.runner().stats().num_running == 1)
+    assert eventually(lambda: len(notes.ends) == 1)
+    assert notes.last().status == 499
+
+
+def test_what_the_model_does_belongs_to_the_trace_that_the_monitor_returns(server, notes):
+    told = []
+    pipeline = server.runner()
+    submit = type(pipeline).asubmit
+
+    async def noted(self, request):
+        told.append(request.trace)
+        return await submit(self, request)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(pipeline), "asubmit", noted)
+        server.post(chat(), headers={"traceparent": TRACE, "tracestate": "a=b"})
+        server.post({"model": "mock", "prompt": "x"}, "/v1/completions")
+    assert told == [OWN, OWN]
+    first, second = notes.begun
+    assert (first.traceparent, first.tracestate) == (TRACE, "a=b")
+    assert (second.traceparent, second.tracestate) == ("", "")
+
+
+def test_a_header_of_a_trace_that_is_far_too_long_is_none(server, notes):
+    server.get("/v1/models", headers={"tracestate": "x" * 5000})
+    assert notes.begun[0].tracestate == ""
+
+
+def test_the_event_loop_is_watched(server, notes):
+    assert eventually(lambda: len(notes.lags) > 2)
+    assert min(notes.lags) >= 0.0
+
+
+def test_the_page_is_written_beside_the_event_loop(server, notes):
+    answer = server.get("/metrics", headers={"accept": "x/y"})
+    assert answer.text == "ready x/y"
+    assert answer.headers.get_list("content-type") == ["text/plain"]
+    assert len(notes.threads) == 2
+    assert [model.name for model in notes.state.models] == ["mock"]
+    assert notes.state.resources["requests"][1] == server.service.settings.max_requests
+
+
+def test_a_scrape_that_takes_long_holds_nobody_up_and_too_many_are_refused(monkeypatch):
+    go_on = threading.Event()
+
+    class Slow(Notes):
+        def page(self, state, accept):
+            go_on.wait()
+            return super().page(state, accept)
+
+    monkeypatch.setattr(metrics, "MAX_WAITING", 2)
+    with running(monitors={"slow": Slow()}) as server:
+        answers = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(server.get("/metrics").status_code))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        assert eventually(lambda: answers == [429])
+        assert server.post(chat()).status_code == 200
+        go_on.set()
+        for thread in threads:
+            thread.join()
+    assert sorted(answers) == [200, 200, 429]
+
+
+def test_a_monitor_that_raises_is_switched_off_and_told_of_once(caplog):
+    class Raises(Monitor):
+        def began(self, request):
+            raise RuntimeError("a bug")
+
+    good = Notes()
+    makers = Makers({"monitor.bad": "monitor 'bad' from 'vlmkit-bad'"})
+    with running(monitors={"bad": Raises(), "good": good}, makers=makers) as server:
+        for _ in range(3):
+            assert server.post(chat()).status_code == 200
+    assert len(good.begun) == 3
+    told = [r for r in caplog.records if "switched off" in r.getMessage()]
+    assert [(r.levelno, r.getMessage()) for r in told] == [
+        (logging.ERROR, "monitor 'bad' from 'vlmkit-bad' failed and is switched off")
+    ]
+
+
+def test_where_no_monitor_shows_anything_there_is_no_page():
+    class Silent(Monitor):
+        pass
+
+    with running(monitors={"silent": Silent()}) as server:
+        assert server.get("/metrics").status_code == 404
+    with running() as server:
+        assert server.get("/metrics").status_code == 404
+
+
+def test_without_monitors_nothing_is_noted():
+    monitors = Monitors({})
+    assert not monitors
+    assert monitors.began({}, "req-1") is None
+
+    async def tasks():
+        await monitors.start()
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(tasks()) == 1
+
+
+def test_counters_of_a_model_that_was_unloaded_are_kept():
+    def load():
+        return Pipeline(tokenizer=MockTokenizer(), engine=MockEngine(), name="mock")
+
+    notes = Notes()
+    offer = Offer(load=load, when="use")
+    fleet = FleetSettings(manage=True)
+    with running({"mock": offer}, monitors={"notes": notes}, fleet=fleet) as server:
+        for number in range(1, 3):
+            assert server.post(chat("hi", max_tokens=4)).status_code == 200
+            assert server.post({"model": "mock"}, "/v1/models/unload").status_code == 200
+            server.get("/metrics")
+            (model,) = notes.state.models
+            assert (model.state, model.stats) == ("unloaded", None)
+            assert model.counters["num_finished"] == number
+            assert model.changes["ready"] == model.changes["unloading"] == number
+
+
+def test_all_are_closed_also_those_that_were_switched_off():
+    class Raises(Notes):
+        def began(self, request):
+            raise RuntimeError("a bug")
+
+    both = Raises(), Notes()
+    with running({"mock": mock_pipeline()}, monitors=dict(enumerate(both))) as server:
+        server.get("/healthz")
+        server.service.monitors.close()
+    assert [each.num_closed for each in both] == [1, 1]

@@ -1,0 +1,117 @@
+"""What a browser shows of a server: pages that need nothing from elsewhere and reveal no secret."""
+
+import html
+import re
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from running_server import mock_pipeline, running
+
+from vlmkit_server.identity.key import made
+from vlmkit_server.identity.key_file import add_line
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+VOID = {"meta", "br"}
+NAME = "<script>alert('x')</script>\"&it's"
+
+
+class Page(HTMLParser):
+    """Reads a page, which must be well formed, and notes its texts, links and elements."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.open, self.elements, self.links, self.ids, self.texts = [], set(), [], set(), []
+        self.feed(answer.text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.add(tag)
+        said = dict(attrs)
+        assert set(said) <= {"href", "id", "lang", "charset", "name", "content"}
+        if "href" in said:
+            self.links.append(said["href"])
+        if "id" in said:
+            self.ids.add(said["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.texts)
+
+
+def test_a_browser_is_shown_what_the_server_is_and_how_to_ask_it(server):
+    answer = server.get("/", headers=BROWSER)
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    page = Page(answer)
+    assert "mock" in page.texts
+    assert "ready; takes text, image" in page.text
+    for link in page.links:
+        assert server.get(link, headers=BROWSER).status_code == 200
+    command = html.unescape(re.search(r"<pre>(.*?)</pre>", answer.text, re.DOTALL)[1])
+    asked = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
+    assert '"content":"Hello"' in asked.stdout
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "application/json", "text/*"])
+def test_a_client_that_asks_for_no_page_gets_none(accept, server):
+    answer = server.get("/", headers={} if accept is None else {"accept": accept})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_the_name_of_a_model_and_the_host_are_texts():
+    with running({NAME: mock_pipeline()}) as server:
+        page = Page(server.get("/", headers=BROWSER))
+        assert "script" not in page.elements
+        assert NAME in page.texts
+        host = {"host": f"127.0.0.1:{server.port}'\"><img>"}
+        assert "<img" not in server.get("/", headers=BROWSER | host).text
+
+
+def test_where_keys_are_asked_for_nobody_without_one_learns_of_models(tmp_path):
+    key, secret = made("alice", ("chat",))
+    add_line(tmp_path / "keys.jsonl", key)
+    with running(keys_file=str(tmp_path / "keys.jsonl")) as server:
+        page = Page(server.get("/", headers=BROWSER))
+        assert "asks for API keys" in page.text
+        assert "mock" not in page.texts
+        assert "state" not in page.texts
+        assert server.get("/docs", headers=BROWSER).status_code == 401
+        with_key = BROWSER | {"authorization": f"Bearer {secret}"}
+        assert server.get("/docs", headers=with_key).status_code == 200
+
+
+def test_the_pages_load_nothing_and_run_nothing(server):
+    for path in ("/", "/docs"):
+        answer = server.get(path, headers=BROWSER)
+        rules = answer.headers["content-security-policy"].split("; ")
+        assert rules[0] == "default-src 'none'"
+        assert rules[1].startswith("style-src 'sha256-")
+        assert {"base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"} <= set(rules)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        page = Page(answer)
+        assert page.elements.isdisjoint({"script", "img", "link", "iframe", "object", "form"})
+        assert all(link.startswith(("/", "#")) for link in page.links)
+
+
+def test_the_docs_show_every_operation_and_type_of_the_document(server):
+    document = server.get("/openapi.json").json()
+    page = Page(server.get("/docs"))
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if method != "head":
+                assert operation["operationId"] in page.ids
+                assert f"{method.upper()} {path}" in page.texts
+    for name, schema in document["components"]["schemas"].items():
+        assert f"type-{name}" in page.ids
+        assert {*schema.get("properties", {})} <= {*page.texts}
+    assert {link[1:] for link in page.links if link.startswith("#")} <= page.ids

@@ -1,0 +1,380 @@
+"""Limits of keys and addresses, asked by real clients of a running server."""
+
+import contextlib
+import random
+import socket
+import sqlite3
+import sys
+import time
+
+import anthropic
+import msgspec
+import openai
+import pytest
+from running_server import (
+    chat,
+    eventually,
+    http_client,
+    http_request,
+    image_part,
+    mock_pipeline,
+    picture,
+    process,
+    running,
+    scripted,
+)
+
+from vlmkit.cli import run
+from vlmkit.errors import ConfigError
+from vlmkit_server.identity.key import made
+from vlmkit_server.identity.key_file import add_line, read_lines
+from vlmkit_server.limits.cost import NOTHING
+from vlmkit_server.work.service import Service
+from vlmkit_server.settings.limits import LimitsSettings
+from vlmkit_server.settings.server import ServerSettings
+
+MANY = "1000000/day"
+
+
+def bearer(secret):
+    return {"authorization": f"Bearer {secret}"}
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Make keys; returns a function that makes another with some limits."""
+    path = tmp_path / "keys.jsonl"
+    path.touch()
+
+    def make(*limits, name="one"):
+        key, secret = made(name, ("chat", "embed", "tokens", "admin"), limits=limits)
+        add_line(path, key)
+        return secret
+
+    make.path = path
+    return make
+
+
+def remaining(answer, unit="tokens"):
+    return int(answer.headers[f"x-ratelimit-remaining-{unit}"])
+
+
+def free(server, secret, unit="tokens"):
+    return remaining(server.get("/v1/models", headers=bearer(secret)), unit)
+
+
+def test_an_answer_is_charged_what_it_took_and_the_rest_is_given_back(keys):
+    secret = keys(f"tokens={MANY}", f"images={MANY}", f"image_tokens={MANY}")
+    with running(keys_file=str(keys.path)) as server:
+        parts = [image_part(picture()), {"type": "text", "text": "what?"}]
+        body = chat(max_tokens=500) | {"messages": [{"role": "user", "content": parts}]}
+        answer = server.post(body, headers=bearer(secret))
+        usage = answer.json()["usage"]
+        images = usage["prompt_tokens_details"]["image_tokens"]
+        text = usage["prompt_tokens"] - images
+        assert usage["completion_tokens"] < 500
+        assert eventually(lambda: free(server, secret) == 10**6 - text - usage["completion_tokens"])
+        assert free(server, secret, "image-tokens") == 10**6 - images
+        assert free(server, secret, "images") == 10**6 - 1
+        assert 10**6 - text - 500 <= remaining(answer) < 10**6 - text
+
+
+def test_a_stream_tells_what_is_left_and_one_that_is_given_up_is_refunded(keys):
+    secret = keys(f"tokens={MANY}")
+    with running(keys_file=str(keys.path)) as server:
+        endless = chat(scripted(text="x", tokens=3000, latency_s=0.01), max_tokens=3000)
+        with server.http.stream(
+            "POST",
+            f"{server.url}/v1/chat/completions",
+            json=endless | {"stream": True},
+            headers=bearer(secret),
+        ) as answer:
+            assert remaining(answer) < 10**6 - 3000
+            next(answer.iter_bytes())
+        assert eventually(server.is_idle)
+        assert eventually(lambda: free(server, secret) > 10**6 - 3000)
+
+
+@pytest.mark.parametrize("unit", ["requests", "tokens", "images", "image_tokens"])
+def test_openais_client_raises_its_own_error_and_knows_when_to_come_back(keys, unit):
+    content = [image_part(picture()), {"type": "text", "text": "what is in this?"}]
+    amount = {"requests": 1, "tokens": 60, "images": 1, "image_tokens": 10}[unit]
+    with running(keys_file=str(keys.path)) as server:
+        secret = keys(f"{unit}={amount}/hour")
+        server.service.keys.reload()
+        client = openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key=secret, http_client=server.http, max_retries=0
+        )
+
+        def ask(times):
+            for _ in range(times):
+                client.chat.completions.create(
+                    model="mock", max_tokens=8, messages=[{"role": "user", "content": content}]
+                )
+
+        with pytest.raises(openai.RateLimitError) as caught:
+            ask(10)
+        error = caught.value
+        assert error.code == "rate_limit_exceeded"
+        assert error.type == "rate_limit_error"
+        assert 0 < int(error.response.headers["retry-after"]) <= 3600
+        name = unit.replace("_", "-")
+        assert error.response.headers[f"x-ratelimit-limit-{name}"] == str(amount)
+        assert error.response.headers[f"x-ratelimit-reset-{name}"].endswith("s")
+        assert eventually(server.is_idle)
+
+
+def test_anthropics_client_raises_its_own_error_in_its_own_words(keys):
+    secret = keys("requests=1/minute")
+    with running(keys_file=str(keys.path)) as server, http_client() as http:
+        client = anthropic.Anthropic(
+            base_url=server.url, api_key=secret, http_client=http, max_retries=0
+        )
+        body = {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}
+        first = client.messages.with_raw_response.create(**body)
+        assert first.headers["anthropic-ratelimit-requests-remaining"] == "0"
+        with pytest.raises(anthropic.RateLimitError) as caught:
+            client.messages.create(**body)
+        assert caught.value.body["error"]["type"] == "rate_limit_error"
+        assert caught.value.response.headers["anthropic-ratelimit-requests-limit"] == "1"
+        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
+
+
+def test_what_can_never_be_had_is_not_tried_again_by_clients(keys):
+    secret = keys("tokens=100/minute")
+    with running(keys_file=str(keys.path)) as server:
+        asked = []
+        client = openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key=secret, http_client=server.http, max_retries=5
+        )
+        server.http.event_hooks["request"].append(asked.append)
+        with pytest.raises(openai.RateLimitError, match="no waiting helps"):
+            client.chat.completions.create(
+                model="mock", max_tokens=101, messages=[{"role": "user", "content": "x"}]
+            )
+        assert len(asked) == 1
+        refused = server.post(chat(max_tokens=101), headers=bearer(secret))
+        assert "retry-after" not in refused.headers
+        assert free(server, secret) == 100
+
+
+def test_choices_are_held_for_all_that_they_may_say(keys):
+    secret = keys("tokens=200/hour")
+    with running(keys_file=str(keys.path)) as server:
+        assert server.post(chat(max_tokens=60, n=4), headers=bearer(secret)).status_code == 429
+        assert server.post(chat(max_tokens=40, n=4), headers=bearer(secret)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["one text", "another text"], "max_tokens": 8}),
+        ("/v1/embeddings", {"input": ["one text", "another text"]}),
+        ("/v1/responses", {"input": "one text", "max_output_tokens": 8}),
+        ("/v1/responses", {"input": "one text", "max_output_tokens": 8, "background": True}),
+        ("/inference/v1/generate", {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 8}}),
+    ],
+)
+def test_every_api_is_charged(keys, path, body):
+    secret = keys(f"tokens={MANY}")
+    with running(keys_file=str(keys.path)) as server:
+        answer = server.post({"model": "mock"} | body, path, headers=bearer(secret))
+        assert answer.status_code == 200
+        assert eventually(server.is_idle)
+        usage = answer.json().get("usage")
+        if body.get("background"):
+            url = f"{path}/{answer.json()['id']}"
+            assert eventually(
+                lambda: server.get(url, headers=bearer(secret)).json()["usage"], timeout_s=60
+            )
+            usage = server.get(url, headers=bearer(secret)).json()["usage"]
+        assert eventually(lambda: free(server, secret) == 10**6 - usage["total_tokens"])
+
+
+def test_a_request_that_is_refused_or_wrong_costs_no_tokens(keys):
+    secret = keys(f"tokens={MANY}", f"requests={MANY}")
+    with running(
+        {"mock": mock_pipeline(max_waiting=1, max_sequences=1)}, keys_file=str(keys.path)
+    ) as server:
+        assert server.post(chat("x" * 40_000), headers=bearer(secret)).status_code == 400
+        assert free(server, secret) == 10**6
+        assert free(server, secret, "requests") == 10**6 - 1
+
+
+def test_each_key_has_its_own_limits_beside_those_of_all(keys):
+    first, second, third = keys("requests=1/day"), keys(name="two"), keys("images=1/day", name="x")
+    limits = LimitsSettings(key=("requests=2/day",))
+    with running(keys_file=str(keys.path), limits=limits) as server:
+
+        def statuses(secret):
+            return [server.post(chat(), headers=bearer(secret)).status_code for _ in range(3)]
+
+        assert statuses(first) == [200, 429, 429]
+        assert statuses(second) == statuses(third) == [200, 200, 429]
+
+
+def test_keys_are_changed_while_the_server_runs(keys):
+    secret = keys("requests=2/day")
+    with running(keys_file=str(keys.path)) as server:
+        assert server.post(chat(), headers=bearer(secret)).status_code == 200
+        [key] = read_lines(keys.path)
+        keys.path.write_bytes(msgspec.json.encode(msgspec.structs.replace(key, limits=())) + b"\n")
+        server.service.keys.reload()
+        answer = server.post(chat(), headers=bearer(secret))
+        assert answer.status_code == 200
+        assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+        limits = ("requests=4/day", "images=3/day")
+        changed = msgspec.structs.replace(key, limits=limits)
+        keys.path.write_bytes(msgspec.json.encode(changed) + b"\n")
+        server.service.keys.reload()
+        assert free(server, secret, "images") == 3
+
+
+def test_addresses_are_limited_where_no_key_is_asked_for_and_health_is_not():
+    with running(limits=LimitsSettings(address=("requests=1/hour",))) as server:
+        assert server.post(chat()).status_code == 200
+        refused = server.post(chat())
+        assert refused.status_code == 429
+        assert "this address" in refused.json()["error"]["message"]
+        for path in ("/healthz", "/readyz", "/v1/models"):
+            assert server.get(path).status_code == 200
+
+
+def test_what_was_given_up_at_any_moment_is_held_no_more(keys):
+    secret = keys("tokens=100000000/minute", f"images={MANY}")
+    chance = random.Random(7)
+    with running(keys_file=str(keys.path)) as server:
+        [key] = read_lines(keys.path)
+        for _ in range(60):
+            script = scripted(text="x", tokens=chance.choice([1, 50, 2000]), latency_s=0.001)
+            parts = [
+                image_part(picture(8 + chance.randrange(40))),
+                {"type": "text", "text": script},
+            ]
+            body = chat(n=chance.choice([1, 4]), stream=chance.random() < 0.5, max_tokens=2000)
+            body["messages"] = [{"role": "user", "content": parts}]
+            head = f"authorization: Bearer {secret}\r\ncontent-type"
+            sent = http_request(body).replace(b"content-type", head.encode(), 1)
+            with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+                stranger.sendall(sent[: chance.choice([len(sent), len(sent), len(sent) // 2])])
+                stranger.settimeout(chance.choice([0.001, 0.01, 0.05]))
+                with contextlib.suppress(TimeoutError):
+                    stranger.recv(4096)
+        assert eventually(server.is_idle)
+        account = server.service.accounts.of_key(key)
+        assert eventually(lambda: account._held == NOTHING and not account._holds)
+        standings = account.standings()
+        assert 0 < standings["images"].num_left < 10**6
+
+
+def test_a_page_of_a_listed_origin_reads_refusals_as_well(keys):
+    page = {"origin": "https://chat.example.com"}
+    secret = keys("requests=1/day")
+    with running(keys_file=str(keys.path), allowed_origins=(page["origin"],)) as server:
+        answers = [server.post(chat(), headers=page | bearer(secret)) for _ in range(2)]
+        answers.append(server.post(chat(), headers=page))
+    assert [answer.status_code for answer in answers] == [200, 429, 401]
+    for answer in answers:
+        assert answer.headers["access-control-allow-origin"] == page["origin"]
+        assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_who_has_no_limits_sees_none(keys):
+    with running() as server:
+        answer = server.post(chat())
+        assert not [name for name in answer.headers if "ratelimit" in name]
+
+
+def served(folder, keys, *more):
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
+    for setting in (
+        f"server.keys_file={keys.path}",
+        f"server.limits.usage_file={folder / 'usage.sqlite'}",
+        *more,
+    ):
+        command += ["--set", setting]
+    return process(command, folder)
+
+
+def test_quotas_survive_a_kill_and_a_restart(keys, tmp_path):
+    secret = keys("requests=5/month", f"tokens={MANY}")
+
+    def asked(server, num):
+        assert eventually(lambda: server.http.get(f"{server.url}/healthz").status_code == 200)
+        return [
+            server.http.post(
+                f"{server.url}/v1/chat/completions", json=chat(), headers=bearer(secret)
+            )
+            for _ in range(num)
+        ]
+
+    def ready(server):
+        return eventually(
+            lambda: (
+                server.http.get(f"{server.url}/readyz", headers=bearer(secret)).status_code == 200
+            )
+        )
+
+    with served(tmp_path, keys) as server:
+        assert ready(server)
+        assert [each.status_code for each in asked(server, 2)] == [200, 200]
+        base = tmp_path / "usage.sqlite"
+        with pytest.raises(ConfigError, match="usage file"):
+            Service({}, ServerSettings(limits=LimitsSettings(usage_file=str(base))))
+        time.sleep(2.5)  # it is written each second
+        server.process.kill()
+        server.process.wait()
+    with served(tmp_path, keys) as server:
+        assert ready(server)
+        [answer] = asked(server, 1)
+        assert answer.headers["x-ratelimit-remaining-requests"] == "2"
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+    with sqlite3.connect(base) as found:
+        rows = dict(found.execute("select unit, num_used from usage"))
+    assert rows["requests"] == 3
+    assert rows["tokens"] > 0
+    assert base.stat().st_mode & 0o077 == 0
+
+
+def test_a_usage_file_that_is_none_is_told(tmp_path):
+    path = tmp_path / "usage"
+    path.write_text("something else, which is long enough to be read as a file of some kind " * 99)
+    with pytest.raises(ConfigError, match="usage file"):
+        Service({}, ServerSettings(limits=LimitsSettings(usage_file=str(path))))
+
+
+@pytest.mark.parametrize(
+    "limit", ["tokens=1", "tokens=-1/day", "words=1/day", "tokens=1/year", "tokens=1/day\n", ""]
+)
+def test_a_limit_that_is_none_is_refused_by_the_command(tmp_path, capsys, limit):
+    path = tmp_path / "keys.jsonl"
+    assert run(["keys", "add", "one", "--limit", limit, "--file", str(path)]) == 2
+    assert not path.exists()
+    assert "--limit" in capsys.readouterr().err
+
+
+def test_limits_are_written_into_the_file_and_listed(tmp_path, capsys):
+    path = str(tmp_path / "keys.jsonl")
+    limits = ["--limit", "tokens=20000/minute", "--limit", "images=500/day"]
+    assert run(["keys", "add", "one", *limits, "--file", path]) == 0
+    assert run(["keys", "list", "--file", path]) == 0
+    assert "tokens=20000/minute,images=500/day" in capsys.readouterr().out
+    twice = ["--limit", "images=1/day", "--limit", "images=2/day"]
+    assert run(["keys", "add", "two", *twice, "--file", path]) == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("requests=1/hour", "this takes 1 request, and this API key has not as much left of"),
+        ("image_tokens=1/day", "image tokens, and this API key may have 1 image token a day"),
+    ],
+)
+def test_one_of_something_is_told_in_the_singular(limit, told, keys):
+    secret = keys(limit)
+    parts = [image_part(picture()), {"type": "text", "text": "what?"}]
+    body = chat(max_tokens=5) | {"messages": [{"role": "user", "content": parts}]}
+    with running(keys_file=str(keys.path)) as server:
+        answers = [server.post(body, headers=bearer(secret)) for _ in range(2)]
+    assert told in answers[1].json()["error"]["message"]

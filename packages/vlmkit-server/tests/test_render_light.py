@@ -1,0 +1,207 @@
+"""Light ``/render``: from sizes alone, the tokens that the whole picture would have."""
+
+import asyncio
+import base64
+import io
+import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import PIL.Image
+import pytest
+from running_server import chat, image_part, mock_pipeline, picture, running
+
+from vlmkit.ask import pixels
+from vlmkit.ask.message import ImagePart
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.errors import RequestError
+from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit_server.chat.convert import Converter
+from vlmkit_server.chat.images import Images
+from vlmkit_server.chat.wire import CHAT as CHAT_BODY
+from vlmkit_server.work.offload import OffloadExecutor
+from vlmkit.settings.images import ImageLimits
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit_server.settings.server import FetchSettings, ServerSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+
+CHAT = "/v1/chat/completions/render"
+
+
+def asked(*urls, **fields):
+    return chat(light=True, **fields) | {
+        "messages": [{"role": "user", "content": [*map(image_part, urls)]}]
+    }
+
+
+def rendered(server, body, path=CHAT):
+    answer = server.post(body, path, headers={"x-vlmkit-strict": "1"})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refusal(server, body):
+    answer = server.post(body, CHAT)
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+def sideways(width, height):
+    """Return a picture whose tag lays it on its side, as a data: URL."""
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    content = io.BytesIO()
+    PIL.Image.new("RGB", (width, height)).save(content, "JPEG", exif=exif)
+    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+@pytest.fixture
+def without_pixels(monkeypatch):
+    def fail(*_):
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr(pixels, "_upright", fail)
+
+
+def test_a_light_prompt_has_the_tokens_of_the_whole_one_and_no_digests(server):
+    body = asked(picture(), sideways(30, 12), picture(9, 80), max_image_tokens=2)
+    light, whole = rendered(server, body), rendered(server, body | {"light": False})
+    assert light["features"].pop("mm_hashes") is None
+    assert whole["features"].pop("mm_hashes") is not None
+    for made in (light, whole):
+        del made["request_id"]
+    assert light == whole
+    assert [image["width"] for image in light["images"]] == [8, 12, 9]
+
+
+def test_no_pixel_is_decoded(server, without_pixels):
+    urls = [picture(), sideways(30, 12), "size:640x480"]
+    found = rendered(server, asked(*urls))
+    each = [(image["width"], image["height"]) for image in found["images"]]
+    assert each == [(8, 6), (12, 30), (640, 480)]
+    assert server.post(asked(picture()) | {"light": False}, CHAT).status_code != 200
+
+
+def test_a_size_stands_for_a_picture_that_nobody_sent(server):
+    found = rendered(server, asked("size:8x6"))
+    assert found["token_ids"] == rendered(server, asked(picture(8, 6)))["token_ids"]
+    source = {"type": "url", "url": "size:8x6"}
+    turn = {"role": "user", "content": [{"type": "image", "source": source}]}
+    body = {"model": "mock", "max_tokens": 1, "light": True, "messages": [turn]}
+    assert rendered(server, body, "/v1/messages/render")["images"][0]["width"] == 8
+
+
+def test_a_response_is_light_as_a_chat_is(server):
+    parts = [{"type": "input_image", "image_url": "size:8x6"}]
+    body = {"model": "mock", "light": True, "input": [{"role": "user", "content": parts}]}
+    made = rendered(server, body, "/v1/responses/render")
+    assert made["token_ids"] == rendered(server, asked(picture(8, 6)))["token_ids"]
+    assert made["images"][0]["width"] == 8
+
+
+def test_texts_are_light_anyway(server):
+    body = {"model": "mock", "prompt": "ab"}
+    path = "/v1/completions/render"
+    (light,), (whole,) = (
+        rendered(server, body | {"light": True}, path),
+        rendered(server, body, path),
+    )
+    assert light["token_ids"] == whole["token_ids"]
+    assert rendered(server, chat(light=True))["token_ids"] == rendered(server, chat())["token_ids"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["size:", "size:8", "size:8x", "size:x6", "size:-8x6", "size:8x6x4", "size:8.0x6", "size:٣x6",
+     "size:9999999999x1", "data:image/png;base64,AAAA", "data:", "/etc/passwd", "file:///x", ""],
+)  # fmt: skip
+def test_what_has_no_size_is_refused_by_its_place(server, url):
+    error = refusal(server, asked("size:8x6", url))
+    assert error["param"] == "messages[0].content[1].image_url.url"
+
+
+def test_sizes_are_bounded_as_pictures_are():
+    limits = PipelineSettings(max_images=2, images=ImageLimits(max_pixels=100))
+    with running({"mock": mock_pipeline(settings=limits)}, max_request_pixels=150) as server:
+        assert refusal(server, asked("size:11x10"))["code"] == "image_too_large"
+        assert refusal(server, asked("size:1x10"))["code"] == "image_too_small"
+        assert refusal(server, asked(*["size:10x10"] * 2))["param"] == "messages"
+        assert refusal(server, asked(*["size:2x2"] * 3))["code"] == "too_many_images"
+
+
+def test_a_size_is_no_picture_for_an_answer(server):
+    for path in (CHAT, "/v1/chat/completions", "/tokenize"):
+        body = asked("size:8x6")
+        del body["light"]
+        error = server.post(body, path).json()["error"]
+        assert error["code"] == "image_url_not_allowed"
+
+
+def test_a_light_prompt_cannot_be_answered(server):
+    request = CHAT_BODY.read(json.dumps(chat()).encode())[0]
+    facts = server.runner().facts
+    converter = Converter(ServerSettings(), None)
+    asked, _ = asyncio.run(converter.request(request, facts, "x", light=True))
+    assert asked.options == PromptOptions(light=True)
+    with pytest.raises(RequestError) as caught:
+        server.runner().submit(asked)
+    assert caught.value.param == "light"
+
+
+def test_a_tokenizer_that_knows_no_sizes_refuses_by_name(monkeypatch):
+    honours = MockTokenizer().honours - {"light"}
+    monkeypatch.setattr(MockTokenizer, "honours", property(lambda _: honours))
+    with running() as server:
+        error = refusal(server, asked(picture()))
+        assert (error["param"], error["code"]) == ("light", "unsupported_parameter")
+        (model,) = server.get("/v1/capabilities").json()["models"]
+        assert "light" in model["endpoints"][CHAT]["refused"]
+        assert rendered(server, asked(picture()) | {"light": False})["images"]
+
+
+class Slowly(BaseHTTPRequestHandler):
+    """Sends a picture, and then waits until it is told that nobody reads any more."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        content = self.server.content
+        self.wfile.write(content[: self.server.num_bytes])
+        self.wfile.flush()
+        self.server.is_over.wait(300)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def site(content, num_bytes) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slowly) as server:
+        server.content, server.num_bytes = content, num_bytes
+        server.is_over = threading.Event()
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/picture"
+        finally:
+            server.is_over.set()
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_of_a_picture_elsewhere_the_beginning_is_fetched_and_no_more(kind, server):
+    noise = random.Random(0).randbytes(300 * 200 * 3)
+    content = io.BytesIO()
+    PIL.Image.frombytes("RGB", (300, 200), noise).save(content, kind)
+    settings = FetchSettings(enabled=True, allow_http=True, timeout_s=300)
+    fetcher = ImageFetcher(settings, may_connect=lambda _: True)
+    images = Images(ServerSettings(), fetcher, OffloadExecutor())
+    with site(content.getvalue(), 2**13) as url:  # the rest never comes
+        shown = images.shown([("x", url)], server.runner().facts, "", light=True)
+        (part,) = asyncio.run(shown)
+    assert isinstance(part, ImagePart)
+    assert (part.image.width, part.image.height) == (300, 200)

@@ -1,0 +1,276 @@
+"""Fields that a plugin adds to requests, and what a sampler says that it ignores, over HTTP.
+
+The server is the real command, the plugin a file that its config names, the clients the real ones.
+"""
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import openai
+import pytest
+from dry_plugin import DRY, Dry, DrySampler
+from running_server import eventually, process, scripted
+
+import vlmkit
+from vlmkit.errors import RequestError
+from vlmkit_testing import SamplerContract
+
+PLUGIN = Path(__file__).with_name("dry_plugin.py")
+CONFIG = textwrap.dedent("""
+    plugins = ["{plugin}"]
+    [[models]]
+    model = "mock"
+    name = "dry"
+    sampler.use = "dry"
+    [[models]]
+    model = "mock"
+    name = "plain"
+    scheduler.use = "patient"
+    [[models]]
+    model = "mock"
+    name = "greedy"
+    sampler.use = "greedy"
+""")
+REPEATS = scripted(text="abcdef", tokens=60)
+HARD = {"multiplier": 50.0, "allowed_length": 4}
+MESSAGES = [{"role": "user", "content": REPEATS}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fields")
+    (folder / "vlmkit.toml").write_text(CONFIG.format(plugin=PLUGIN))
+    arguments = ["serve", "--config", "vlmkit.toml", "--port", "0"]
+    with process([sys.executable, "-m", "vlmkit", *arguments], folder) as made:
+        assert eventually(lambda: made.status() == 200)
+        yield made
+
+
+def ask(server, model="dry", text=REPEATS, **options):
+    return server.client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": text}], **options
+    )
+
+
+def said(answer):
+    return answer.choices[0].message.content
+
+
+def refused(server, **options):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, **options)
+    return caught.value
+
+
+def post(server, path, **body):
+    answer = server.http.post(f"{server.url}/v1/{path}", json=body)
+    return answer, answer.json()
+
+
+def repeats(text, num=10):
+    """Tell whether a run comes again; half characters all look alike, so it is a long one."""
+    return any(text[i : i + num] in text[i + 1 :] for i in range(len(text) - num))
+
+
+# A sampler that reads its field.
+
+
+class TestDry(SamplerContract):
+    def make(self):
+        return DrySampler(frozenset())
+
+
+def test_a_field_of_a_plugin_changes_the_answer_that_asks_for_it(server):
+    plain = said(ask(server))
+    assert plain == "abcdef" * 10
+    dry = said(ask(server, extra_body={"dry": HARD}))
+    assert dry.startswith("abcd")  # the prompt said so, and what is allowed comes again
+    assert not repeats(dry)
+    assert said(ask(server)) == plain
+
+
+def test_fields_of_requests_that_run_together_do_not_meet(server, pool):
+    bodies = [{"dry": HARD} if number % 2 else {} for number in range(8)]
+    answers = list(pool.map(lambda body: said(ask(server, extra_body=body)), bodies))
+    assert len(set(answers[::2])) == len(set(answers[1::2])) == 1
+    assert answers[0] != answers[1]
+
+
+def test_a_text_of_the_tokenizer_breaks_a_run(server):
+    lines = scripted(text="abcdefg\n", tokens=64)
+    plain = ask(server, text=lines)
+    broken = ask(server, text=lines, extra_body={"dry": HARD | {"allowed_length": 8}})
+    assert said(broken) == said(plain)  # a run of eight would go beyond a line
+    assert said(ask(server, text=lines, extra_body={"dry": HARD})) != said(plain)
+
+
+def test_the_same_field_means_the_same_in_every_api_and_in_a_stream(server):
+    expected = said(ask(server, extra_body={"dry": HARD}))
+    stream = ask(server, extra_body={"dry": HARD}, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+    _, answer = post(server, "messages", model="dry", max_tokens=100, messages=MESSAGES, dry=HARD)
+    assert answer["content"][0]["text"] == expected
+    made = server.client.responses.create(model="dry", input=REPEATS, extra_body={"dry": HARD})
+    assert made.output_text == expected
+    made = server.client.completions.create(
+        model="dry", prompt=REPEATS, max_tokens=100, extra_body={"dry": HARD}
+    )
+    assert made.choices[0].text.startswith("abcd")  # another prompt, and so other chances
+    assert not repeats(made.choices[0].text)
+
+
+def test_it_is_the_same_in_python():
+    sections = {"plugins": {"files": [str(PLUGIN)]}, "sampler": {"use": "dry"}}
+    with vlmkit.load("mock", **sections) as model:
+        dry = model.generate(REPEATS, fields={"dry": HARD}).text
+        assert not repeats(dry)
+        assert model.generate(REPEATS, fields={"dry": Dry(**HARD)}).text == dry
+        assert "".join(model.stream(REPEATS, fields={"dry": HARD})) == dry
+        assert set(model.facts.request_fields) == {"dry"}
+        for fields, param in (
+            ({"dry": {"base": 9}}, "dry.base"),
+            ({"dry": Dry(base=0.5)}, "dry.base"),
+            ({"dry": object()}, "dry"),
+            ({"wet": {}}, "wet"),
+        ):
+            with pytest.raises(RequestError) as caught:
+                model.generate("x", fields=fields)
+            assert caught.value.param == param
+
+
+# What is wrong.
+
+
+@pytest.mark.parametrize(
+    ("value", "param", "problem"),
+    [
+        ({"multiplier": 101}, "dry.multiplier", "Expected `float` <= 100.0"),
+        ({"base": "secret"}, "dry.base", "Expected `float`, got `str`"),
+        ({"allowed_length": 1.5}, "dry.allowed_length", "Expected `int`, got `float`"),
+        ({"secret": 1}, "dry", "dry has multiplier, base, allowed_length"),
+        ([1], "dry", "Expected `object`, got `array`"),
+        (True, "dry", "Expected `object`, got `bool`"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_its_place(server, value, param, problem):
+    error = refused(server, extra_body={"dry": value})
+    assert error.param == param
+    assert error.body["message"].startswith(f"{param}: ")
+    assert problem in error.body["message"]
+    assert "secret" not in error.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("value", "param", "code"),
+    [
+        (b'{"multiplier": 1e999}', "dry", "invalid_request"),
+        (b'{"multiplier": ' + b"9" * 10**6 + b"}", None, "body_too_complex"),
+        (b'{"\xff": 1}', None, "invalid_json"),
+        (b'["\\ud800"]', None, "invalid_json"),
+    ],
+)
+def test_what_is_no_number_and_no_text_is_refused_in_it_as_elsewhere(server, value, param, code):
+    body = json.dumps({"model": "dry", "messages": MESSAGES}).encode()[:-1]
+    answer = server.post(body + b', "dry": ' + value + b"}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+def test_null_says_nothing(server):
+    for model in ("dry", "plain"):
+        raw = server.client.chat.completions.with_raw_response.create(
+            model=model, messages=MESSAGES, extra_body={"dry": None, "deadline": None}
+        )
+        assert "x-vlmkit-ignored" not in raw.headers
+        assert said(raw.parse()) == "abcdef" * 10
+
+
+def test_what_would_change_the_answer_is_refused_by_a_model_that_does_not_take_it(server):
+    for value in ({}, HARD, "anything"):
+        error = refused(server, model="plain", extra_body={"dry": value})
+        assert (error.param, error.code) == ("dry", "unsupported_parameter")
+        assert error.body["message"] == "dry is taken by no component of this model"
+
+
+def test_what_changes_no_answer_is_told_where_nobody_takes_it(server):
+    raw = server.client.chat.completions.with_raw_response
+    extra = {"deadline": {"seconds": 3}}
+    taken = raw.create(model="plain", messages=MESSAGES, extra_body=extra)
+    assert "x-vlmkit-ignored" not in taken.headers
+    idle = raw.create(model="dry", messages=MESSAGES, extra_body=extra)
+    assert idle.headers["x-vlmkit-ignored"] == "deadline"
+    error = refused(server, extra_body=extra, extra_headers={"x-vlmkit-strict": "1"})
+    assert error.param == "deadline"
+    assert refused(server, model="plain", extra_body={"deadline": {}}).param == "deadline"
+
+
+def test_a_misspelt_field_is_told_like_any_key_that_nobody_knows(server):
+    raw = server.client.chat.completions.with_raw_response.create(
+        model="dry", messages=MESSAGES, extra_body={"drye": HARD}
+    )
+    assert raw.headers["x-vlmkit-ignored"] == "drye"
+
+
+def test_a_body_that_asks_for_no_answer_tells_the_field(server):
+    answer, _ = post(server, "messages/count_tokens", model="dry", messages=MESSAGES, dry=HARD)
+    assert (answer.status_code, answer.headers["x-vlmkit-ignored"]) == (200, "dry")
+
+
+# What is told.
+
+
+def test_capabilities_tell_each_models_fields_and_what_its_sampler_ignores(server):
+    models = {m["id"]: m for m in server.http.get(f"{server.url}/v1/capabilities").json()["models"]}
+    schema = models["dry"]["request_fields"]["dry"]
+    assert schema["$defs"]["Dry"]["properties"]["base"]["maximum"] == 8
+    assert models["dry"]["sampler"] == {"ignores": [], "is_exact": True}
+    assert list(models["plain"]["request_fields"]) == ["deadline"]
+    assert "temperature" in models["greedy"]["sampler"]["ignores"]
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions"):
+        ends = {name: model["endpoints"][path] for name, model in models.items()}
+        assert "dry" in ends["dry"]["parameters"]
+        assert "dry" in ends["plain"]["refused"]
+        assert "deadline" in ends["plain"]["parameters"]
+        assert "deadline" not in ends["dry"]["refused"] + ends["dry"]["parameters"]
+        assert "temperature" in ends["greedy"]["refused"]
+        assert "temperature" in ends["dry"]["parameters"]
+    assert "dry" not in models["dry"]["endpoints"]["/v1/embeddings"]["refused"]
+
+
+def test_the_document_describes_the_fields(server):
+    document = server.http.get(f"{server.url}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    for body in ("ChatRequest", "MessagesRequest", "ResponsesRequest", "CompletionRequest"):
+        (one, null) = schemas[body]["properties"]["dry"]["anyOf"]
+        assert null == {"type": "null"}
+        place = one["$ref"].removeprefix("#/components/schemas/")
+        assert schemas[place]["properties"]["multiplier"]["maximum"] == 100
+    assert "dry" not in schemas["EmbeddingRequest"]["properties"]
+    assert "#/$defs/" not in json.dumps(document)
+
+
+# What a sampler ignores.
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", 0.7), ("top_p", 0.5), ("logit_bias", {"7": 1}), ("frequency_penalty", 1)],
+)
+def test_what_the_sampler_ignores_is_refused(server, field, value):
+    error = refused(server, model="greedy", **{field: value})
+    assert (error.param, error.code) == (field, "unsupported_parameter")
+    assert error.body["message"] == f"{field} is not followed by this model's sampler"
+
+
+def test_what_says_nothing_is_no_reason_to_refuse(server):
+    answer = ask(server, model="greedy", temperature=0, top_p=1, seed=7, logit_bias={})
+    assert said(answer) == "abcdef" * 10
+
+
+def test_a_struct_of_a_field_is_what_a_component_reads():
+    from vlmkit_testing import new_sequence
+
+    assert DRY.of(new_sequence()) is None
+    assert DRY.of(new_sequence(fields={"dry": Dry()})) == Dry()

@@ -1,0 +1,458 @@
+"""Responses that are stored: continued, read, listed, deleted, cancelled, bounded, kept apart."""
+
+import contextlib
+
+import openai
+import pytest
+from hypothesis import given, strategies as st
+from openai.types.responses import ResponseItemList
+from responding import PATH, body, checked, events, image, refused, text, user, whole
+from running_server import asked, eventually, picture, running, said, scripted
+
+from vlmkit.errors import RequestError
+from vlmkit_server.http.errors import Overloaded
+from vlmkit_server.responses.event_log import EventLog
+from vlmkit_server.responses.items import KeptItem
+from vlmkit_server.responses.store import ResponseStore, Turn
+from vlmkit_server.settings.server import ResponsesSettings
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}
+CALLS = [{"name": "look", "arguments": {}}]
+SLOW = {"text": "x", "tokens": 2000, "latency_s": 0.05}
+
+
+def stored(server, response_id, **headers):
+    return server.get(f"{PATH}/{response_id}", headers=headers)
+
+
+def conversation(requests):
+    return [said(message) for message in requests[-1].messages]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_goes_on_from_a_stored_response(server, monkeypatch, stream):
+    def ask(given, **fields):
+        sent = {"tools": [TOOL], **fields}
+        if stream:
+            return events(server, given, **sent)[-1].response
+        return whole(server, given, **sent)
+
+    question = user([text(scripted(text="hm", reasoning="so", calls=CALLS)), image(picture())])
+    first = ask([question], instructions="be brief")
+    call = first.output[-1]
+    shown = {"type": "function_call_output", "call_id": call.call_id, "output": [image(picture())]}
+    second = ask([shown], previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    with asked(server, monkeypatch) as requests:
+        ask("and?", previous_response_id=second.id)
+        items = [question, *first.output, shown, *second.output, user("and?")]
+        ask([item if isinstance(item, dict) else item.model_dump() for item in items])
+    gone_on, at_once = ([said(message) for message in each.messages] for each in requests)
+    assert gone_on == at_once
+    assert [role for role, *_ in gone_on] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+def test_the_official_client_has_a_conversation(server):
+    client = server.client().responses
+    first = client.create(model="mock", input=scripted(text="four"))
+    second = client.create(model="mock", input="why?", previous_response_id=first.id)
+    assert second.output_text == "why?"
+    assert second.usage.input_tokens > first.usage.input_tokens
+    held = client.retrieve(first.id)
+    assert (held.id, held.status, held.output) == (first.id, "completed", first.output)
+    items = client.input_items.list(second.id, order="asc").data
+    assert [item.type for item in items] == ["message", "message", "message"]
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    client.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.retrieve(first.id)
+    third = client.create(model="mock", input="so?", previous_response_id=second.id)
+    assert third.output_text == "so?"
+
+
+def test_what_is_counted_builds_upon_what_is_stored(server):
+    first = whole(server, scripted(text="four"))
+    asked_for = {"model": "mock", "input": "why?", "previous_response_id": first.id}
+    counted = server.post(asked_for, f"{PATH}/input_tokens").json()["input_tokens"]
+    assert counted == whole(server, "why?", previous_response_id=first.id).usage.input_tokens
+
+
+def test_an_item_of_an_answer_can_be_referred_to(server, monkeypatch):
+    first = whole(server, scripted(text="four", reasoning="hm"))
+    thought, answer = first.output
+    references = [{"type": "item_reference", "id": thought.id}, {"id": answer.id}]
+    with asked(server, monkeypatch) as requests:
+        second = whole(server, [user("a"), *references, user("b")])
+        whole(server, "c", previous_response_id=second.id)
+        referred = [said(message) for message in requests[0].messages]
+        whole(server, [user("a"), *(item.model_dump() for item in first.output), user("b")])
+    assert referred == conversation(requests)
+    assert [said(message) for message in requests[1].messages][:3] == referred
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_is_not_to_be_stored_is_not_found(server, stream):
+    told = events(server, store=False)[-1].response if stream else whole(server, store=False)
+    assert told.store is False
+    assert stored(server, told.id).status_code == 404
+    error = refused(server, previous_response_id=told.id)
+    assert (error["code"], error["param"]) == (
+        "previous_response_not_found",
+        "previous_response_id",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")],
+)
+def test_what_is_not_stored_is_a_404(server, method, path):
+    answer = server.http.request(method, f"{server.url}{PATH}/resp_x{path}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "response_not_found"
+
+
+def test_a_response_belongs_to_the_credentials_that_made_it(server):
+    mine = {"authorization": "Bearer mine"}
+    told = checked(server.post(body(scripted(text="four")), PATH, headers=mine).json())
+    for yours in ({}, {"authorization": "Bearer yours"}):
+        url = f"{server.url}{PATH}/{told.id}"
+        assert stored(server, told.id, **yours).status_code == 404
+        assert server.get(f"{PATH}/{told.id}/input_items", headers=yours).status_code == 404
+        assert server.http.delete(url, headers=yours).status_code == 404
+        for sent in (
+            body(previous_response_id=told.id),
+            body([{"type": "item_reference", "id": told.output[0].id}]),
+        ):
+            assert server.post(sent, PATH, headers=yours).status_code == 404
+    assert stored(server, told.id, **mine).status_code == 200
+    sent = body(previous_response_id=told.id)
+    assert server.post(sent, PATH, headers=mine).status_code == 200
+
+
+def listing(server, response_id, **query):
+    return server.get(f"{PATH}/{response_id}/input_items", params=query)
+
+
+def test_items_are_listed_in_pages(server):
+    told = whole(server, [user("a"), user([text("b"), image(picture())]), user("c")])
+    pages = [ResponseItemList.model_validate(listing(server, told.id, limit=2).json())]
+    assert pages[0].has_more
+    after = pages[0].last_id
+    pages.append(
+        ResponseItemList.model_validate(listing(server, told.id, limit=2, after=after).json())
+    )
+    assert not pages[1].has_more
+    assert [[item.content[0].text for item in page.data] for page in pages] == [["c", "b"], ["a"]]
+    assert pages[0].data[1].content[1].image_url == picture()
+    assert (pages[1].first_id, pages[1].last_id) == (pages[1].data[0].id,) * 2
+    rising = listing(server, told.id, order="asc").json()["data"]
+    assert [item["id"] for item in reversed(rising)] == [
+        item.id for page in pages for item in page.data
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [({"limit": 0}, "limit"), ({"limit": "x"}, "limit"), ({"limit": 101}, "limit"),
+     ({"order": "up"}, "order"), ({"after": "msg_x"}, "after")],
+)  # fmt: skip
+def test_a_query_that_makes_no_sense_is_refused(server, query, param):
+    answer = listing(server, whole(server).id, **query)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def in_background(server, **script):
+    return whole(server, scripted(**script), background=True)
+
+
+def status(server, response_id):
+    return checked(stored(server, response_id).json()).status
+
+
+def test_a_response_that_is_streamed_can_be_looked_at(server):
+    client = server.client().responses
+    with client.create(**body(scripted(**SLOW)), stream=True) as stream:
+        response_id = next(iter(stream)).response.id
+        told = client.retrieve(response_id)
+        assert (told.status, told.output) == ("in_progress", [])
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.create(**body(), previous_response_id=response_id)
+        assert raised.value.param == "previous_response_id"
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.cancel(response_id)
+        assert raised.value.param == "id"
+    assert eventually(server.is_idle)
+    with pytest.raises(openai.NotFoundError):
+        client.retrieve(response_id)
+
+
+def test_an_answer_in_the_background_is_looked_for_later(server):
+    client = server.client().responses
+    told = client.create(**body(scripted(text="four", latency_s=0.05)), background=True)
+    assert (told.status, told.background, told.output) == ("in_progress", True, [])
+    assert eventually(lambda: client.retrieve(told.id).status == "completed")
+    assert client.retrieve(told.id).output_text == "four"
+    assert client.cancel(told.id).status == "completed"
+    following = client.create(**body("why?"), previous_response_id=told.id)
+    assert following.output_text == "why?"
+    assert eventually(server.is_idle)
+
+
+def test_an_answer_in_the_background_can_be_cancelled(server):
+    told = in_background(server, **SLOW)
+    assert not server.is_idle()
+    for _ in range(2):
+        cancelled = server.http.post(f"{server.url}{PATH}/{told.id}/cancel")
+        assert checked(cancelled.json()).status == "cancelled"
+        assert eventually(server.is_idle)
+    assert status(server, told.id) == "cancelled"
+    assert refused(server, previous_response_id=told.id)["param"] == "previous_response_id"
+
+
+def test_an_answer_in_the_background_ends_when_it_is_deleted(server):
+    told = in_background(server, **SLOW)
+    assert server.http.delete(f"{server.url}{PATH}/{told.id}").json()["deleted"] is True
+    assert eventually(server.is_idle)
+
+
+def test_an_answer_in_the_background_that_fails_says_so(server):
+    told = in_background(server, text="abcdef", fail_at_token=3)
+    assert eventually(lambda: status(server, told.id) == "failed")
+    failed = checked(stored(server, told.id).json())
+    assert failed.error.code == "server_error"
+
+
+def test_an_answer_in_the_background_has_a_place_in_the_server():
+    with running(max_requests=2) as server:
+        told = in_background(server, **SLOW)
+        second = server.post(body(scripted(**SLOW), background=True), PATH)
+        assert (second.status_code, second.json()["error"]["code"]) == (429, "server_overloaded")
+        assert eventually(lambda: server.runner().stats().num_running == 1)
+        assert server.http.post(f"{server.url}{PATH}/{told.id}/cancel").status_code == 200
+        assert eventually(server.is_idle)
+        assert whole(server).status == "completed"
+
+
+def test_a_server_that_ends_cuts_off_what_goes_on_in_the_background():
+    with running(drain_timeout_s=0.1) as server:
+        runner = server.runner()
+        in_background(server, **SLOW)
+        assert eventually(lambda: runner.stats().num_running == 1)
+        server.service.is_draining = True
+        refused = server.post(body("x", background=True), PATH)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
+    assert runner.stats().num_running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_stored_has_no_place_in_the_background(server, stream):
+    assert refused(server, background=True, store=False, stream=stream)["param"] == "background"
+    assert eventually(server.is_idle)
+
+
+def test_a_server_may_store_nothing():
+    with running(responses=ResponsesSettings(max_stored=0)) as server:
+        told = whole(server)
+        assert told.store is False
+        assert stored(server, told.id).status_code == 404
+        assert refused(server, store=True)["param"] == "store"
+        assert refused(server, background=True)["param"] == "background"
+
+
+def test_what_was_used_least_recently_is_forgotten():
+    with running(responses=ResponsesSettings(max_stored=2)) as server:
+        first, second = whole(server, scripted(text="1")), whole(server, scripted(text="2"))
+        assert stored(server, first.id).status_code == 200
+        third = whole(server, "so?", previous_response_id=first.id)
+        held = [stored(server, each.id).status_code for each in (first, second, third)]
+        assert held == [200, 404, 200]
+
+
+def test_a_response_that_is_too_large_says_that_it_is_not_stored():
+    with running(responses=ResponsesSettings(max_stored_bytes=10_000)) as server:
+        small, large = whole(server, "x"), whole(server, "x" * 10_000, max_output_tokens=3)
+        assert [small.store, large.store] == [True, False]
+        assert [stored(server, told.id).status_code for told in (small, large)] == [200, 404]
+        assert refused(server, "x" * 10_000, background=True)["param"] == "background"
+        assert eventually(server.is_idle)
+
+
+def test_a_stored_conversation_is_no_larger_than_a_body_may_be():
+    with running(max_body_bytes=4000) as server:
+        told = whole(server, "x" * 3000, max_output_tokens=3)
+        told = whole(server, "y" * 1000, previous_response_id=told.id, max_output_tokens=3)
+        error = refused(server, "z", previous_response_id=told.id)
+        assert (error["code"], error["param"]) == (
+            "context_length_exceeded",
+            "previous_response_id",
+        )
+
+
+def test_a_stored_conversation_has_no_more_items_than_may_be_sent(server):
+    told = whole(server, [user("")] * 2047, max_output_tokens=3)
+    assert refused(server, [user("a")], previous_response_id=told.id)["param"] == "input"
+
+
+def test_a_picture_of_a_stored_turn_that_is_refused_names_that(server):
+    pictures = [user([image(picture())])]
+    told = whole(server, pictures)
+    with running(max_request_pixels=1) as small:
+        error = refused(small, pictures)
+        assert error["param"] == "input"
+    limit = server.runner().facts.bounds.max_images
+    error = refused(server, [user([image(picture())] * limit)], previous_response_id=told.id)
+    assert (error["code"], error["param"]) == ("too_many_images", "input")
+
+
+# The store by itself.
+
+OWNER = b"me"
+
+
+def item(name, size=1):
+    return KeptItem(name, b"x" * size)
+
+
+ACTION = st.one_of(
+    st.tuples(
+        st.just("ask"),
+        st.integers(0, 9),
+        st.integers(0, 400),
+        st.booleans(),
+        st.sampled_from(["one", "other"]),
+    ),
+    st.tuples(st.just("delete"), st.integers(0, 9)),
+    st.tuples(st.just("find"), st.integers(0, 9)),
+    st.tuples(st.just("abandon"), st.integers(0, 9)),
+    st.tuples(st.just("grow"), st.integers(0, 9), st.integers(0, 2000)),
+)
+
+
+@given(st.lists(ACTION, max_size=40), st.integers(1, 5), st.integers(500, 5000))
+def test_the_store_is_bounded_and_counts_what_it_holds(actions, most, most_bytes):
+    store = ResponseStore(ResponsesSettings(max_stored=most, max_stored_bytes=most_bytes))
+    names, unfinished = [], set()
+    for number, (kind, which, *how) in enumerate(actions):
+        name = names[which % len(names)] if names else "none"
+        if kind == "ask":
+            size, is_over, account = how
+            before = None
+            with contextlib.suppress(RequestError):
+                before = store.turn(name, OWNER)
+            turn = Turn(OWNER, (item(f"i{number}", size),), before, account)
+            log = EventLog(store.max_event_bytes)
+            try:
+                if not store.begin(f"r{number}", b"body", turn, None, log):
+                    continue
+            except Overloaded:  # all that this account keeps is unfinished
+                own = [r for r in store._responses.values() if r.turn.account == account]
+                assert not any(response.is_over for response in own)
+                continue
+            names.append(f"r{number}")
+            unfinished.add(f"r{number}")
+            if is_over:
+                store.finish(names[-1], b"whole body", (item(f"o{number}", size),))
+                unfinished.discard(names[-1])
+        elif kind == "abandon":
+            store.abandon(name)
+            unfinished.discard(name)
+        elif kind == "grow":
+            if found := store._responses.get(name):
+                found.log.add(b"x" * how[0] + b"\n\n")
+                store.grow(name, found.log.num_bytes)
+        else:
+            with contextlib.suppress(RequestError):
+                getattr(store, kind)(name, OWNER)
+                unfinished -= {name} if kind == "delete" else set()
+        assert unfinished <= store._responses.keys()  # what is being answered goes on
+        check(store, most, most_bytes)
+    for name in names:
+        with contextlib.suppress(RequestError):
+            store.delete(name, OWNER)
+    assert (store._holdings.num_bytes, store._responses, store._answered) == (0, {}, {})
+
+
+def check(store, most, most_bytes):
+    """Count anew what the store holds."""
+    assert len(store._responses) <= most
+    turns = {}
+    for response in store._responses.values():
+        turn = response.turn
+        while turn is not None and turn not in turns:
+            turns[turn] = True
+            turn = turn.before
+    bodies = sum(len(response.body) for response in store._responses.values())
+    events = sum(store._num_event_bytes.values())
+    assert store._holdings.num_bytes == bodies + events + sum(turn.num_bytes for turn in turns)
+    assert store._num_event_bytes.keys() <= store._responses.keys()
+    assert store._holdings.num_bytes <= most_bytes
+    assert store._answered.keys() == {each.id for turn in turns for each in turn.answered}
+
+
+def test_a_long_chain_of_turns_is_let_go_without_recursion():
+    store = ResponseStore(ResponsesSettings(max_stored=1))
+    turn = None
+    for number in range(5000):
+        turn = Turn(OWNER, (item(f"i{number}"),), turn)
+        store.begin(f"r{number}", b"", turn)
+        store.finish(f"r{number}", b"", (item(f"o{number}"),))
+    assert len(turn.items()) == 10_000
+    store.delete("r4999", OWNER)
+    assert (store._holdings.num_bytes, store._answered) == (0, {})
+
+
+def test_an_answer_that_is_too_large_is_forgotten_alone():
+    store = ResponseStore(ResponsesSettings(max_stored_bytes=2000))
+    store.begin("small", b"", Turn(OWNER, (item("a"),), None))
+    store.begin("large", b"", Turn(OWNER, (item("b"),), None))
+    store.finish("large", b"", (item("c", 5000),))
+    assert store.find("small", OWNER)
+    with pytest.raises(RequestError):
+        store.find("large", OWNER)
+
+
+def begun(store, name, account, size=1):
+    turn = Turn(account.encode(), (item(f"{name}-said", size),), None, account)
+    return store.begin(name, b"", turn)
+
+
+def test_who_keeps_most_forgets_and_nobody_elses_are_pushed_out():
+    store = ResponseStore(ResponsesSettings(max_stored=10))
+    for number in range(3):
+        begun(store, f"mine{number}", "me")
+        store.finish(f"mine{number}", b"", ())
+    for number in range(100):
+        begun(store, f"theirs{number}", "them")
+        store.finish(f"theirs{number}", b"", ())
+    kept = list(store._responses)
+    assert kept == [f"mine{n}" for n in range(3)] + [f"theirs{n}" for n in range(93, 100)]
+    begun(store, "mine3", "me")
+    assert "theirs93" not in store._responses
+
+
+def test_what_is_being_answered_is_pushed_out_by_nobody():
+    store = ResponseStore(ResponsesSettings(max_stored=4))
+    for number in range(4):
+        begun(store, f"theirs{number}", "them")
+    with pytest.raises(Overloaded, match="still being answered"):
+        begun(store, "theirs4", "them")
+    with pytest.raises(Overloaded):
+        begun(store, "mine", "me")
+    store.finish("theirs2", b"", ())
+    assert begun(store, "mine", "me")
+    assert list(store._responses) == ["theirs0", "theirs1", "theirs3", "mine"]
+
+
+def test_events_that_find_no_room_are_let_go_and_nothing_else():
+    store = ResponseStore(ResponsesSettings(max_stored_bytes=4000))
+    log = EventLog(4000)
+    turn = Turn(b"them", (item("said"),), None, "them")
+    store.begin("theirs", b"", turn, None, log)
+    begun(store, "mine", "me", 1000)
+    store.finish("mine", b"", ())
+    for _ in range(100):
+        log.add(b"x" * 98 + b"\n\n")
+        store.grow("theirs", log.num_bytes)
+        assert store._holdings.num_bytes <= 4000
+    assert list(store._responses) == ["theirs", "mine"]

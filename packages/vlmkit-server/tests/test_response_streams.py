@@ -1,0 +1,199 @@
+"""Events of responses in the background: told while they come, told again, and gone on with."""
+
+import asyncio
+import json
+import re
+
+import openai
+import pytest
+from hypothesis import given, strategies as st
+from responding import PATH, body, events
+from running_server import eventually, running, scripted
+
+from vlmkit.errors import RequestError
+from vlmkit_server.responses.event_log import EventLog
+from vlmkit_server.settings.server import ResponsesSettings
+
+SAID = scripted(text="né 🙂 and more", reasoning="hm")
+SLOW = scripted(text="x" * 4000, latency_s=0.01)
+
+
+def told(text):
+    """The JSON of each event of a stream."""
+    return [json.loads(event.rpartition("data: ")[2]) for event in text.split("\n\n") if event]
+
+
+def made(server, said, **fields):
+    """The events of an answer in the background."""
+    return list(
+        server.client().responses.create(**body(said, **fields), background=True, stream=True)
+    )
+
+
+def again(server, response_id, **query):
+    """The same answer for the same client, whose credentials these are."""
+    mine = {"authorization": "Bearer none"}
+    return server.get(f"{PATH}/{response_id}", params={"stream": "true"} | query, headers=mine)
+
+
+def test_a_stream_in_the_background_has_the_events_of_any_other(server):
+    plain, own = events(server, SAID), events(server, SAID, background=True)
+    assert [event.type for event in own] == [event.type for event in plain]
+    assert own[-1].response.output_text == plain[-1].response.output_text == "né 🙂 and more"
+    assert own[0].response.background is True
+    assert server.get(f"{PATH}/{own[0].response.id}").json()["status"] == "completed"
+
+
+def test_a_stream_is_told_again_from_where_the_client_was(server):
+    client = server.client().responses
+    first = made(server, SAID)
+    response_id = first[0].response.id
+    assert list(client.retrieve(response_id, stream=True)) == first
+    for number in (0, 4, len(first) - 2):
+        rest = list(client.retrieve(response_id, stream=True, starting_after=number))
+        assert rest == first[number + 1 :]
+    assert again(server, response_id, starting_after=len(first) + 5).text == ""
+    with client.stream(response_id=response_id, starting_after=3) as stream:
+        assert next(iter(stream)).sequence_number == 4
+        assert stream.get_final_response().output_text == "né 🙂 and more"
+
+
+def test_sizes_are_hidden_from_who_asks_for_that(server):
+    told = made(server, SAID, stream_options={"include_obfuscation": True})
+    assert any("obfuscation" in (event.model_extra or {}) for event in told)
+    response_id = told[0].response.id
+    assert "obfuscation" not in again(server, response_id).text
+    assert "obfuscation" in again(server, response_id, include_obfuscation="true").text
+
+
+def test_an_answer_goes_on_when_its_client_goes_and_can_be_followed_again(server):
+    client = server.client().responses
+    said = scripted(text="x" * 200, latency_s=0.01)
+    with client.create(**body(said), background=True, stream=True) as stream:
+        seen = [event for event, _ in zip(stream, range(6), strict=False)]
+    response_id = seen[0].response.id
+    rest = list(client.retrieve(response_id, stream=True, starting_after=5))
+    assert [event.sequence_number for event in seen + rest] == list(range(6 + len(rest)))
+    deltas = [event.delta for event in seen + rest if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == rest[-1].response.output_text == "x" * 200
+
+
+def test_several_follow_one_answer_that_was_begun_without_a_stream(server, pool):
+    client = server.client().responses
+    begun = client.create(**body(scripted(text="x" * 100, latency_s=0.01)), background=True)
+    texts = list(pool.map(lambda _: again(server, begun.id).text, range(4)))
+    assert len(set(texts)) == 1
+    numbers = [event["sequence_number"] for event in told(texts[0])]
+    assert numbers == list(range(len(numbers)))
+    assert told(texts[0])[-1]["response"]["output"] == client.retrieve(begun.id).to_dict()["output"]
+    assert eventually(server.is_idle)
+
+
+@pytest.mark.parametrize("way", ["cancel", "delete"])
+def test_who_follows_an_answer_learns_that_it_was_stopped(server, way):
+    client = server.client().responses
+    begun = client.create(**body(SLOW), background=True)
+    with client.retrieve(begun.id, stream=True) as stream:
+        next(iter(stream))
+        getattr(client, way)(begun.id)
+        *_, last = stream
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
+    assert eventually(server.is_idle)
+    if way == "cancel":
+        assert client.retrieve(begun.id).status == "cancelled"
+        assert told(again(server, begun.id).text)[-1]["sequence_number"] == last.sequence_number
+
+
+def test_an_answer_that_fails_in_the_background_says_so_to_who_follows_and_who_looks(server):
+    *_, last = made(server, scripted(text="abcdef", fail_at_token=3))
+    assert last.type == "response.failed"
+    found = server.client().responses.retrieve(last.response.id)
+    assert (found.status, found.error.code) == ("failed", "server_error")
+    assert found.output == last.response.output
+    with pytest.raises(openai.BadRequestError) as error:
+        server.client().responses.create(**body("x"), previous_response_id=found.id)
+    assert error.value.param == "previous_response_id"
+
+
+def test_only_what_was_made_in_the_background_is_told_again_and_only_to_its_owner(server):
+    plain = server.client().responses.create(**body("x"))
+    with pytest.raises(openai.BadRequestError) as error:
+        server.client().responses.retrieve(plain.id, stream=True)
+    assert error.value.param == "stream"
+    mine = {"authorization": "Bearer mine"}
+    begun = server.post(body("x", background=True), PATH, headers=mine).json()
+    assert again(server, begun["id"]).status_code == 404
+    url = f"{PATH}/{begun['id']}"
+    assert server.get(url, params={"stream": "true"}, headers=mine).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [({"stream": "maybe"}, "stream"), ({"stream": "true", "starting_after": -1}, "starting_after"),
+     ({"starting_after": 1}, "starting_after"), ({"starting_after": "x"}, "starting_after"),
+     ({"stream": "true", "include_obfuscation": "2"}, "include_obfuscation")],
+)  # fmt: skip
+def test_a_query_that_makes_no_sense_is_refused(server, query, param):
+    begun = server.post(body("x", background=True), PATH).json()
+    answer = server.get(f"{PATH}/{begun['id']}", params=query)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_who_follows_has_a_place_in_the_server():
+    with running(max_requests=2) as server:
+        client = server.client().responses
+        begun = client.create(**body(SLOW), background=True)
+        with client.retrieve(begun.id, stream=True) as stream:
+            next(iter(stream))
+            refusal = again(server, begun.id)
+            assert refusal.status_code == 429
+            assert refusal.json()["error"]["code"] == "server_overloaded"
+        client.cancel(begun.id)
+        assert eventually(server.is_idle)
+
+
+def test_events_that_were_let_go_are_not_told_and_the_others_are():
+    with running(responses=ResponsesSettings(max_stored_bytes=160_000)) as server:
+        client = server.client().responses
+        begun = client.create(**body(scripted(text="x" * 300)), background=True)
+        assert eventually(lambda: client.retrieve(begun.id).status == "completed")
+        refusal = again(server, begun.id)
+        assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "starting_after")
+        first = int(re.search(r"number (\d+)", refusal.json()["error"]["message"])[1])
+        assert first > 100
+        rest = told(again(server, begun.id, starting_after=first - 1).text)
+        assert [event["sequence_number"] for event in rest] == list(range(first, first + len(rest)))
+        assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "x" * 300
+
+
+# The log by itself.
+
+
+@given(st.lists(st.lists(st.integers(1, 40), max_size=5), max_size=30), st.integers(1, 200))
+def test_a_log_is_bounded_and_tells_what_it_has_in_its_order(added, most):
+    async def tried():
+        log, events = EventLog(most), []
+        for sizes in added:
+            more = [b"%d:" % (len(events) + n) + b"x" * size for n, size in enumerate(sizes)]
+            events += more
+            log.add(b"".join(event + b"\n\n" for event in more))
+            assert log.num_bytes <= most
+        log.end()
+        for number in range(-1, len(events) + 1):
+            try:
+                found = [each async for each in _all(log, number)]
+            except RequestError:
+                assert number + 1 < len(events)
+            else:
+                assert found == [event + b"\n\n" for event in events[number + 1 :]]
+        kept = [event async for event in _all(log, len(events) - 1 - len(log._events))]
+        assert sum(map(len, kept)) == log.num_bytes
+
+    asyncio.run(tried())
+
+
+async def _all(log, number):
+    while found := await log.after(number):
+        for event in found:
+            yield event
+        number += len(found)

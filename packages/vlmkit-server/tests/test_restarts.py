@@ -1,0 +1,68 @@
+"""When a model that failed is loaded again, and when that is given up."""
+
+import asyncio
+import logging
+
+import pytest
+from running_server import eventually, running
+
+from vlmkit_server.fleet import load_watch
+from vlmkit_server.fleet.restarts import STEADY_S, Restarts
+from vlmkit_server.settings.fleet import FleetSettings
+
+
+def test_each_wait_is_twice_the_one_before_until_it_is_given_up():
+    restarts = Restarts(4)
+    assert [restarts.next_wait_s("one", 0.0) for _ in range(5)] == [1.0, 2.0, 4.0, 8.0, None]
+    assert restarts.next_wait_s("two", 0.0) == 1.0
+
+
+def test_waits_have_a_bound():
+    restarts = Restarts(100)
+    assert [restarts.next_wait_s("one", 0.0) for _ in range(100)][-1] == 60.0
+
+
+def test_who_served_for_long_starts_anew():
+    restarts = Restarts(1)
+    assert restarts.next_wait_s("one", 0.0) == 1.0
+    assert restarts.next_wait_s("one", STEADY_S) is None
+    assert restarts.next_wait_s("one", 2 * STEADY_S + 1) == 1.0
+
+
+def test_a_load_that_takes_long_is_told_again_and_again_and_then_given_up(monkeypatch, caplog):
+    monkeypatch.setattr(load_watch, "FIRST_TOLD_S", 0.01)
+    given_up = []
+
+    async def watched():
+        is_over = asyncio.Event()
+
+        def give_up(name):
+            given_up.append(name)
+            is_over.set()
+
+        watch = load_watch.LoadWatch(0.1, give_up)
+        watch.begin("one")
+        await is_over.wait()
+        watch.end()
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(watched())
+    assert given_up == ["one"]
+    assert "model 'one' is being loaded for 0.01 s by now" in caplog.text
+    assert "model 'one' is being loaded for 0.02 s by now" in caplog.text
+
+
+@pytest.mark.parametrize("timeout_s", [None, 0.05])
+def test_a_server_ends_by_a_load_without_end_only_if_told_to(yard, timeout_s):
+    fleet = FleetSettings(load_timeout_s=timeout_s)
+    offers = {"one": yard.offer("one")}
+    yard.hold("one")
+    with running(offers, fleet=fleet) as server:
+        assert eventually(lambda: yard.num_loads["one"] == 1)
+        if timeout_s is not None:
+            assert eventually(lambda: server.service.fleet.error is not None)
+            assert "was not loaded within" in str(server.service.fleet.error)
+        yard.let_go("one")
+        if timeout_s is None:
+            assert eventually(lambda: server.get("/readyz").status_code == 200)
+            assert server.service.fleet.error is None

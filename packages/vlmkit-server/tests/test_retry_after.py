@@ -1,0 +1,120 @@
+"""What ``Retry-After`` says is what is known: of a load, of one that failed, of a drain."""
+
+import asyncio
+
+import pytest
+from running_server import mock_pipeline
+
+from vlmkit_server.fleet import load_failure, served_model
+from vlmkit_server.fleet.load_failure import not_there, refusal
+from vlmkit_server.fleet.roster import Roster
+from vlmkit_server.fleet.served_model import ServedModel
+from vlmkit_server.http.errors import LONGEST_WAIT_S, RETRY_AFTER_S, waiting_s
+from vlmkit_server.offer import Offer
+from vlmkit_server.work import service
+from vlmkit_server.work.service import Service
+from vlmkit_server.settings.fleet import FleetSettings
+from vlmkit_server.settings.server import ServerSettings
+
+
+class Clock:
+    now_s = 1000.0
+
+    def monotonic(self):
+        return self.now_s
+
+    time = monotonic
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    played = Clock()
+    for module in (served_model, load_failure, service):
+        monkeypatch.setattr(module, "time", played)
+    return played
+
+
+@pytest.fixture
+def runner():
+    with mock_pipeline() as runner:
+        yield runner
+
+
+def told(model):
+    return not_there(model, "not there").retry_after_s
+
+
+def loaded(model, clock, runner, took_s):
+    model.start()
+    clock.now_s += took_s
+    model.finish(runner)
+    model.forget()
+
+
+def test_of_a_first_load_nothing_is_known(clock):
+    model = ServedModel("one", Offer(load=mock_pipeline), is_expected=False)
+    for step in (model.want, model.start):
+        step()
+        assert told(model) == RETRY_AFTER_S
+    assert Roster({"one": Offer()}, FleetSettings()).ready_in_s is None
+
+
+def test_a_load_takes_as_long_as_the_one_before(clock, runner):
+    model = ServedModel("one", Offer(load=mock_pipeline), is_expected=False)
+    loaded(model, clock, runner, 40.0)
+    model.want()
+    assert told(model) == 40
+    model.start()
+    clock.now_s += 12.5
+    assert told(model) == 28
+    clock.now_s += 30.0  # longer than before: who knows
+    assert told(model) == RETRY_AFTER_S
+    model.finish(runner)
+    model.forget()
+    model.want()
+    assert told(model) == 43
+
+
+def test_a_model_that_failed_is_tried_again_at_a_time_that_is_known(clock):
+    model = ServedModel("one", Offer(load=mock_pipeline), is_expected=False)
+    model.start()
+    model.fail(RuntimeError())
+    assert refusal(model).retry_after_s == 30
+    clock.now_s += 12.2
+    assert refusal(model).retry_after_s == 18
+
+
+def test_a_restart_waits_first_and_then_loads(clock, runner):
+    roster = Roster({"one": Offer(load=mock_pipeline)}, FleetSettings(on_engine_failure="restart"))
+    model = roster.models["one"]
+    loaded(model, clock, runner, 5.0)
+    model.restart(clock.now_s + 8.0)
+    model.want()
+    assert told(model) == 13
+    assert roster.ready_in_s == 13.0
+
+
+def test_a_drain_is_over_when_its_time_is(clock, runner):
+    async def drained():
+        served = Service({"mock": runner}, ServerSettings())
+        with served.opened():
+            draining = asyncio.ensure_future(served.drain(40.0))
+            await asyncio.sleep(0)
+            first = served.closing().retry_after_s
+            clock.now_s += 39.5
+            last = served.closing().retry_after_s
+            clock.now_s += 3.0
+            late = served.closing().retry_after_s
+        assert await draining
+        served.fleet.close()
+        return first, last, late
+
+    assert asyncio.run(drained()) == (40, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("known_s", "expected"),
+    [(None, RETRY_AFTER_S), (-3.0, 1), (0.2, 1), (7.0, 7), (7.1, 8), (3600.0, LONGEST_WAIT_S)],
+)
+def test_it_is_whole_seconds_within_a_minute(known_s, expected):
+    assert waiting_s(known_s) == expected

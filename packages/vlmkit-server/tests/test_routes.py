@@ -1,0 +1,127 @@
+"""Probes of fleets, the methods of every route, and which web pages may read answers."""
+
+import re
+
+import msgspec
+import pytest
+from litestar.routes import HTTPRoute
+from running_server import chat, running
+
+from vlmkit import __version__
+from vlmkit_server.app import create_app
+from vlmkit_server.settings.server import ServerSettings
+
+PAGE = "https://chat.example.com"
+ASKS = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+ROUTES = {
+    route.path: set(route.methods)
+    for route in create_app({}).routes
+    if isinstance(route, HTTPRoute)
+}
+READABLE = sorted(path for path, methods in ROUTES.items() if "GET" in methods)
+POSTED = sorted(path for path, methods in ROUTES.items() if "POST" in methods)
+
+
+def filled(path):
+    return re.sub(r"\{.*?\}", "mock", path)
+
+
+def preflight(server, origin, path="/v1/chat/completions"):
+    headers = ASKS | {"origin": origin}
+    return server.http.request("OPTIONS", f"{server.url}{path}", headers=headers)
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/ping"])
+def test_a_router_learns_that_the_server_is_of_use(server, path):
+    assert server.get(path).json() == {"status": "ok"}
+
+
+def test_the_version_is_told(server):
+    assert server.get("/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize("path", READABLE)
+def test_what_is_read_can_be_asked_for_without_its_body(server, path):
+    url = server.url + filled(path)
+    whole, head = server.http.get(url), server.http.head(url)
+    assert (head.status_code, head.content) == (whole.status_code, b"")
+    told = ("content-type", "content-length")
+    assert [head.headers[name] for name in told] == [whole.headers[name] for name in told]
+    assert head.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", sorted({*POSTED} - {*READABLE}))
+def test_what_is_posted_to_cannot_be_read(server, path):
+    for method in ("GET", "HEAD"):
+        answer = server.http.request(method, server.url + filled(path))
+        assert answer.status_code == 405
+        assert allowed(answer) == {"POST", "OPTIONS"}
+
+
+@pytest.mark.parametrize("path", sorted(ROUTES))
+def test_every_route_tells_its_methods(server, path):
+    answer = server.http.options(server.url + filled(path))
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert allowed(answer) == ROUTES[path]
+
+
+def allowed(answer):
+    return set(answer.headers["allow"].replace(" ", "").split(","))
+
+
+def test_what_is_not_there_is_not_there_for_any_method(server):
+    for method in ("GET", "HEAD", "OPTIONS", "POST"):
+        assert server.http.request(method, f"{server.url}/nowhere").status_code == 404
+
+
+def test_no_page_may_read_a_server_unless_the_operator_says_so(server):
+    page = {"origin": PAGE}
+    answers = [
+        preflight(server, PAGE),
+        server.get("/v1/models", headers=page),
+        server.post(chat(), headers=page),
+    ]
+    assert not [
+        name for answer in answers for name in answer.headers if name.startswith("access-control")
+    ]
+
+
+def test_a_page_of_a_listed_origin_may_ask_and_read():
+    with running(allowed_origins=(PAGE, "http://localhost:3000")) as server:
+        answer = preflight(server, PAGE)
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert answer.headers["access-control-allow-methods"] == "POST"
+        assert answer.headers["access-control-allow-headers"] == "content-type"
+        page = {"origin": PAGE}
+        for stream in (False, True):
+            answer = server.post(chat(stream=stream), headers=page)
+            assert answer.headers["access-control-allow-origin"] == PAGE
+            exposed = answer.headers["access-control-expose-headers"].split(", ")
+            assert {"x-request-id", "retry-after", "x-ratelimit-remaining-tokens"} <= {*exposed}
+            assert "access-control-allow-credentials" not in answer.headers
+            assert answer.headers["vary"] == "origin"
+        refused = server.post(b"{", headers=page)
+        assert refused.status_code == 400
+        assert refused.headers["access-control-allow-origin"] == PAGE
+
+
+@pytest.mark.parametrize("origin", [f"{PAGE}.evil.example", "http://chat.example.com", "null", ""])
+def test_a_page_of_another_origin_may_not(origin):
+    with running(allowed_origins=(PAGE,)) as server:
+        read = server.get("/healthz", headers={"origin": origin})
+        for answer in (preflight(server, origin), read):
+            assert "access-control-allow-origin" not in answer.headers
+            assert answer.headers["vary"] == "origin"  # a cache must not show it to the listed one
+
+
+def test_a_listed_origin_is_no_way_around_the_servers_own_name():
+    with running(allowed_origins=(PAGE,)) as server:
+        headers = {"origin": PAGE, "host": "evil.example"}
+        assert server.get("/v1/models", headers=headers).status_code == 421
+
+
+@pytest.mark.parametrize("origin", ["*", "https://*.example.com", "example.com", f"{PAGE}/", ""])
+def test_an_origin_is_a_scheme_and_a_host(origin):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"allowed_origins": [origin]}, ServerSettings)

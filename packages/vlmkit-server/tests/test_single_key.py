@@ -1,0 +1,103 @@
+"""One key for all clients: from a variable or from a file, and never shown."""
+
+import signal
+import sys
+
+import msgspec
+import pytest
+from running_server import chat, eventually, process, running
+
+from vlmkit import cli
+from vlmkit.errors import ConfigError
+from vlmkit_server.run import serve
+from vlmkit_server.settings.server import ServerSettings
+
+SECRET, OTHER = "a-key-of-at-least-sixteen-characters", "another-key-that-is-long-enough"
+
+
+def bearer(secret):
+    return {"authorization": f"Bearer {secret}"}
+
+
+def test_every_client_needs_the_key_of_the_setting():
+    with running(api_key=SECRET) as server:
+        assert server.post(chat()).status_code == 401
+        assert server.post(chat(), headers=bearer(OTHER)).status_code == 401
+        assert server.post(chat(), headers=bearer(SECRET)).status_code == 200
+        assert server.post(chat(), headers={"x-api-key": SECRET}).status_code == 200
+        assert server.get("/healthz").status_code == 200
+
+
+@pytest.mark.posix
+def test_the_variable_of_a_command_sets_the_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLMKIT_SERVER__API_KEY", SECRET)
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
+    with process(command, tmp_path) as server:
+        ready = lambda: server.get("/readyz", headers=bearer(SECRET)).status_code == 200  # noqa: E731
+        assert eventually(ready)
+        assert server.post(chat()).status_code == 401
+        assert server.post(chat(), headers=bearer(SECRET)).status_code == 200
+        assert SECRET not in server.log.read_text()
+
+
+@pytest.mark.posix
+def test_the_key_of_a_file_is_read_again_on_hangup(tmp_path):
+    (file := tmp_path / "key").write_text(f"{SECRET}\n")
+    option = f"server.api_key_file={file}"
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0", "--set", option]
+    with process(command, tmp_path) as server:
+        status = lambda secret: server.get("/version", headers=bearer(secret)).status_code  # noqa: E731
+        assert (status(SECRET), status(OTHER)) == (200, 401)
+        file.write_text(OTHER)
+        server.process.send_signal(signal.SIGHUP)
+        assert eventually(lambda: (status(SECRET), status(OTHER)) == (401, 200))
+
+
+def test_a_public_address_is_guarded_by_one_key():
+    guarded = ServerSettings(host="192.0.2.1", api_key=SECRET)
+    with pytest.raises(ConfigError, match="cannot be listened on"):
+        serve({}, guarded)
+
+
+@pytest.mark.parametrize("content", ["", "short", "two words of text here", "ä" * 20, "x" * 600])
+def test_what_is_no_key_is_refused_and_not_repeated(content, tmp_path, capsys):
+    (file := tmp_path / "key").write_text(content)
+    assert cli.run(["serve", "mock", "--set", f"server.api_key_file={file}"]) == 2
+    said = capsys.readouterr().err
+    assert "must hold one key and nothing else" in said
+    assert not content or content not in said
+    if content:
+        assert cli.run(["serve", "mock", "--set", f"server.api_key={content}"]) == 2
+        said = capsys.readouterr().err
+        assert "server.api_key = ***" in said
+        assert content not in said
+
+
+def test_two_sources_of_keys_are_one_too_many(tmp_path):
+    for name in ("keys", "key"):
+        (tmp_path / name).touch()
+    files = {"keys_file": str(tmp_path / "keys"), "api_key_file": str(tmp_path / "key")}
+    with pytest.raises(ConfigError, match=r"server.keys_file and server.api_key_file are set"):
+        serve({}, ServerSettings(**files))
+
+
+def test_the_key_is_not_shown_by_a_command(monkeypatch, capsys):
+    monkeypatch.setenv("VLMKIT_SERVER__API_KEY", SECRET)
+    assert cli.run(["config", "show"]) == 0
+    said = capsys.readouterr().out
+    assert SECRET not in said
+    assert "***" in next(line for line in said.splitlines() if line.startswith("server.api_key "))
+
+
+def test_processes_that_handle_files_of_clients_do_not_get_the_key(tmp_path, monkeypatch):
+    """Neither by their environment nor by what they are told to build."""
+    from vlmkit.config.constraint_plan import ConstraintPlan
+    from vlmkit.config.text_side import TextSide
+    from vlmkit.running.renderers.renderer import child_environment
+
+    monkeypatch.setenv("VLMKIT_SERVER__API_KEY", SECRET)
+    assert SECRET not in child_environment().values()
+    for plan in (TextSide, ConstraintPlan):
+        kinds = {field.type for field in msgspec.structs.fields(plan)}
+        assert ServerSettings not in kinds
+        assert not any("Config" in str(kind) for kind in kinds)

@@ -1,0 +1,161 @@
+"""Strangers who open connections and send bodies without end: others are answered meanwhile."""
+
+import json
+import logging
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from running_server import chat, eventually, http_request, running, scripted
+
+from vlmkit_server.http import connection
+from vlmkit_server.identity.key import made
+from vlmkit_server.identity.key_file import add_line
+
+HUGE = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+)
+HUGE += b"content-length: 67108864\r\n"
+ALIAS = "127.0.0.2"  # another caller, where the loopback interface has all such addresses
+
+
+def opened(server, sent=b"", address="127.0.0.1"):
+    """Open a connection from an address and send the beginning of something."""
+    stranger = socket.create_connection(("127.0.0.1", server.port), 300, (address, 0))
+    stranger.sendall(sent)
+    return stranger
+
+
+def is_closed(stranger):
+    """Read to the end, of which there is one only if the server closes."""
+    try:
+        while stranger.recv(65_536):
+            pass
+    except ConnectionError:
+        pass
+    stranger.close()
+    return True
+
+
+def status(server, **options):
+    return server.post(chat("hello", max_tokens=1), **options).status_code
+
+
+def test_bodies_that_are_announced_and_never_come_keep_nobody_out():
+    with running() as server:
+        strangers = [opened(server, HUGE + b"\r\n{") for _ in range(40)]
+        assert eventually(lambda: server.service.bodies.room.num_held == 40)
+        assert status(server) == 200
+        for stranger in strangers:
+            stranger.close()
+        assert eventually(lambda: server.service.bodies.room.num_held == 0)
+
+
+def test_many_who_announce_nothing_are_all_answered():
+    body = json.dumps(chat("hello", max_tokens=1)).encode()
+
+    def chunked(server):
+        head = HUGE.partition(b"content-length")[0] + b"transfer-encoding: chunked\r\n\r\n"
+        stranger = opened(server, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        with stranger:
+            return stranger.recv(65_536).split()[1]
+
+    with running() as server, ThreadPoolExecutor(64) as pool:
+        assert set(pool.map(lambda _: chunked(server), range(64))) == {b"200"}
+
+
+def test_of_bodies_the_one_of_whoever_sends_most_makes_way(tmp_path):
+    path, keys = tmp_path / "keys.jsonl", [made(name, ("chat",)) for name in ("hog", "other")]
+    for key, _ in keys:
+        add_line(path, key)
+    hog, other = ({"authorization": f"Bearer {secret}"} for _, secret in keys)
+    with running(keys_file=str(path), max_pending_body_bytes=50_000) as server:
+        line = f"authorization: {hog['authorization']}\r\n\r\n".encode()
+        strangers = [opened(server, HUGE + line + b" " * 24_000) for _ in range(2)]
+        assert eventually(lambda: server.service.bodies.room.num_held == 48_000)
+        answer = server.post(chat("x" * 30_000), headers=hog)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "server_overloaded")
+        assert server.post(chat("x" * 20_000), headers=other).status_code == 200
+        assert b" 429 " in strangers[0].recv(65_536)
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_the_rest_of_a_body_whose_answer_was_sent_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(connection, "LAST_BYTES_S", 0.05)
+    with running() as server:
+        stranger = opened(server, HUGE.replace(b"/v1/chat/completions", b"/nowhere") + b"\r\n{")
+        assert b" 404 " in stranger.recv(65_536)
+        assert is_closed(stranger)
+
+
+def test_a_connection_goes_on_once_the_rest_of_a_body_came(monkeypatch):
+    monkeypatch.setattr(connection, "LAST_BYTES_S", 0.5)
+    request = http_request(chat("hello", max_tokens=1))
+    with running() as server:
+        stranger = opened(server, request.replace(b"/v1/chat/completions", b"/nowhere")[:-2])
+        assert b" 404 " in stranger.recv(65_536)
+        stranger.sendall(b"]}" + request)
+        assert b" 200 " in stranger.recv(65_536)
+        stranger.close()
+
+
+def test_idle_connections_make_way_for_new_ones():
+    with running(max_connections=4) as server:
+        strangers = [opened(server, b"GET /healthz HTTP/1.1\r\nhost: lo") for _ in range(4)]
+        assert [status(server) for _ in range(3)] == [200] * 3
+        assert is_closed(strangers[0])
+        for stranger in strangers[1:]:
+            stranger.close()
+
+
+def test_a_connection_too_many_is_told_to_come_back(caplog):
+    caplog.set_level(logging.WARNING)
+    slow = http_request(chat(scripted(text="x", tokens=40, latency_s=0.05), stream=True))
+    with running(max_connections=2) as server:
+        busy = [opened(server, slow) for _ in range(2)]
+        assert all(b" 200 " in stranger.recv(65_536) for stranger in busy)
+        answer = server.get("/healthz")
+        assert (answer.status_code, int(answer.headers["retry-after"]) >= 1) == (503, True)
+        assert "a connection was refused: 2 are open" in caplog.text
+        for stranger in busy:
+            stranger.close()
+        assert eventually(lambda: server.get("/healthz").status_code == 200)
+
+
+def test_requests_ahead_of_their_answers_are_few():
+    slow = http_request(chat(scripted(text="x", tokens=40, latency_s=0.05), stream=True))
+    with running() as server:
+        stranger = opened(server, slow + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20)
+        assert is_closed(stranger)
+        assert eventually(server.is_idle)
+
+
+def test_what_is_no_request_keeps_no_connection_open():
+    with running(header_timeout_s=0.3) as server:
+        stranger = opened(server, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b" 200 " in stranger.recv(65_536)
+        stranger.sendall(b"\r\n")
+        assert is_closed(stranger)
+
+
+def test_bodies_that_never_come_take_no_places_of_requests():
+    with running(max_requests=2) as server:
+        strangers = [opened(server, HUGE + b"\r\n{") for _ in range(10)]
+        assert eventually(lambda: server.service.bodies.room.num_held == 10)
+        assert status(server) == 200
+        for stranger in strangers:
+            stranger.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has one address")
+def test_who_holds_most_connections_makes_way_for_others():
+    with running(max_connections=8, body_timeout_s=300) as server:
+        hog = [opened(server, HUGE + b"\r\n{", ALIAS) for _ in range(8)]
+        assert eventually(lambda: server.service.bodies.room.num_held == 8)
+        assert status(server) == 200
+        assert is_closed(hog[0])
+        assert eventually(lambda: server.service.bodies.room.num_held == 7)
+        for stranger in hog:
+            stranger.close()

@@ -1,0 +1,260 @@
+"""Health at a port of its own, whatever the server does; and what systemd is told."""
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import httpx2
+import pytest
+from running_server import chat, eventually, http_client, http_request, process, running, scripted
+from test_strangers import is_closed, opened
+from two_keys import headers_of
+
+from vlmkit.errors import ConfigError
+from vlmkit_server.interfaces.monitor import Monitor, Page
+from vlmkit_server.operate import health_listener, supervisor
+from vlmkit_server.operate.notify import Notifier
+from vlmkit_server.run import serve
+from vlmkit_server.settings.server import ServerSettings
+
+ENDLESS = http_request(chat(scripted(text="x", tokens=4000, latency_s=0.05), stream=True))
+
+
+@pytest.fixture
+def place(caplog):
+    """Where the health of a server is told, which its log says."""
+    caplog.set_level("INFO")
+
+    def found():
+        return re.findall(r"health at (\S+)", caplog.text)[-1]
+
+    return found
+
+
+def health(place, path="/healthz"):
+    with http_client() as http:
+        answer = http.get(f"{place()}{path}")
+        return answer.status_code, answer.json()["status"]
+
+
+def test_health_is_told_while_the_server_is_full(place):
+    with running(health_port=0, max_connections=1) as server:
+        busy = opened(server, ENDLESS)
+        assert b" 200 " in busy.recv(65_536)
+        assert server.get("/healthz").status_code == 503
+        assert health(place) == (200, "ok")
+        assert health(place, "/readyz") == (200, "ready")
+        busy.close()
+
+
+def test_health_is_told_while_the_event_loop_is_busy_and_fails_when_it_hangs(place, monkeypatch):
+    gate = threading.Event()
+    with running(health_port=0) as server:
+        server.service.fleet._loop.call_soon_threadsafe(gate.wait)
+        assert health(place) == (200, "ok")
+        monkeypatch.setattr(supervisor, "STILL_S", 0.1)
+        assert eventually(lambda: health(place) == (503, "failed"))
+        assert health(place, "/readyz") == (503, "failed")
+        gate.set()
+        assert eventually(lambda: health(place) == (200, "ok"))
+
+
+def test_health_fails_with_the_engine(place):
+    with running({"mock": None}, health_port=0):
+        assert health(place) == (200, "ok")
+        assert health(place, "/readyz") == (503, "loading")
+    with running(health_port=0) as server:
+        server.runner().close()
+        assert eventually(lambda: health(place)[0] == 503)
+
+
+def test_strangers_at_the_port_of_health_keep_nobody_out(place, monkeypatch):
+    monkeypatch.setattr(health_listener, "PATIENCE_S", 60.0)
+    with running(health_port=0):
+        port = int(place().rpartition(":")[2])
+        strangers = [socket.create_connection(("127.0.0.1", port), 300) for _ in range(200)]
+        for stranger in strangers[::2]:
+            stranger.sendall(b"GET /healthz")
+        with ThreadPoolExecutor(4) as pool:
+            told = list(pool.map(lambda _: health(place), range(20)))
+        assert told == [(200, "ok")] * 20
+        assert all(is_closed(stranger) for stranger in strangers[:100])
+        for stranger in strangers[100:]:
+            stranger.close()
+
+
+def test_who_says_nothing_at_the_port_of_health_is_not_waited_for(place, monkeypatch):
+    monkeypatch.setattr(health_listener, "PATIENCE_S", 0.2)
+    with running(health_port=0):
+        port = int(place().rpartition(":")[2])
+        assert is_closed(socket.create_connection(("127.0.0.1", port), 300))
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"GET /v1/models HTTP/1.1", b"404"),
+        (b"POST /healthz HTTP/1.1", b"405"),
+        (b"HEAD /healthz?x=1 HTTP/1.0", b"200"),
+        (b"\xff\x00", b"404"),
+        (b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 20_000, b"200"),
+    ],
+)
+def test_nothing_else_is_told_there(place, request_line, status):
+    with running(health_port=0):
+        port = int(place().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), 300) as stranger:
+            stranger.sendall(request_line + b"\r\n\r\n")
+            assert stranger.recv(65_536).split()[1] == status
+
+
+class Told(Monitor):
+    """Shows who asks for the page, in which thread."""
+
+    def __init__(self):
+        self.threads = set()
+
+    def page(self, state, accept):
+        self.threads.add(threading.current_thread())
+        return Page(f"{state.status} {accept}".encode(), "text/plain")
+
+
+def numbers(place, method="GET", **headers):
+    with http_client() as http:
+        return http.request(method, f"{place()}/metrics", headers=headers)
+
+
+def test_numbers_are_told_at_the_port_of_health_where_that_is_wanted(place, tmp_path):
+    told, (key,) = Told(), headers_of(tmp_path, "metrics", scopes=("metrics",))
+    wanted = {"health_port": 0, "health_metrics": True, "max_connections": 1}
+    keys = str(tmp_path / "keys.jsonl")
+    with running(monitors={"told": told}, keys_file=keys, **wanted) as server:
+        assert server.get("/metrics").status_code == 401
+        assert server.get("/metrics", headers=key | {"accept": "a/b"}).text == "ready a/b"
+        busy = opened(server, b"GET /healthz HTTP/1.1\r\n")
+        answer = numbers(place, accept="x/y")
+        assert (answer.status_code, answer.text) == (200, "ready x/y")
+        assert answer.headers["content-type"] == "text/plain"
+        assert numbers(place, "HEAD").content == b""
+        assert numbers(place, "POST").status_code == 405
+        assert health(place) == (200, "ok")
+        assert len(told.threads) == 1
+        busy.close()
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_no_numbers_are_told_there_where_nobody_shows_any_or_wants_it(place, is_wanted):
+    monitors = {} if is_wanted else {"told": Told()}
+    with running(monitors=monitors, health_port=0, health_metrics=is_wanted):
+        assert numbers(place).status_code == 404
+
+
+def test_who_asks_for_numbers_is_not_answered_while_the_event_loop_hangs(place, monkeypatch):
+    monkeypatch.setattr(health_listener, "PATIENCE_S", 0.2)
+    gate = threading.Event()
+    with running(monitors={"told": Told()}, health_port=0, health_metrics=True) as server:
+        server.service.fleet._loop.call_soon_threadsafe(gate.wait)
+        with pytest.raises(httpx2.RemoteProtocolError):
+            numbers(place)
+        assert health(place) == (200, "ok")
+        gate.set()
+        assert eventually(lambda: numbers(place).status_code == 200)
+
+
+def test_numbers_at_a_port_that_is_not_there_are_refused():
+    with pytest.raises(ConfigError, match="health_metrics") as caught:
+        serve({}, ServerSettings(port=0, health_metrics=True))
+    assert caught.value.hint == "set server.health_port"
+
+
+def test_a_port_of_health_that_is_taken_is_told_before_anything_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="cannot be listened on") as caught:
+            serve({}, ServerSettings(port=0, health_port=port))
+    assert caught.value.hint == "choose another server.health_port"
+
+
+# Systemd.
+
+
+class Manager:
+    """Hears what a service says of itself."""
+
+    def __init__(self, address):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._socket.settimeout(300)
+        self.heard = []
+
+    def hears(self, said):
+        """Listen until it is said; the value does not matter where none is given."""
+        while not any(said in (line, line.partition("=")[0]) for line in self.heard):
+            self.heard += self._socket.recv(4096).decode().split("\n")
+        return True
+
+    def close(self):
+        self._socket.close()
+
+
+@pytest.mark.posix
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_systemd_is_told_of_start_reload_life_and_end(tmp_path, monkeypatch, is_abstract):
+    name = f"@vlmkit-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
+    command = [sys.executable, "-m", "vlmkit", "serve", "mock", "--port", "0"]
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    monkeypatch.setenv("WATCHDOG_USEC", "600000")
+    with (
+        closing(Manager(name.replace("@", "\0"))) as manager,
+        process(command, tmp_path) as server,
+    ):
+        assert manager.hears("READY=1")
+        assert "EXTEND_TIMEOUT_USEC=60000000" in manager.heard
+        assert server.status() == 200
+        manager.heard.clear()
+        assert manager.hears("WATCHDOG=1")
+        server.process.send_signal(signal.SIGHUP)
+        assert manager.hears("RELOADING=1")
+        assert manager.hears("MONOTONIC_USEC")
+        at = next(int(line[15:]) for line in manager.heard if line.startswith("MONOTONIC_USEC="))
+        assert at <= time.monotonic_ns() // 1000
+        assert manager.hears("READY=1")
+        server.process.terminate()
+        assert manager.hears("STOPPING=1")
+        assert server.process.wait(300) == 0
+
+
+@pytest.mark.posix
+def test_systemd_hears_no_life_of_a_server_whose_event_loop_hangs(tmp_path, monkeypatch):
+    heard = []
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "1000")
+    monkeypatch.setattr(Notifier, "tell", lambda _, *lines: heard.extend(lines))
+    gate = threading.Event()
+    with running() as server:
+        assert eventually(lambda: "WATCHDOG=1" in heard)
+        server.service.fleet._loop.call_soon_threadsafe(gate.wait)
+        server_is_held = threading.Event()
+        assert not server_is_held.wait(0.3)
+        heard.clear()
+        assert not server_is_held.wait(0.3)
+        assert "WATCHDOG=1" not in heard
+        gate.set()
+        assert eventually(lambda: "WATCHDOG=1" in heard)
+
+
+def test_elsewhere_nobody_is_told(monkeypatch):
+    notifier = Notifier({"WATCHDOG_USEC": "1000"})
+    assert notifier.watchdog_s is None
+    assert not notifier.is_heard
+    notifier.tell("READY=1")
+    Notifier({"NOTIFY_SOCKET": "/nowhere/at/all"}).tell("READY=1")
+    other = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
+    assert Notifier(other).watchdog_s is None

@@ -1,0 +1,83 @@
+"""Work side by side: what is raised when some of it fails, and that none of it is left."""
+
+import asyncio
+
+import pytest
+
+from vlmkit_server.together import in_order, together
+
+
+class Work:
+    """Items that end when they are let: by their names, with an error if that begins with a -."""
+
+    def __init__(self):
+        self.begun, self.left = [], []
+        self._ends = asyncio.Event()
+
+    async def __call__(self, item):
+        self.begun.append(item)
+        try:
+            if item.startswith("endless"):
+                await asyncio.Event().wait()
+            if item.startswith("late"):
+                await self._ends.wait()
+                for _ in range(10):
+                    await asyncio.sleep(0)
+            if item.endswith("fails"):
+                raise ValueError(item)
+            return item.upper()
+        finally:
+            self.left.append(item)
+            self._ends.set()
+
+
+def told(way, *items):
+    """What comes of items, or the error; and the work, of which nothing may be left."""
+
+    async def asked():
+        work = Work()
+        try:
+            return await way(work, items, 8), work
+        except ValueError as error:
+            return str(error), work
+        finally:
+            assert sorted(work.left) == sorted(work.begun)
+
+    return asyncio.run(asyncio.wait_for(asked(), 60))
+
+
+@pytest.mark.parametrize("way", [together, in_order])
+def test_what_comes_is_in_the_order_of_the_items(way):
+    assert told(way, "late a", "b", "c")[0] == ["LATE A", "B", "C"]
+    assert told(way)[0] == []
+
+
+def test_the_first_that_fails_ends_all_others():
+    found, work = told(together, "endless", "fails", "endless too", "fails")
+    assert found == "fails"
+    assert set(work.left) >= {"endless", "endless too"}
+
+
+def test_of_several_that_fail_together_the_first_is_told():
+    assert told(together, "endless", "1 fails", "2 fails", "3 fails")[0] == "1 fails"
+
+
+@pytest.mark.parametrize(("way", "expected"), [(together, "2 fails"), (in_order, "late 1 fails")])
+def test_who_fails_late_is_told_where_the_order_counts(way, expected):
+    assert told(way, "late 1 fails", "2 fails")[0] == expected
+
+
+@pytest.mark.parametrize("way", [together, in_order])
+def test_who_waits_no_more_leaves_nothing(way):
+    async def left():
+        work = Work()
+        waiting = asyncio.ensure_future(way(work, ["endless a", "endless b"], 8))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(work.begun) == 2
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return work
+
+    assert len(asyncio.run(left()).left) == 2

@@ -1,0 +1,169 @@
+"""``truncation: "auto"``: the oldest turns are left out, whole, until the rest fits; it is told."""
+
+import pytest
+from hypothesis import given, strategies as st
+from responding import PATH, body, events, image, refused, text, user, whole
+from running_server import asked, eventually, mock_pipeline, picture, running
+
+from vlmkit.ask.message import Message, TextPart
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit_server.responses.truncation import droppable
+
+AUTO = {"truncation": "auto", "max_output_tokens": 8}
+MOST = 300
+
+
+@pytest.fixture(scope="module")
+def small():
+    models = {"mock": mock_pipeline(max_sequence_tokens=MOST)}
+    with running(models, max_tokens_overflow="reject") as served:
+        yield served
+
+
+def assistant(said):
+    return {"role": "assistant", "content": said}
+
+
+def called(number):
+    call = {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"}
+    return [call, {"type": "function_call_output", "call_id": f"c{number}", "output": "r" * 40}]
+
+
+def texts(request):
+    """What the messages of a request say."""
+    return ["".join(getattr(part, "text", "") for part in each.parts) for each in request.messages]
+
+
+def num_tokens(server, **sent):
+    return server.post({"model": "mock"} | sent, f"{PATH}/render").json()["num_tokens"]
+
+
+def test_the_oldest_turns_are_left_out_and_no_more_than_needed(small, monkeypatch):
+    turns = [each for n in range(8) for each in (user(f"{n}" * 30), assistant(f"{n}" * 30))]
+    said = [{"role": "developer", "content": "be brief"}, *turns, user("newest")]
+    assert refused(small, said, max_output_tokens=8)["code"] == "context_length_exceeded"
+    with asked(small, monkeypatch) as requests:
+        told = whole(small, said, **AUTO)
+    left = texts(requests[-1])
+    assert (left[0], left[-1]) == ("be brief", "newest")
+    num_left_out = told.truncated_items
+    assert left[1:-1] == [text for n in range(8) for text in (f"{n}" * 30,) * 2][num_left_out:]
+    assert told.truncation == "auto"
+    assert told.usage.input_tokens + 8 <= MOST
+    one_more = [said[0], *said[1 + num_left_out - 2 :]]
+    assert num_tokens(small, input=one_more) + 8 > MOST
+
+
+def test_what_fits_is_left_as_it_is_and_nothing_more_is_told(small):
+    told = whole(small, "hello", **AUTO)
+    assert told.truncation == "auto"
+    assert "truncated_items" not in told.model_extra
+
+
+def test_the_newest_turn_is_never_left_out(small):
+    for said in ("x" * MOST, [user("a"), assistant("b"), user("x" * MOST)]):
+        assert refused(small, said, **AUTO)["code"] == "context_length_exceeded"
+    fields = {"truncation": "auto", "max_output_tokens": MOST}
+    assert refused(small, [user("a"), user("b")], **fields)["param"] == "max_output_tokens"
+
+
+def test_calls_go_with_their_results_and_the_newest_stays(small, monkeypatch):
+    said = [user("go on"), *(item for n in range(6) for item in called(n))]
+    with asked(small, monkeypatch) as requests:
+        told = whole(small, said, **AUTO)
+    left = requests[-1].messages
+    assert (left[0].role, texts(requests[-1])[0]) == ("user", "go on")
+    calls = [part.id for each in left for part in each.parts if isinstance(part, ToolCallPart)]
+    assert calls == [each.call_id for each in left if each.role == "tool"]
+    assert calls[-1] == "c5"
+    assert told.truncated_items == 2 * (6 - len(calls)) > 0
+
+
+def test_a_stored_conversation_goes_on_as_long_as_it_likes(small):
+    told = whole(small, "x" * 60, **AUTO)
+    for _ in range(5):
+        told = whole(small, "x" * 60, **AUTO, previous_response_id=told.id)
+    assert told.truncated_items > 0
+    items = small.get(f"{PATH}/{told.id}/input_items", params={"limit": 100}).json()["data"]
+    assert len(items) == 11  # what was left out of the prompt is still there
+
+
+def test_streams_counts_and_renderings_say_the_same(small):
+    said = [user("a" * 100), assistant("b" * 100), user("c" * 100), user("newest")]
+    told = whole(small, said, **AUTO)
+    assert told.truncated_items == 2
+    first, *_, last = events(small, said, **AUTO)
+    assert (first.response.truncated_items, last.response.truncated_items) == (2, 2)
+    count = small.post(body(said, truncation="auto"), f"{PATH}/input_tokens").json()
+    assert count["input_tokens"] == told.usage.input_tokens
+    assert num_tokens(small, input=said, **AUTO) == told.usage.input_tokens
+    assert num_tokens(small, input=said) > MOST
+    begun = whole(small, said, background=True, **AUTO)
+    assert begun.truncated_items == 2
+    assert eventually(small.is_idle)
+
+
+def test_pictures_are_left_out_with_their_turn_and_errors_name_those_that_are_left(small):
+    broken = picture()[:-40]
+    old = [user([image(picture()), text("a" * 280)]), assistant("b")]
+    told = whole(small, [*old, user([image(picture(9, 9)), text("what?")])], **AUTO)
+    assert told.truncated_items == 2
+    assert len(told.usage.input_tokens_details.image_tokens_each) == 1
+    error = refused(small, [*old, *old, user([text("look"), image(broken)])], **AUTO)
+    assert error["param"] == "input[4].content[1].image_url"
+
+
+ROLE = st.sampled_from(["system", "user", "assistant", "calls", "tool"])
+
+
+def conversation(roles):
+    """Messages; calls have ids that repeat, and results may answer any call, or none."""
+    made = []
+    for number, role in enumerate(roles):
+        if role == "calls":
+            parts = (ToolCallPart(f"c{number % 3}", "f"),)
+            made.append(Message("assistant", parts))
+        elif role == "tool":
+            made.append(Message("tool", (TextPart("r"),), f"c{(number - 1) % 3}"))
+        else:
+            made.append(Message(role, (TextPart("x"),)))
+    return made
+
+
+@given(st.lists(ROLE, max_size=20))
+def test_what_may_be_left_out_splits_no_pair_and_spares_what_is_answered(roles):
+    messages = conversation(roles)
+    parts = droppable(messages)
+    numbers = [number for part in parts for number in sorted(part)]
+    assert len(numbers) == len(set(numbers))
+    assert not any(messages[number].role == "system" for number in numbers)
+    users = [number for number, each in enumerate(messages) if each.role == "user"]
+    if users:
+        assert users[-1] not in numbers
+    if messages and messages[-1].role != "system":
+        assert len(messages) - 1 not in numbers
+    for num in range(len(parts) + 1):
+        gone = frozenset().union(*parts[:num])
+        last_caller = {}
+        for number, message in enumerate(messages):
+            for part in message.parts:
+                if isinstance(part, ToolCallPart):
+                    last_caller[part.id] = number
+            if message.call_id in last_caller:
+                assert (last_caller[message.call_id] in gone) == (number in gone)
+
+
+def test_a_server_that_clamps_leaves_turns_out_before_it_shortens_the_answer(monkeypatch):
+    turns = [each for n in range(8) for each in (user(f"{n}" * 30), assistant(f"{n}" * 30))]
+    with (
+        running({"mock": mock_pipeline(max_sequence_tokens=MOST)}) as server,
+        asked(server, monkeypatch) as requests,
+    ):
+        told = whole(server, [*turns, user("newest")], **AUTO)
+        assert told.truncated_items
+        assert told.usage.input_tokens + 8 <= MOST
+        fields = {"model": "mock", "truncation": "auto", "max_output_tokens": MOST}
+        answer = server.post(fields | {"input": [user("a"), user("b")]}, PATH)
+        num_tokens = answer.json()["usage"]["input_tokens"]
+        assert answer.headers["x-vlmkit-max-tokens"] == str(MOST - num_tokens)
+    assert texts(requests[-1]) == ["a", "b"]

@@ -1,0 +1,172 @@
+"""A real server process whose event loop is watched: how long it stood still, and where.
+
+A stop is the time between two ticks of the loop, as far as this process computed meanwhile: what
+neighbours on the machine take is no stop, and a lock of Python that some other thread holds is one.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import json
+import mmap
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from running_server import Process, eventually, listening, mock_pipeline
+
+from vlmkit_server.run import Server, serve
+from vlmkit_server.settings.server import ServerSettings
+
+TICK_S = 0.005
+TOLD_S = 0.05  # shorter stops are nobody's business
+TRACED_S = 0.15  # after so long, what all threads do is written down
+
+
+class Stop(NamedTuple):
+    """One stop of the loop.
+
+    Attributes:
+        stop_s: how long it was of the process's own making.
+        wall_s: how long it was.
+        loop_s: how long the loop's own thread computed.
+    """
+
+    stop_s: float
+    wall_s: float
+    loop_s: float
+
+
+class Watch:
+    """Ticks in a loop and notes when it did not; the system's own thread writes down where."""
+
+    def __init__(self) -> None:
+        self._traces = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
+        self._stops: list[Stop] = []
+        self._num_ticks = 0
+        self._past = (0.0, 0.0, 0.0)
+
+    def start(self) -> None:
+        self._past = self._now()
+        self._tick(asyncio.get_running_loop())
+
+    def told(self) -> str:
+        """Return what was seen since this was asked last."""
+        stops, self._stops = self._stops, []
+        self._traces.seek(0)
+        traces = self._traces.read()
+        self._traces.seek(0)
+        self._traces.truncate()
+        return json.dumps({"stops": stops, "ticks": self._num_ticks, "traces": traces})
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = self._now()
+        wall_s, process_s, loop_s = (new - old for new, old in zip(now, self._past, strict=True))
+        if (stop_s := min(wall_s - TICK_S, process_s)) > TOLD_S:
+            self._stops.append(Stop(stop_s, wall_s, loop_s))
+        self._past, self._num_ticks = now, self._num_ticks + 1
+        faulthandler.dump_traceback_later(TRACED_S, file=self._traces)
+        loop.call_later(TICK_S, self._tick, loop)
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), time.thread_time()
+
+
+class Watched(Server):
+    """A server that tells on its standard output, for each line of its input, how it fared."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        watch = Watch()
+        watch.start()
+        threading.Thread(target=self._tell, args=(watch,), daemon=True).start()
+
+    @staticmethod
+    def _tell(watch: Watch) -> None:
+        for _ in sys.stdin:
+            print(watch.told(), flush=True)
+
+
+class WatchedProcess(Process):
+    """The process, seen from outside."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def stops(self) -> list[Stop]:
+        """Return the stops since this was asked last, and print where they were."""
+        told = self.told()
+        for stop in sorted(map(Stop._make, told["stops"]), reverse=True)[:5]:
+            print(f"stopped for {stop.stop_s:.3f} s of {stop.wall_s:.3f}, loop {stop.loop_s:.3f}")
+        print(told["traces"][:20_000])
+        return [Stop(*each) for each in told["stops"]]
+
+    def longest_stop_s(self) -> float:
+        return max((stop.stop_s for stop in self.stops()), default=0.0)
+
+    def told(self) -> dict[str, Any]:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def memory_bytes(self) -> int:
+        """How much memory it takes, where the system tells; 0 elsewhere."""
+        told = Path(f"/proc/{self.process.pid}/statm")
+        return int(told.read_text().split()[1]) * mmap.PAGESIZE if told.exists() else 0
+
+
+@contextmanager
+def watched(folder: Path, **settings: Any) -> Iterator[WatchedProcess]:
+    """Run a server in front of the mock model; its settings are those of the server."""
+    log = folder / "log"
+    command = [sys.executable, __file__, json.dumps(settings)]
+    pipe = subprocess.PIPE
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(command, stderr=file, stdin=pipe, stdout=pipe) as started,
+    ):
+        try:
+            eventually(lambda: started.poll() is not None or listening(log) is not None)
+            found = listening(log)
+            assert found, log.read_text()
+            server = WatchedProcess(started, found[1], log)
+            with server.client:
+                assert eventually(lambda: server.status() == 200)
+                server.told()
+                yield server
+        finally:
+            started.kill()
+
+
+def main() -> None:
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with contextlib.suppress(KeyboardInterrupt):
+        serve_watched({"mock": mock_pipeline}, json.loads(sys.argv[1]))
+
+
+def serve_watched(models: Any, settings: dict[str, Any]) -> None:
+    import msgspec
+
+    import vlmkit_server.run
+
+    vlmkit_server.run.Server = Watched  # type: ignore[misc]
+    serve(models, msgspec.convert({"port": 0} | settings, ServerSettings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Mocks that are loaded as slowly, and as often in vain, as a test wants; and who is in memory."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from running_server import mock_pipeline
+
+from vlmkit.errors import CheckpointError
+from vlmkit.pipeline import Pipeline
+from vlmkit_server.offer import Offer
+
+
+class Yard:
+    """Loads mocks and counts them.
+
+    Args:
+        make: makes a mock.
+
+    Attributes:
+        num_loads: how often each was begun to be loaded.
+        held: bytes of those that are being loaded, are there, or are being closed.
+        most_held: the most that it ever was.
+    """
+
+    def __init__(self, make: Callable[[], Pipeline] = mock_pipeline) -> None:
+        self._make = make
+        self.num_loads: Counter[str] = Counter()
+        self.held = self.most_held = 0
+        self._broken: set[str] = set()
+        self._gates: dict[str, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    def offer(self, name: str, size: int = 1, **fields: Any) -> Offer:
+        """Offer a mock, which takes so many bytes, stated or weighed."""
+        if "weigh" not in fields:
+            fields["memory_bytes"] = size
+        self._gates[name] = threading.Event()
+        self._gates[name].set()
+        return Offer(load=partial(self._load, name, size), **fields)
+
+    def hold(self, name: str) -> None:
+        """Let loading a model last until it is let go."""
+        self._gates[name].clear()
+
+    def let_go(self, name: str) -> None:
+        self._gates[name].set()
+
+    def breaks(self, name: str, *, is_broken: bool = True) -> None:
+        """Let loading a model fail from now on, or succeed."""
+        (self._broken.add if is_broken else self._broken.discard)(name)
+
+    def _load(self, name: str, size: int) -> Pipeline:
+        self.num_loads[name] += 1
+        self._count(size)
+        self._gates[name].wait()
+        if name in self._broken:
+            self._count(-size)
+            raise CheckpointError(f"the weights of {name!r} are broken")
+        pipeline = self._make()
+        close = pipeline.close
+
+        def closed() -> None:
+            close()
+            self._count(-size)
+
+        pipeline.close = closed  # type: ignore[method-assign]
+        return pipeline
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.held += size
+            self.most_held = max(self.most_held, self.held)

@@ -1,0 +1,132 @@
+"""What an engine keeps of those who are gone, and what may be done in other threads."""
+
+import dataclasses
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Prompt
+from vlmkit_testing.contracts.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_subject import EngineSubject
+
+NUM_ROUNDS_BESIDE_READERS = 3
+BREATH_S = 0.001  # of a reader, which would take the interpreter from each step again and again
+
+
+class _Prompt(Prompt):
+    """A prompt that can be referred to weakly."""
+
+
+class _Features(MediaFeatures):
+    """Features that can be referred to weakly."""
+
+
+class EngineLifeContract(EngineSubject):
+    """Reading beside the loop, forgetting, closing."""
+
+    def test_prompts_are_read_while_others_run(self, host: EngineHost) -> None:
+        """Workers read what comes next beside the loop's steps; neither disturbs the other."""
+        prompts = self.asked
+        expected = [host.last_logits(prompt) for prompt in prompts]
+        spans = [host.engine.read(prompt).spans for prompt in prompts]
+        stop, found = threading.Event(), []
+
+        def read() -> None:
+            is_over = False
+            while not is_over:  # once at least, however busy the machine is
+                found.append([host.engine.read(prompt).spans for prompt in prompts])
+                is_over = stop.wait(BREATH_S)
+
+        with ThreadPoolExecutor(2) as workers:
+            readers = [workers.submit(read) for _ in range(2)]
+            try:
+                for _ in range(NUM_ROUNDS_BESIDE_READERS):
+                    for prompt, row in zip(prompts, expected, strict=True):
+                        self.agree(host.last_logits(prompt), row)
+            finally:
+                stop.set()
+            for reader in readers:
+                reader.result()
+        assert all(each == spans for each in found), "a prompt was read in two ways"
+
+    def test_reading_a_prompt_changes_nothing_for_another(self, host: EngineHost) -> None:
+        """What was made of it is in its plan alone, however many were read since."""
+        for prompt in self.asked:
+            expected = host.last_logits(prompt)
+            sequence = self.admitted(host, prompt)
+            for other in sorted(self.asked, key=len, reverse=True):
+                host.engine.read(other)
+            self.agree(host.prefill(sequence), expected)
+            host.engine.release(sequence)
+
+    def test_who_is_gone_is_forgotten(self, host: EngineHost) -> None:
+        """After its release nothing keeps a sequence, its features or its prompt.
+
+        Nor one that was refused: it may have been given up while it waited.
+        """
+        watched: dict[str, weakref.ref[Any]] = {}
+        for prompt in self.asked:
+            self._pass_by(host, prompt, watched)
+        self._refuse(host, watched)
+        if any(reference() is not None for reference in watched.values()):
+            gc.collect()  # which takes long where much is imported
+        assert not [name for name, reference in watched.items() if reference() is not None]
+
+    def test_closing_ends_one_engine_alone(self, host: EngineHost) -> None:
+        """In whatever thread, though nothing else is asked of it there."""
+        other, errors = self.make(), []
+
+        def close() -> None:
+            try:
+                other.close()
+            except Exception as error:  # noqa: BLE001 - an engine may raise anything
+                errors.append(error)
+
+        expected = host.last_logits(self.shortest)
+        beside = EngineHost(other, self.features)
+        self.agree(beside.last_logits(self.shortest), expected)
+        thread = threading.Thread(target=close)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        self.agree(host.last_logits(self.shortest), expected)
+
+    # Helpers, each in a frame of its own, which keeps nothing
+
+    def _pass_by(self, host: EngineHost, prompt: Prompt, watched: dict[str, Any]) -> None:
+        """Let a sequence live and go; refer weakly to it and to what it brought."""
+        encoded = {i: _weakly(_Features, each) for i, each in host.encoded(prompt).items()}
+        sequence = host.sequence(_weakly(_Prompt, prompt), scope=b"gone")
+        sequence.features = encoded
+        name = f"of {len(prompt)} tokens"
+        watched[f"a sequence {name}"] = weakref.ref(sequence)
+        watched[f"the prompt {name}"] = weakref.ref(sequence.prompt)
+        for index, features in encoded.items():
+            watched[f"features {index} of the prompt {name}"] = weakref.ref(features)
+        assert host.admit(sequence) is not None
+        host.prefill(sequence)
+        for token_id in self.answer_ids():
+            host.decode(sequence, token_id)
+        host.engine.release(sequence)
+
+    def _refuse(self, host: EngineHost, watched: dict[str, Any]) -> None:
+        """Let a sequence come when the engine is full, and give up."""
+        admitted = self.fill(host, self.shortest)
+        refused = host.sequence(_weakly(_Prompt, self.shortest), scope=b"gone")
+        watched["a sequence that was refused"] = weakref.ref(refused)
+        watched["the prompt of one that was refused"] = weakref.ref(refused.prompt)
+        assert host.admit(refused) is None
+        del refused
+        if watched["a sequence that was refused"]() is not None:
+            gc.collect()
+        assert watched["a sequence that was refused"]() is None, "who was refused is kept"
+        self.release(host, admitted)
+
+
+def _weakly(kind: type[Any], value: Any) -> Any:
+    """Return an equal object that can be referred to weakly."""
+    return kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

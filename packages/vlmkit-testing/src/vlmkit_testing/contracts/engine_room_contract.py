@@ -1,0 +1,212 @@
+"""What an engine must do about room: count it right, and be as large as its limits say."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from vlmkit.seams.engine import CountsRoom, EngineLimits
+from vlmkit.seams.prompt import Prompt
+from vlmkit_testing.contracts.engine_host import EngineHost
+from vlmkit_testing.contracts.engine_sequence import EngineSequence
+from vlmkit_testing.contracts.engine_subject import EngineSubject
+
+
+class EngineRoomContract(EngineSubject):
+    """Each limit at its edge and past it, and room that comes back."""
+
+    # Sequences
+
+    def test_all_room_comes_back(self, host: EngineHost) -> None:
+        """Admit until the answer is None, release all, and the same number fits again."""
+        limits, found = host.engine.limits, []
+        longest = min(limits.max_sequence_tokens, self.most_tokens)
+        num_each = min(longest - 4, limits.capacity_tokens // limits.max_sequences + 1)
+        for num_tokens in 2 * (len(self.shortest), max(len(self.shortest), num_each)):
+            admitted = self.fill(host, self.shortest, self.grown(self.shortest, num_tokens))
+            last = admitted[-1]
+            reserved = [n for n in range(longest + 1) if host.engine.reserve(last, n)]
+            found.append((len(admitted), reserved[-1]))
+            if host.engine.reserve(admitted[0], len(admitted[0]) + 4):
+                host.prefill(admitted[0])
+            self.release(host, admitted)
+        assert found[:2] == found[2:], "release() did not give all room back"
+
+    def test_as_many_run_together_as_are_admitted(self, host: EngineHost) -> None:
+        """None disturbs another, and there is a place for each that the limits promise."""
+        limits, tokens = host.engine.limits, self.answer_ids()[:2]
+        expected = [host.last_logits(self.shortest, [t, t]) for t in tokens]
+        admitted = self.fill(host, self.shortest)
+        room = 2 * (len(self.shortest) + 1) + limits.prefix_block_tokens
+        if limits.max_sequences * room <= limits.capacity_tokens:
+            assert len(admitted) == limits.max_sequences, "fewer fit than limits.max_sequences"
+        for sequence in admitted:
+            host.prefill(sequence)
+        for _ in range(2):
+            rows = host.step([host.next_item(s, tokens[i % 2]) for i, s in enumerate(admitted)])
+        for index, row in enumerate(rows):
+            self.agree(row, expected[index % 2])
+        self.release(host, admitted)
+
+    def test_a_full_engine_still_runs_what_it_admitted(self, host: EngineHost) -> None:
+        """A refused admission changes nothing for those who are in."""
+        expected, token_id = host.last_logits(self.shortest), self.answer_ids()[0]
+        decoded = host.last_logits(self.shortest, [token_id])
+        admitted = self.fill(host, self.shortest)
+        host.prefill(admitted[0])
+        for _ in range(3):
+            assert host.admit(host.sequence(self.shortest)) is None
+        self.agree(host.decode(admitted[0], token_id), decoded)
+        if len(admitted) > 1:
+            self.agree(host.prefill(admitted[-1]), expected)
+        host.engine.release(admitted.pop())
+        admitted.append(self.admitted(host, self.shortest))
+        self.agree(host.prefill(admitted[-1]), expected)
+        self.release(host, admitted)
+
+    def test_whoever_is_admitted_has_room_for_one_more_token(self, host: EngineHost) -> None:
+        """Wherever in a block it ends, and whatever others took since."""
+        limits = host.engine.limits
+        self.together(limits)
+        longest = min(limits.max_sequence_tokens, self.most_tokens)
+        for num_more in range(max(limits.prefix_block_tokens, 4)):
+            admitted = self.fill(host, self.shortest, self.tokens(num_more))
+            growing = ((each, n) for each in admitted[:0:-1] for n in range(longest + 1))
+            while (grown := next(growing, None)) and host.engine.reserve(*grown):
+                pass
+            assert host.engine.reserve(admitted[0], len(admitted[0]) + 1)
+            self.release(host, admitted)
+
+    def test_releasing_one_leaves_the_others_alone(self, host: EngineHost) -> None:
+        """Room that was given up and taken again is nobody else's."""
+        first, second = self.together(host.engine.limits)[:2]
+        token_id = self.answer_ids()[0]
+        expected = host.last_logits(second, [token_id])
+        leaving, staying = self.admitted(host, first), self.admitted(host, second)
+        host.prefill(leaving)
+        host.prefill(staying)
+        host.engine.release(leaving)
+        coming = self.admitted(host, first)
+        host.prefill(coming)
+        self.agree(host.decode(staying, token_id), expected)
+        self.release(host, [staying, coming])
+
+    def test_a_preempted_sequence_goes_on_where_it_was(self, host: EngineHost) -> None:
+        """Released and admitted again with its answer so far, it is computed anew."""
+        prompt, answer = self.asked[0], self.answer_ids()
+        expected = host.last_logits(prompt, answer)
+        sequence = self.admitted(host, prompt)
+        host.prefill(sequence)
+        for token_id in answer:
+            host.decode(sequence, token_id)
+        host.engine.release(sequence)
+        assert host.admit(sequence) is not None
+        self.agree(host.prefill(sequence), expected)
+        host.engine.release(sequence)
+
+    # Tokens
+
+    def test_room_beyond_the_capacity_is_refused(self, host: EngineHost) -> None:
+        """A refused reservation changes nothing: not for others either."""
+        prompt, token_id = self.asked[0], self.answer_ids()[0]
+        expected = host.last_logits(prompt, [token_id])
+        sequence = self.admitted(host, prompt)
+        host.prefill(sequence)
+        counts = []
+        for _ in range(2):
+            others = []
+            while host.admit(other := host.sequence(self.shortest)) is not None:
+                others.append(other)
+            counts.append(len(others))
+            self.release(host, others)
+            assert not host.engine.reserve(sequence, host.engine.limits.capacity_tokens + 1)
+        assert counts[0] == counts[1], "what was refused took room"
+        self.agree(host.decode(sequence, token_id), expected)
+        host.engine.release(sequence)
+
+    def test_to_reserve_what_there_is_changes_nothing(
+        self, host: EngineHost, longest: Prompt
+    ) -> None:
+        """A scheduler asks for a chunk's room before that of the next."""
+        expected = host.last_logits(longest)
+        sequence = self.admitted(host, longest)
+        for num_tokens in (1, len(longest) // 2, 1):
+            assert host.engine.reserve(sequence, num_tokens)
+        self.agree(host.prefill(sequence), expected)
+        host.engine.release(sequence)
+
+    def test_the_longest_chunk_is_computed_as_shorter_ones(self, host: EngineHost) -> None:
+        """``max_chunk_tokens`` of one sequence, in one work item."""
+        limits = host.engine.limits
+        num_tokens = self._num_tried(limits)
+        chunk_tokens = min(limits.max_chunk_tokens, num_tokens)
+        answer = self.grown(self.shortest, num_tokens)
+        expected = host.last_logits(self.shortest, answer, chunk_tokens=max(1, chunk_tokens // 3))
+        row = host.last_logits(self.shortest, answer, chunk_tokens=chunk_tokens)
+        self.agree(row, expected)
+
+    def test_a_sequence_grows_to_the_longest_that_is_claimed(self, host: EngineHost) -> None:
+        """``max_sequence_tokens``, prompt and answer together, as one that is given whole."""
+        num_tokens = self._num_tried(host.engine.limits)
+        answer = self.grown(self.shortest, num_tokens)
+        few = max(1, len(answer) - 3)
+        expected = [host.last_logits(self.shortest, answer[:n]) for n in range(few, len(answer))]
+        sequence = self.admitted(host, self.shortest, answer[: few - 1])
+        host.prefill(sequence)
+        for token_id, row in zip(answer[few - 1 :], expected, strict=False):
+            self.agree(host.decode(sequence, token_id), row)
+        assert host.engine.reserve(sequence, num_tokens + 1), "it may have max_sequence_tokens"
+        host.engine.release(sequence)
+
+    def test_the_cache_holds_what_is_claimed(self, host: EngineHost) -> None:
+        """As many of the longest sequences as ``capacity_tokens`` has room for, but for one.
+
+        That one stands for what is lost where sequences end within a block.
+        """
+        limits = host.engine.limits
+        num_tokens = self._num_tried(limits)
+        taken = num_tokens + 1 + limits.prefix_block_tokens
+        num_promised = min(limits.max_sequences, max(1, limits.capacity_tokens // taken - 1), 16)
+        answer = self.grown(self.shortest, num_tokens)
+        expected = host.last_logits(self.shortest, answer)
+        admitted: list[EngineSequence] = []
+        for _ in range(num_promised):
+            admitted.append(self.admitted(host, self.shortest, answer))
+            assert host.engine.reserve(admitted[-1], num_tokens + 1)
+        rows = [host.prefill(sequence) for sequence in admitted[:: max(1, len(admitted) - 1)]]
+        for row in rows:
+            self.agree(row, expected)
+        self.release(host, admitted)
+
+    def test_free_room_is_counted(self, host: EngineHost) -> None:
+        """``num_free_tokens``, in any thread: all of it where nobody is admitted."""
+        engine = host.engine
+        if not isinstance(engine, CountsRoom):
+            pytest.skip("this engine does not count its room")
+
+        def asked() -> int:
+            with ThreadPoolExecutor(1) as other:
+                return other.submit(lambda: engine.num_free_tokens).result()
+
+        capacity = engine.limits.capacity_tokens
+        assert asked() == capacity
+        sequence = host.sequence(self.shortest, scope=b"a")
+        assert host.admit(sequence) == 0
+        least = asked()
+        assert 0 <= least <= capacity - len(sequence) - 1
+        host.prefill(sequence)
+        for token_id in self.tokens(6):
+            host.decode(sequence, token_id)
+            assert 0 <= asked() <= min(least, capacity - len(sequence))
+        host.engine.release(sequence)
+        assert asked() == capacity, "what is kept for later is free"
+        again = host.sequence(self.shortest, scope=b"a")
+        assert host.admit(again) is not None
+        assert asked() <= capacity - len(again) - 1
+        host.engine.release(again)
+        assert asked() == capacity
+
+    # Helpers
+
+    def _num_tried(self, limits: EngineLimits) -> int:
+        """Return how many tokens the longest sequence has that is tried, and one more has room."""
+        return min(limits.max_sequence_tokens, self.most_tokens) - 1

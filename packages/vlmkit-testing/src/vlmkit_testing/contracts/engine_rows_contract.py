@@ -1,0 +1,165 @@
+"""What an engine must do that gives more than a row for an item's last token."""
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from vlmkit.seams.engine import Engine
+from vlmkit.seams.prompt import Prompt
+from vlmkit_testing.contracts.arrays import to_numpy
+from vlmkit_testing.contracts.engine_host import EngineHost, Row, item_of
+from vlmkit_testing.contracts.engine_subject import EngineSubject
+
+
+class EngineRowsContract(EngineSubject):
+    """Several rows, drafts and hidden states; what is not claimed is skipped."""
+
+    def test_each_row_of_an_item_is_that_of_its_token(self, host: EngineHost) -> None:
+        """What a score or an echo asks for is what single steps would give."""
+        answer = self.answer_ids()
+        num_rows = min(len(answer), host.engine.limits.max_item_rows)
+        if num_rows == 1:
+            pytest.skip("this engine gives one row an item")
+        for prompt in self.asked:
+            expected = [host.last_logits(prompt, answer[:n]) for n in range(1, num_rows + 1)]
+            for wanted in (num_rows, num_rows - 1):
+                sequence = self.admitted(host, prompt)
+                host.prefill(sequence)
+                sequence.answer += answer[:num_rows]
+                assert host.engine.reserve(sequence, len(sequence))
+                rows = host.step([item_of(sequence, len(prompt), num_rows, wanted)])
+                for row, right in zip(rows, expected[-wanted:], strict=True):
+                    self.agree(row, right)
+                host.engine.release(sequence)
+
+    def test_an_item_has_as_many_rows_as_are_claimed(self, host: EngineHost) -> None:
+        """``max_item_rows``, of which some are compared with those of single items."""
+        limits = host.engine.limits
+        most = min(limits.max_sequence_tokens, self.most_tokens) - len(self.shortest) - 1
+        num_rows = min(limits.max_item_rows, most)
+        if num_rows <= 1:
+            pytest.skip("this engine gives one row an item")
+        answer = self.tokens(num_rows)
+        sequence = self.admitted(host, self.shortest)
+        host.prefill(sequence)
+        sequence.answer += answer
+        assert host.engine.reserve(sequence, len(sequence))
+        rows = host.step([item_of(sequence, len(self.shortest), num_rows, num_rows)])
+        host.engine.release(sequence)
+        for count in sorted({1, 2, num_rows // 2, num_rows - 1, num_rows} - {0}):
+            self.agree(rows[count - 1], host.last_logits(self.shortest, answer[:count]))
+
+    def test_drafts_get_the_rows_of_an_answer_that_holds_them(self, host: EngineHost) -> None:
+        """A draft is verified by the logits that it would have had as a token."""
+        token_id, *guesses = drafts = self.drafts(host.engine)
+        for prompt in self.asked:
+            sequence = self.admitted(host, prompt)
+            host.prefill(sequence)
+            rows = host.step([host.next_item(sequence, token_id, tuple(guesses))])
+            host.engine.release(sequence)
+            for count, row in enumerate(rows, start=1):
+                self.agree(row, host.last_logits(prompt, drafts[:count]))
+
+    def test_drafts_that_are_refused_leave_nothing_behind(self, host: EngineHost) -> None:
+        """After them the answer goes on as if they had never been tried, however many stand."""
+        drafts = self.drafts(host.engine)
+        token_id, *guesses = drafts
+        other = drafts[-1]
+        for prompt in self.asked:
+            for num_accepted in sorted({0, 1, len(guesses) // 2, len(guesses)}):
+                sequence = self.admitted(host, prompt)
+                host.prefill(sequence)
+                item = host.next_item(sequence, token_id, tuple(guesses))
+                host.step([item])
+                host.accept(item, num_accepted)
+                row = host.decode(sequence, other)
+                host.engine.release(sequence)
+                answer = [token_id, *guesses[:num_accepted], other]
+                self.agree(row, host.last_logits(prompt, answer))
+
+    def test_drafts_may_stand_beside_others_in_a_step(self, host: EngineHost) -> None:
+        """Rows come in the order of the items, whatever their number."""
+        token_id, *guesses = drafts = self.drafts(host.engine)
+        first, second = self.together(host.engine.limits)[:2]
+        expected = [
+            host.last_logits(second, [token_id]),
+            *(host.last_logits(first, drafts[: n + 1]) for n in range(len(drafts))),
+        ]
+        drafted, plain = self.admitted(host, first), self.admitted(host, second)
+        host.prefill(drafted)
+        host.prefill(plain)
+        items = [
+            host.next_item(plain, token_id),
+            host.next_item(drafted, token_id, tuple(guesses)),
+        ]
+        for row, right in zip(host.step(items), expected, strict=True):
+            self.agree(row, right)
+        self.release(host, [drafted, plain])
+
+    def test_hidden_states_are_a_function_of_the_tokens(self, host: EngineHost) -> None:
+        """One for each row, in a batch as alone, and beside items that want logits."""
+        self._needs_states(host.engine)
+        alone = []
+        for prompt in self.asked:
+            sequence = self.admitted(host, prompt)
+            self.leave_one_chunk(host, sequence)
+            alone.append(host.hidden([structs.replace(host.chunk(sequence), output="hidden")])[0])
+            assert np.isfinite(alone[-1]).all()
+            host.engine.release(sequence)
+        assert np.abs(alone[0] - alone[-1]).max() > self.atol, "every prompt has the same state"
+        if not host.engine.limits.mixes_prefill_and_decode:
+            return
+        prompts = self.together(host.engine.limits)
+        logits = host.last_logits(prompts[0])
+        sequences = [self.admitted(host, prompt) for prompt in prompts]
+        for sequence in sequences:
+            self.leave_one_chunk(host, sequence)
+        items = [host.chunk(sequence) for sequence in sequences]
+        mixed = [items[0], *(structs.replace(item, output="hidden") for item in items[1:])]
+        output = host.forward(mixed)
+        assert output.logits is not None
+        assert output.hidden is not None
+        self.agree(to_numpy(output.logits)[0], logits)
+        for row, expected in zip(to_numpy(output.hidden), alone[1 : len(mixed)], strict=True):
+            np.testing.assert_allclose(row, expected, atol=self.atol, rtol=0)
+        self.release(host, sequences)
+
+    def test_each_token_of_a_chunk_may_have_its_hidden_state(
+        self, host: EngineHost, longest: Prompt
+    ) -> None:
+        """A mean needs them all, and they are those that single steps would give."""
+        self._needs_states(host.engine)
+        whole, parts = self._states(host, longest, None), self._states(host, longest, 3)
+        assert len(whole) == len(longest)
+        assert np.abs(whole[0] - whole[-1]).max() > self.atol, "every token has the same state"
+        np.testing.assert_allclose(parts, whole, atol=self.atol, rtol=0)
+        alone = self.admitted(host, longest)
+        self.leave_one_chunk(host, alone)
+        last = host.hidden([structs.replace(host.chunk(alone), output="hidden")])[0]
+        np.testing.assert_allclose(whole[-1], last, atol=self.atol, rtol=0)
+        host.engine.release(alone)
+
+    # Helpers
+
+    def _states(self, host: EngineHost, prompt: Prompt, chunk_tokens: int | None) -> Row:
+        """Return the hidden states of all tokens of a prompt, computed in chunks."""
+        sequence, rows = self.admitted(host, prompt), []
+        while sequence.num_done < len(prompt):
+            item = host.chunk(sequence, chunk_tokens)
+            rows.append(
+                host.hidden([structs.replace(item, num_rows=item.num_tokens, output="hidden")])
+            )
+            sequence.num_done = item.stop
+        host.engine.release(sequence)
+        return np.concatenate(rows)
+
+    def _needs_states(self, engine: Engine) -> None:
+        if not engine.limits.hidden_size:
+            pytest.skip("this engine does not claim to give hidden states")
+
+    def drafts(self, engine: Engine) -> list[int]:
+        """Return a token and as many guesses of what follows as the engine takes."""
+        if not engine.limits.max_draft_tokens:
+            pytest.skip("this engine does not claim to take drafts")
+        room = min(engine.limits.max_sequence_tokens, self.most_tokens) - max(map(len, self.asked))
+        return self.tokens(1 + min(engine.limits.max_draft_tokens, self.most_drafts, room - 2))

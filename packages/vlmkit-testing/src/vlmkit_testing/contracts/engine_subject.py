@@ -1,0 +1,176 @@
+"""What the contracts of an engine are tried on; no test is here."""
+
+from collections.abc import Iterator, Mapping, Sequence as Seq
+from functools import cached_property
+from itertools import cycle, islice
+
+import numpy as np
+import pytest
+
+from vlmkit.seams.engine import Engine, EngineLimits
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.step import WorkItem
+from vlmkit_testing.contracts.engine_host import EngineHost, Row
+from vlmkit_testing.contracts.engine_sequence import EngineSequence
+
+
+class EngineSubject:
+    """What an engine's author gives, and what its tests share.
+
+    Attributes:
+        atol: largest difference of logits that counts as equal.
+        most_tokens: longest sequence that is tried. Let :meth:`make` state limits below it: what an
+            engine claims beyond is not tried.
+        most_cuts: at how many places each prompt is cut in two.
+        most_drafts: how many drafts an item has at most.
+    """
+
+    atol = 1e-4
+    most_tokens = 512
+    most_cuts = 64
+    most_drafts = 32
+
+    def make(self) -> Engine:
+        """Return a fresh engine with room for all prompts and one more; two of them must agree.
+
+        One that has room for fewer sequences is tried with as many.
+        """
+        raise NotImplementedError
+
+    def prompts(self) -> list[Prompt]:
+        """Return at least three prompts of different lengths.
+
+        One should hold an image, if the engine takes images, and one should be longer than two
+        blocks, if the engine shares prefixes.
+        """
+        raise NotImplementedError
+
+    def features(self, prompt: Prompt) -> Mapping[int, MediaFeatures]:  # noqa: ARG002
+        """Return the encoder's results for a prompt, by image."""
+        return {}
+
+    def twins(self) -> tuple[Prompt, Prompt] | None:
+        """Return two prompts of equal tokens and different pictures; None without images."""
+        return None
+
+    def reference(self, prompt: Prompt) -> Row | list[int] | None:  # noqa: ARG002
+        """Return what is known to be right for a prompt; None where nothing is.
+
+        An array is the logits of its last token, to be met within ``atol``; a list is the tokens
+        that follow if the likeliest is taken each time.
+        """
+        return None
+
+    def answer_ids(self) -> list[int]:
+        """Return at least four ordinary tokens that an answer may hold."""
+        return self._outside_media()[-4:]
+
+    @pytest.fixture
+    def engine(self) -> Iterator[Engine]:
+        """Give the engine under test, closed afterwards."""
+        made = self.make()
+        yield made
+        made.close()
+
+    @pytest.fixture
+    def host(self, engine: Engine) -> EngineHost:
+        """Give a host that runs the engine under test."""
+        return EngineHost(engine, self.features)
+
+    @pytest.fixture
+    def longest(self) -> Prompt:
+        """Give the longest prompt."""
+        return max(self.asked, key=len)
+
+    @cached_property
+    def asked(self) -> list[Prompt]:
+        """The prompts, made once for each test."""
+        return self.prompts()
+
+    @property
+    def shortest(self) -> Prompt:
+        """The shortest prompt."""
+        return min(self.asked, key=len)
+
+    def agree(self, row: Row, expected: Row) -> None:
+        """Fail unless two rows of logits are as near as ``atol`` allows."""
+        assert np.isfinite(row).all()
+        np.testing.assert_allclose(row, expected, atol=self.atol, rtol=0)
+        if expected.max() - np.sort(expected)[-2] > 2 * self.atol:
+            assert row.argmax() == expected.argmax()
+
+    # Helpers
+
+    def _outside_media(self) -> list[int]:
+        """Return the tokens of the first prompt that are no placeholders."""
+        prompt = self.asked[0]
+        inside = {i for slot in prompt.media for i in range(slot.start, slot.stop)}
+        return [t for i, t in enumerate(prompt.token_ids) if i not in inside]
+
+    def tokens(self, num_tokens: int) -> list[int]:
+        """Return so many ordinary tokens."""
+        return list(islice(cycle(self.answer_ids()), num_tokens))
+
+    def another(self, token_id: int) -> int:
+        """Return an ordinary token that is another one.
+
+        A tokenizer that knows few words may give one token for all of an answer.
+        """
+        others = (t for t in (*self.answer_ids(), *self._outside_media()) if t != token_id)
+        if (found := next(others, None)) is None:
+            pytest.skip("answer_ids() and prompts() have one token alone")
+        return found
+
+    def grown(self, prompt: Prompt, num_tokens: int) -> list[int]:
+        """Return the answer with which a prompt has so many tokens."""
+        return self.tokens(num_tokens - len(prompt))
+
+    def admitted(self, host: EngineHost, prompt: Prompt, answer: Seq[int] = ()) -> EngineSequence:
+        """Return an admitted sequence, of which nothing is computed."""
+        sequence = host.sequence(prompt, answer)
+        assert host.admit(sequence) == 0, "there is no room, or a cached prefix of another scope"
+        return sequence
+
+    def together(self, limits: EngineLimits) -> list[Prompt]:
+        """Return as many of the prompts as may be admitted at once.
+
+        Without two there is nobody to be disturbed.
+        """
+        if limits.max_sequences < 2:
+            pytest.skip("this engine takes one sequence at a time")
+        return self.asked[: limits.max_sequences]
+
+    def release(self, host: EngineHost, sequences: Seq[EngineSequence]) -> None:
+        """Release sequences."""
+        for sequence in sequences:
+            host.engine.release(sequence)
+
+    def fill(self, host: EngineHost, prompt: Prompt, answer: Seq[int] = ()) -> list[EngineSequence]:
+        """Admit sequences until there is no room."""
+        admitted: list[EngineSequence] = []
+        while host.admit(sequence := host.sequence(prompt, answer)) is not None:
+            admitted.append(sequence)
+            most = host.engine.limits.max_sequences
+            assert len(admitted) <= most, "more than limits.max_sequences are admitted"
+        assert admitted, "not even one sequence is admitted"
+        return admitted
+
+    def leave_one_chunk(self, host: EngineHost, sequence: EngineSequence) -> None:
+        """Compute an admitted sequence until one chunk is left."""
+        while not (item := host.chunk(sequence, max(1, len(sequence) // 2))).num_rows:
+            host.step([item])
+
+    def rows_of(self, host: EngineHost, items: Seq[WorkItem]) -> Row:
+        """Compute chunks in one step, or one by one where the engine does not claim to mix."""
+        if host.engine.limits.mixes_prefill_and_decode:
+            return host.step(items)
+        return np.concatenate([host.step([item]) for item in items])
+
+    def needs_sharing(self, engine: Engine) -> int:
+        """Return how many tokens a block has; skip without blocks."""
+        if not (block_tokens := engine.limits.prefix_block_tokens):
+            pytest.skip("this engine does not claim to share prefixes")
+        longest = max(map(len, self.asked))
+        assert longest > 2 * block_tokens, "give a prompt that is longer than two blocks"
+        return block_tokens

@@ -1,0 +1,220 @@
+"""What every media encoder must do."""
+
+import dataclasses
+import gc
+import re
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.media_encoder import MediaEncoder
+from vlmkit.seams.prompt import Array, MediaSlot
+from vlmkit_testing.contracts.arrays import to_numpy
+
+
+class MediaEncoderContract:
+    """Inherit, override :meth:`make` and :meth:`slots`, and run pytest.
+
+    Attributes:
+        atol: largest difference of an embedding's values that counts as equal.
+        most_media: media of the largest batch that is tried.
+    """
+
+    atol = 1e-4
+    most_media = 12
+
+    def make(self) -> MediaEncoder:
+        """Return a fresh encoder; two of them must agree."""
+        raise NotImplementedError
+
+    def slots(self) -> list[MediaSlot]:
+        """Return the slots of at least three different media, best of different sizes."""
+        raise NotImplementedError
+
+    def others(self) -> list[MediaEncoder]:
+        """Return encoders that compute something else: of other weights, or less precisely."""
+        return []
+
+    @cached_property
+    def shown(self) -> list[MediaSlot]:
+        """The slots, made once for each test."""
+        return self.slots()
+
+    def agree(self, features: MediaFeatures, expected: MediaFeatures) -> None:
+        """Fail unless two features are as near as ``atol`` allows, extra arrays included."""
+        assert features.num_tokens == expected.num_tokens
+        found, wanted = _arrays(features), _arrays(expected)
+        assert found.keys() == wanted.keys()
+        for name, array in wanted.items():
+            np.testing.assert_allclose(found[name], array, atol=self.atol, rtol=0, err_msg=name)
+
+    def test_there_are_media_to_check_with(self) -> None:
+        """Too few of them, and the other tests could not fail."""
+        assert len({slot.digest for slot in self.slots()}) >= 3, "slots() must return three media"
+
+    def test_it_names_the_kinds_of_what_it_encodes(self) -> None:
+        """What it does not name is refused before a prompt is made of it."""
+        encoder = self.make()
+        kinds = encoder.media_kinds
+        assert isinstance(kinds, frozenset)
+        assert {slot.kind for slot in self.shown} <= kinds
+        encoder.encode(self.shown[:1])
+        assert encoder.media_kinds == kinds
+
+    def test_an_encoder_without_pictures_returns_nothing(self) -> None:
+        """An empty batch is a batch."""
+        assert self.make().encode([]) == []
+
+    def test_each_picture_gets_the_rows_that_its_slot_has_places_for(self) -> None:
+        """``embeddings`` is ``[num_features, hidden]``, finite, of one width."""
+        features = self.make().encode(self.shown)
+        wanted = [slot.num_features for slot in self.shown]
+        assert [f.num_tokens for f in features] == wanted
+        shapes = [to_numpy(f.embeddings).shape for f in features]
+        assert [rows for rows, _ in shapes] == wanted
+        assert len({hidden for _, hidden in shapes}) == 1
+        assert all(np.isfinite(to_numpy(f.embeddings)).all() for f in features)
+        kinds = {str(getattr(f.embeddings, "dtype", "float")) for f in features}
+        assert all("float" in kind for kind in kinds), "embeddings are floating-point numbers"
+
+    def test_a_picture_alone_agrees_with_the_same_in_a_batch(self) -> None:
+        """What else is in the batch does not change a picture's features, nor its size."""
+        encoder, slots = self.make(), self.shown
+        alone = [encoder.encode([slot])[0] for slot in slots]
+        first = self.make()
+        for features, expected in zip(first.encode(slots), alone, strict=True):
+            self.agree(features, expected)
+        self.agree(first.encode(slots[:1])[0], alone[0])
+        first.close()
+        numbers = range(len(slots))
+        many = islice(cycle(numbers), max(self.most_media, len(slots)))
+        for order in (list(numbers), list(reversed(numbers)), list(many)):
+            batch = encoder.encode([slots[i] for i in order])
+            for i, features in zip(order, batch, strict=True):
+                self.agree(features, alone[i])
+
+    def test_a_picture_twice_in_a_batch_gets_the_same_features_twice(self) -> None:
+        """Every slot is answered, also where an encoder computes equal ones once."""
+        slot = self.shown[0]
+        made = self.make().encode([slot, slot])
+        assert len(made) == 2
+        self.agree(*made)
+
+    def test_two_encoders_agree(self) -> None:
+        """Features are a function of the picture, and the identity is one of the encoder."""
+        one, other = self.make(), self.make()
+        before = one.identity
+        assert isinstance(before, str)
+        assert before == other.identity != ""
+        for a, b in zip(one.encode(self.shown), other.encode(self.shown), strict=True):
+            self.agree(a, b)
+        assert one.identity == before, "the identity is constant"
+        assert not re.search("0x[0-9a-f]{8}", before), "an address is another one after a restart"
+
+    def test_what_computes_something_else_has_another_identity(self) -> None:
+        """Features that were kept are told apart by it, over restarts, too."""
+        if not (others := self.others()):
+            pytest.skip("no others() were given")
+        identities = [encoder.identity for encoder in (self.make(), *others)]
+        assert len(set(identities)) == len(identities)
+
+    def test_different_pictures_have_different_features(self) -> None:
+        """The encoder looks at what it is given."""
+        slots = list({slot.digest: slot for slot in self.shown}.values())
+        features = [to_numpy(f.embeddings) for f in self.make().encode(slots)]
+        for i, a in enumerate(features):
+            for b in features[:i]:
+                assert a.shape != b.shape or np.abs(a - b).max() > self.atol
+
+    def test_where_a_picture_stands_changes_nothing(self) -> None:
+        """Its features are found again by its digest, in whatever prompt it is shown."""
+        encoder, slot = self.make(), self.shown[0]
+        later = dataclasses.replace(slot, start=slot.start + 1000, stop=slot.stop + 1000)
+        self.agree(encoder.encode([later])[0], encoder.encode([slot])[0])
+
+    def test_what_is_seen_are_the_inputs_and_not_their_digest(self) -> None:
+        """Features are a function of the inputs; a digest is for caches and may say more."""
+        encoder, slot = self.make(), self.shown[0]
+        other = dataclasses.replace(slot, digest=bytes(byte ^ 255 for byte in slot.digest))
+        self.agree(encoder.encode([other])[0], encoder.encode([slot])[0])
+
+    def test_the_inputs_stay_as_they_are(self) -> None:
+        """They are the tokenizer's, which may show them again."""
+        before = [_copies(slot.inputs) for slot in self.shown]
+        self.make().encode(self.shown)
+        for slot, inputs in zip(self.shown, before, strict=True):
+            for name, array in _copies(slot.inputs).items():
+                np.testing.assert_array_equal(array, inputs[name], err_msg=name)
+
+    def test_the_stated_memory_covers_the_arrays(self) -> None:
+        """``num_bytes`` is all that the arrays take, so that caches can count."""
+        for features in self.make().encode(self.shown):
+            arrays = [features.embeddings, *features.extra.values()]
+            assert features.num_bytes >= sum(map(_num_bytes, arrays))
+
+    def test_features_of_an_earlier_call_stay_as_they_are(self) -> None:
+        """Results are cached by the caller, so no buffer may be reused under them."""
+        encoder, slots = self.make(), self.shown
+        first = encoder.encode(slots[:1])[0]
+        before = _arrays(first)
+        encoder.encode(slots[::-1])
+        encoder.encode(slots[1:])
+        for name, array in _arrays(first).items():
+            np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+    def test_what_was_encoded_is_let_go(self) -> None:
+        """Whoever asked keeps features within bounds of its own; nobody else keeps any.
+
+        Nor the inputs, which are larger.
+        """
+        encoder = self.make()
+        slots = [dataclasses.replace(s, inputs=_Inputs(s.inputs)) for s in self.shown]
+        features = encoder.encode(slots)
+        watched: list[weakref.ref[Any]] = [weakref.ref(each.embeddings) for each in features]
+        watched += [weakref.ref(slot.inputs) for slot in slots]
+        del features, slots
+        if any(reference() is not None for reference in watched):
+            gc.collect()  # which takes long where much is imported
+        assert not [reference for reference in watched if reference() is not None]
+
+    def test_it_encodes_in_whatever_thread_it_is_asked(self) -> None:
+        """One that is neither the thread that made it nor the loop's."""
+        encoder = self.make()
+        expected = encoder.encode(self.shown[:1])[0]
+        with ThreadPoolExecutor(1) as other:
+            self.agree(other.submit(encoder.encode, self.shown[:1]).result()[0], expected)
+            other.submit(encoder.close).result()
+
+    def test_closing_one_encoder_leaves_another_running(self) -> None:
+        """Two of them share no state that close() ends."""
+        one, other = self.make(), self.make()
+        expected = other.encode(self.shown)
+        one.close()
+        for a, b in zip(other.encode(self.shown), expected, strict=True):
+            self.agree(a, b)
+        other.close()
+
+
+class _Inputs(dict[str, Any]):
+    """What can be watched, other than a plain dictionary."""
+
+
+def _arrays(features: MediaFeatures) -> dict[str, Any]:
+    """Return copies of all arrays, by name."""
+    return _copies({"embeddings": features.embeddings, **features.extra})
+
+
+def _copies(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: to_numpy(array) for name, array in arrays.items()}
+
+
+def _num_bytes(array: Any) -> int:
+    """Return the memory of an array; a byte for each value where it does not say."""
+    return int(getattr(array, "nbytes", np.prod(array.shape)))

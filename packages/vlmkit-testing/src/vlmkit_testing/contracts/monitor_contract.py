@@ -1,0 +1,277 @@
+"""What every monitor must do."""
+
+import gc
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from vlmkit.ask.completion import Chunk, Timings, Usage
+from vlmkit.ask.runner_stats import RunnerStats
+from vlmkit.ask.sample import Sample
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.ask.stage import ImageTimings, Stage
+from vlmkit.errors import EngineError
+from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, ModelState, Monitor, Page, ServerState
+from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+
+ODD = ('"', "\n", "\\", "é", "\ud800", "\0", "{}%s", "x" * 4096)
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+FORM = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+NO_TRACES = (
+    "",
+    "é",
+    "00",
+    TRACEPARENT.upper(),
+    f"{TRACEPARENT}-x",
+    "00-" + "0" * 32 + "-b7ad6b7169203331-01",
+    f"ff-{TRACE_ID}-b7ad6b7169203331-01",
+)
+QUICK_S, NUM_TRIES = 0.02, 5
+NUM_STRANGERS, MAX_GROWTH_BYTES = 300, 2000
+
+
+class MonitorContract:
+    """Inherit, override :meth:`make`, and run pytest.
+
+    Attributes:
+        close_s: the most seconds that its end takes.
+    """
+
+    close_s = 60.0
+
+    def make(self) -> Monitor:
+        """Return a fresh monitor."""
+        raise NotImplementedError
+
+    def test_it_takes_the_whole_life_of_a_request(self) -> None:
+        """Of one that is answered, one that fails, one whose client is gone, and one of no path."""
+        with self._made() as monitor:
+            observer = monitor.observer("model")
+            request = self._request()
+            trace = monitor.began(request)
+            assert isinstance(trace, str)
+            if observer is not None:
+                self._serve(observer, request.id, trace)
+                failing = RequestFacts("other", "model", "", SamplingParams(), 7, trace=trace)
+                observer.failed(failing, EngineError("the engine failed"), 4.0)
+                observer.close()
+            monitor.ended(request, HttpEnd("/v1/chat/completions", 200, "", 2.0))
+            for end in (HttpEnd("", 404, "not_found", 0.0), HttpEnd("/v1/x", 499, "", 0.1)):
+                lost = self._request()
+                monitor.began(lost)
+                monitor.ended(lost, end)
+            monitor.lagged(0.0)
+
+    @pytest.mark.parametrize("text", ODD)
+    def test_whatever_clients_send_is_taken(self, text: str) -> None:
+        """Ids, methods and traces come from outside."""
+        with self._made() as monitor:
+            request = HttpRequest(text, text, 1.0, text, text)
+            trace = monitor.began(request)
+            if observer := monitor.observer("model"):
+                self._serve(observer, text, trace)
+                observer.close()
+            monitor.ended(request, HttpEnd("/x", 200, text[:64], 1.0))
+            self._page(monitor, text)
+
+    # Traces
+
+    @pytest.mark.parametrize("sent", NO_TRACES)
+    def test_what_is_no_trace_is_not_passed_on(self, sent: str) -> None:
+        """What is done for a request belongs to a trace as the standard writes it, or to none."""
+        with self._made() as monitor:
+            request = HttpRequest("req-1", "POST", 1.0, sent, sent)
+            trace = monitor.began(request)
+            assert not trace or FORM.fullmatch(trace)
+            monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+
+    def test_a_trace_goes_on(self) -> None:
+        """The same one, where any is written."""
+        with self._made() as monitor:
+            request = self._request()
+            trace = monitor.began(request)
+            found = FORM.fullmatch(trace)
+            assert not trace or (found and found[1] == TRACE_ID)
+            monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+
+    # Pages
+
+    def test_a_page_is_bytes_of_a_kind_and_never_shrinks_to_nothing(self) -> None:
+        """Or there is none, always."""
+        with self._made() as monitor:
+            pages = [self._page(monitor, accept) for accept in ("", "*/*", "text/html", "\0;;q=x")]
+            request = self._request()
+            monitor.began(request)
+            monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+            pages.append(self._page(monitor))
+            assert len({page is None for page in pages}) == 1
+            for page in pages:
+                assert page is None or isinstance(page.content, bytes)
+                assert page is None or (page.content and "/" in page.media_type)
+
+    def test_a_server_may_have_nothing_of_anything(self) -> None:
+        """No model, no room and no request, from which no mean can be made."""
+        with self._made() as monitor:
+            bare = RunnerStats(0, 0, 0, 0, {}, {})
+            model = ModelState("", "failed", {}, 0.0, 0, 0, 0, 0, {}, bare)
+            for models in ((), (model,)):
+                state = ServerState("starting", models, 0, {"requests": (0, 0)}, {}, 0)
+                monitor.page(state, "")
+            monitor.lagged(0.0)
+
+    def test_a_page_does_not_grow_with_its_clients(self) -> None:
+        """What they write is no label: ids, methods and traces would be without number."""
+        with self._made() as monitor:
+            sizes = []
+            for round_ in range(2):
+                for number in range(NUM_STRANGERS):
+                    name = f"stranger-{round_}-{number}"
+                    request = HttpRequest(name, name, 1.0, name, name)
+                    monitor.began(request)
+                    monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+                page = self._page(monitor)
+                sizes.append(len(page.content) if page else 0)
+            assert sizes[1] - sizes[0] < MAX_GROWTH_BYTES
+
+    def test_a_page_may_be_asked_for_while_requests_come(self) -> None:
+        """It is made in a thread of its own, beside the event loop and the observers."""
+        monitor, problems = self.make(), []
+        is_asked, is_over = threading.Event(), threading.Event()
+
+        def ask() -> None:
+            while not is_over.is_set():
+                try:
+                    self._page(monitor)
+                    is_asked.set()
+                except Exception as error:  # noqa: BLE001 - raised below
+                    problems.append(error)
+                    return
+
+        asking = threading.Thread(target=ask)
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            asking.start()
+            is_asked.wait(self.close_s)
+            observer = monitor.observer("model")
+            for number in range(NUM_STRANGERS):
+                request = self._request()
+                trace = monitor.began(request)
+                if observer is not None:
+                    self._serve(observer, request.id, trace)
+                monitor.ended(request, HttpEnd("/x", 200 + number, "", 1.0))
+                if number % 10 == 0:
+                    time.sleep(0.001)  # so that the other thread comes in between
+        finally:
+            is_over.set()
+            asking.join()
+            sys.setswitchinterval(before)
+        monitor.close()
+        assert not problems
+
+    # Observers
+
+    def test_one_model_may_have_two_observers_while_it_is_replaced(self) -> None:
+        """The end of the old one takes nothing from the new one."""
+        with self._made() as monitor:
+            old, new = monitor.observer("model"), monitor.observer("model")
+            assert (old is None) == (new is None)
+            if old is None or new is None:
+                return
+            for observer in (old, new):
+                self._serve(observer, "req-1")
+            old.close()
+            self._serve(new, "req-2")
+            self._page(monitor)
+            new.close()
+            self._page(monitor)
+
+    def test_a_request_that_is_over_is_let_go(self) -> None:
+        """A monitor runs for months."""
+        with self._made() as monitor:
+            request = self._request()
+            gone: list[weakref.ref[object]] = [weakref.ref(request)]
+            trace = monitor.began(request)
+            observer = monitor.observer("model")
+            if observer is not None:
+                facts = self._serve(observer, request.id, trace)
+                gone.append(weakref.ref(facts))
+                del facts
+            monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+            del request
+            gc.collect()
+            assert not [ref() for ref in gone if ref() is not None]
+
+    # The event loop, and the end
+
+    def test_the_event_loop_is_not_held_up(self) -> None:
+        """A request that comes and one that is answered wait for it, with all others."""
+        with self._made() as monitor:
+            took_s = []
+            for _ in range(NUM_TRIES):
+                began = time.perf_counter()
+                request = self._request()
+                monitor.began(request)
+                monitor.ended(request, HttpEnd("/x", 200, "", 1.0))
+                monitor.lagged(0.1)
+                took_s.append(time.perf_counter() - began)
+            assert min(took_s) < QUICK_S
+
+    def test_it_ends_while_requests_are_under_way(self) -> None:
+        """They are given up when a server has waited for them long enough."""
+        monitor = self.make()
+        for number in range(9):
+            monitor.began(HttpRequest(f"req-{number}", "POST", 1.0, TRACEPARENT))
+        closing = threading.Thread(target=monitor.close, daemon=True)
+        closing.start()
+        closing.join(self.close_s)
+        assert not closing.is_alive()
+
+    def test_closing_twice_is_harmless(self) -> None:
+        """Also of one that saw nothing."""
+        monitor = self.make()
+        monitor.close()
+        monitor.close()
+
+    # Helpers
+
+    @contextmanager
+    def _made(self) -> Iterator[Monitor]:
+        """Lend a fresh monitor, which is closed then."""
+        monitor = self.make()
+        yield monitor
+        monitor.close()
+
+    def _request(self) -> HttpRequest:
+        return HttpRequest("req-1", "POST", 1.0, TRACEPARENT, "a=b")
+
+    def _serve(self, observer: Observer, request_id: str, trace: str = "") -> RequestFacts:
+        """Tell of a request that is answered."""
+        params = SamplingParams()
+        facts = RequestFacts(request_id, "model", "", params, 7, (4,), prompt_s=0.1, trace=trace)
+        observer.accepted(facts, 1.0)
+        observer.first_token(facts, 2.0)
+        observer.tokens(facts, Chunk(0, (), (Sample(1),), "stop"), 3.0)
+        observer.finished(facts, self._end(), 3.0)
+        return facts
+
+    def _end(self) -> RequestEnd:
+        images = (ImageTimings(Stage(0.1, 0.1), Stage(0.2, 0.1), Stage(0.3, 0.1), Stage(1.0, 0.1)),)
+        timings = Timings(0.1, 0.0, 0.2, 0.3, 0.9, images)
+        return RequestEnd(("stop",), Usage(7, 1, 0, (4,)), timings)
+
+    def _page(self, monitor: Monitor, accept: str = "") -> Page | None:
+        stats = RunnerStats(1, 0, 0, 0, {"num_steps": 1}, {}, 5)
+        models = (
+            ModelState("model", "ready", {"ready": 1}, 1.0, 1, 0, 10, 10, stats.counters, stats),
+            ModelState("away", "unloaded", {}, 0.0, 0, 0, None, 0, {}, None),
+        )
+        state = ServerState("ready", models, 1, {"requests": (1, 9)}, {"x": 1}, 0)
+        return monitor.page(state, accept)

@@ -1,0 +1,228 @@
+"""What every sampler must do: what a choice may depend on, and what it may not.
+
+The rows are nearly flat, so that whatever reaches a draw changes it.
+"""
+
+import dataclasses
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.sampler import Row
+from vlmkit.seams.sequence import Sequence
+from vlmkit_testing.contracts.sampler_subject import (
+    ROW,
+    SamplerSubject,
+    examples,
+    few_tokens,
+    logit_rows,
+    mixed_params,
+    some_params,
+)
+from vlmkit_testing.contracts.sequences import new_sequence
+
+NUM_ROWS = 64
+VOCAB_SIZE = 64
+NUM_STEPS = 40
+
+
+def flat_rows(num_rows: int) -> list[list[float]]:
+    """Return rows that leave most to chance, each another one."""
+    rows = np.random.default_rng(11).normal(size=(num_rows, VOCAB_SIZE)) * 0.3
+    found: list[list[float]] = rows.astype(np.float32).tolist()
+    return found
+
+
+def mixed_sequences(num: int) -> list[Sequence]:
+    """Return sequences whose parameters, tokens and seeds differ."""
+    chance = np.random.default_rng(12)
+    return [
+        new_sequence(
+            chance.integers(0, VOCAB_SIZE, 5).tolist(),
+            params=mixed_params(chance),
+            seed=int(chance.integers(-(2**62), 2**62)),
+            output_ids=chance.integers(0, VOCAB_SIZE, chance.integers(0, 9)).tolist(),
+            eos_ids=frozenset({0}),
+            banned_ids=(7, 8) if chance.random() < 0.3 else (),
+        )
+        for _ in range(num)
+    ]
+
+
+class SamplerBatchContract(SamplerSubject):
+    """The part of the contract about neighbours, earlier calls, and tokens that are ahead."""
+
+    @examples
+    @given(row=logit_rows, params=some_params, seed=st.integers(-(2**63), 2**63 - 1))
+    def test_a_seed_determines_the_choice(
+        self, row: list[float], params: SamplingParams, seed: int
+    ) -> None:
+        """Another sampler chooses the same, and always a token of the vocabulary."""
+        first = self.choose(row, params, seed=seed)
+        assert first == self.choose(row, params, seed=seed)
+        assert 0 <= first < len(row)
+
+    # Neighbours
+
+    def test_neighbours_never_change_a_choice(self) -> None:
+        """A sequence alone, among 64 in any order, and in batches of every size choose alike."""
+        rows, sequences = flat_rows(NUM_ROWS), mixed_sequences(NUM_ROWS)
+        alone = [self._one(row, each) for row, each in zip(rows, sequences, strict=True)]
+        orders = [range(NUM_ROWS), range(NUM_ROWS)[::-1]]
+        orders.append(np.random.default_rng(13).permutation(NUM_ROWS).tolist())
+        for order in orders:
+            found = self.sample([rows[i] for i in order], [_anew(sequences[i]) for i in order])
+            assert found == [alone[i] for i in order], "what else is in a batch changed a choice"
+        start = 0
+        for size in (2, 3, 4, 5, 7, 8, 15, 16):
+            part = slice(start, start + size)
+            found = self.sample(rows[part], [_anew(each) for each in sequences[part]])
+            assert found == alone[part], f"a choice is another one in a batch of {size}"
+            start += size
+
+    @pytest.mark.parametrize(
+        "params",
+        [
+            SamplingParams(temperature=1.0),
+            SamplingParams(temperature=2.0, top_p=0.9),
+            SamplingParams(temperature=1.0, top_k=50, min_p=0.01),
+        ],
+        ids=["plain", "top-p", "top-k and min-p"],
+    )
+    def test_rows_that_are_alike_draw_by_their_seeds_alone(self, params: SamplingParams) -> None:
+        """The same logits in every row: each row has its own chance, wherever it stands."""
+        self.needs("temperature")
+        row = flat_rows(1)[0]
+        sequences = [new_sequence(params=params, seed=seed) for seed in range(NUM_ROWS)]
+        alone = [self._one(row, sequence) for sequence in sequences]
+        assert len(set(alone)) > 1, "64 seeds draw one token"
+        assert self.sample([row] * NUM_ROWS, sequences) == alone
+        assert self.sample([row] * NUM_ROWS, sequences[::-1]) == alone[::-1]
+        twins = [new_sequence(params=params, seed=5) for _ in range(NUM_ROWS)]
+        assert set(self.sample([row] * NUM_ROWS, twins)) == {alone[5]}
+
+    def test_nothing_else_of_a_sequence_counts(self) -> None:
+        """Two requests that ask for the same get the same, whoever they are."""
+        rows, sequences = flat_rows(NUM_ROWS), mixed_sequences(NUM_ROWS)
+        others = [
+            dataclasses.replace(
+                _anew(each),
+                id=f"another-{number}",
+                scope=b"another",
+                priority=number,
+                max_tokens=1000,
+                num_computed_tokens=number,
+                num_cached_tokens=3,
+                drafts=(1, 2),
+            )
+            for number, each in enumerate(sequences)
+        ]
+        assert self.sample(rows, others) == self.sample(rows, sequences)
+
+    # Earlier calls
+
+    def test_earlier_calls_never_change_a_choice(self) -> None:
+        """Answers come, grow by several tokens or none, have drafts, are given up: no trace."""
+        chance, sampler = np.random.default_rng(14), self.make()
+        living: list[Sequence] = []
+        for _ in range(NUM_STEPS):
+            if chance.random() < 0.3 or not living:
+                living += [_anew(each) for each in mixed_sequences(int(chance.integers(1, 6)))]
+            rows = [row for each in living for row in _with_drafts(each, chance)]
+            logits = flat_rows(len(rows))
+            if chance.random() < 0.3:
+                sampler.prepare(rows)  # and the engine fails
+            assert self.pick(sampler, logits, rows) == self._fresh(logits, rows)
+            for each in living:
+                each.output_ids.extend(chance.integers(0, VOCAB_SIZE, chance.integers(0, 4)))
+            del living[: int(chance.integers(0, 3))]
+
+    def test_a_preempted_sequence_chooses_as_before(self) -> None:
+        """State that a sampler keeps is a help, never a need."""
+        params = SamplingParams(temperature=1.5, frequency_penalty=0.5, presence_penalty=0.5)
+        kept, sampler = new_sequence((0, 1), params=params), self.make()
+        for _ in range(20):
+            again = new_sequence((0, 1), params=params, output_ids=kept.output_ids)
+            chosen = self.pick(sampler, [ROW], [Row(kept)])[0]
+            assert chosen == self._one(ROW, again)
+            kept.output_ids.append(chosen)
+
+    def test_a_sequence_stays_as_it_is(self) -> None:
+        """But for what the sampler keeps in ``kept``."""
+        rows, sequences = flat_rows(NUM_ROWS), mixed_sequences(NUM_ROWS)
+        before = [_values(each) for each in sequences]
+        ahead = [Row(each, (1, 2)) for each in sequences]
+        self.pick(self.make(), rows, ahead)
+        assert [_values(each) for each in sequences] == before
+
+    # Tokens that are ahead
+
+    @examples
+    @given(
+        row=logit_rows,
+        params=some_params,
+        output_ids=few_tokens,
+        ahead=few_tokens,
+        seed=st.integers(-(2**63), 2**63 - 1),
+    )
+    def test_what_is_ahead_counts_as_if_it_were_in_the_answer(
+        self,
+        row: list[float],
+        params: SamplingParams,
+        output_ids: list[int],
+        ahead: list[int],
+        seed: int,
+    ) -> None:
+        """Noise, penalties and the least length are those of the position, for every draft."""
+        fields: dict[str, Any] = {"params": params, "seed": seed, "banned_ids": (3,)}
+        fields["eos_ids"] = frozenset({0})
+        drafting = new_sequence((2,), output_ids=output_ids, **fields)
+        rows = [Row(drafting, tuple(ahead[:num])) for num in range(len(ahead) + 1)]
+        logits = [row[num:] + row[:num] for num in range(len(rows))]
+        assert self.pick(self.make(), logits, rows) == self._fresh(logits, rows)
+
+    def test_what_was_ahead_leaves_no_trace(self) -> None:
+        """Drafts may be rejected: what comes instead is chosen as if they had never been there."""
+        chance, sampler, logits = np.random.default_rng(15), self.make(), flat_rows(1)
+        for sequence in mixed_sequences(NUM_ROWS):
+            expected = self._one(logits[0], _anew(sequence))
+            for num_drafts in (2, 1, 5):
+                drafts = tuple(chance.integers(0, VOCAB_SIZE, num_drafts).tolist())
+                self.pick(sampler, logits, [Row(sequence, drafts)])
+            assert self.pick(sampler, logits, [Row(sequence)]) == [expected]
+
+    # Helpers
+
+    def _one(self, row: Seq[float], sequence: Sequence) -> int:
+        return self.sample([row], [_anew(sequence)])[0]
+
+    def _fresh(self, logits: Seq[Seq[float]], rows: Seq[Row]) -> list[int]:
+        """Return what is chosen for answers that hold what was ahead, each by a fresh sampler."""
+        return [
+            self._one(own, _anew(row.sequence, row.ahead))
+            for own, row in zip(logits, rows, strict=True)
+        ]
+
+
+def _anew(sequence: Sequence, ahead: Seq[int] = ()) -> Sequence:
+    """Return an equal sequence that no sampler has seen."""
+    output_ids = [*sequence.output_ids, *ahead]
+    return dataclasses.replace(sequence, output_ids=output_ids)
+
+
+def _with_drafts(sequence: Sequence, chance: np.random.Generator) -> list[Row]:
+    """Return the rows of a sequence: one, or more where it has drafts."""
+    num_drafts = int(chance.choice([0, 0, 1, 3]))
+    drafts = tuple(chance.integers(0, VOCAB_SIZE, num_drafts).tolist())
+    return [Row(sequence, drafts[:num]) for num in range(num_drafts + 1)]
+
+
+def _values(sequence: Sequence) -> dict[str, Any]:
+    """Return what a sequence holds, copied where it could change in place."""
+    fields = {field.name for field in dataclasses.fields(sequence)} - {"kept"}
+    values = {name: getattr(sequence, name) for name in fields}
+    return values | {"output_ids": list(sequence.output_ids), "features": dict(sequence.features)}

@@ -1,0 +1,155 @@
+"""What every sampler must do: draw as often as the logits say, each time anew.
+
+Seeds are fixed, and every bound is one that an honest draw meets, so nothing here flakes.
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.sampler import Row
+from vlmkit_testing.contracts.chance import check_count
+from vlmkit_testing.contracts.sampler_subject import ROW, SamplerSubject
+from vlmkit_testing.contracts.sequences import new_sequence
+
+NUM_DRAWS = 4000
+FLAT = [0.0] * 64
+PLAIN = SamplingParams(temperature=1.0)
+Drawn = np.ndarray[Any, Any]
+
+
+class SamplerChanceContract(SamplerSubject):
+    """The part of the contract about draws."""
+
+    # Each draw anew
+
+    def test_each_position_draws_anew(self) -> None:
+        """One seed does not give one token for ever."""
+        self.needs("temperature")
+        chosen = {
+            self.choose(FLAT, PLAIN, prompt=(63,), output_ids=list(range(position)))
+            for position in range(40)
+        }
+        assert len(chosen) > (10 if self.is_exact else 1)
+
+    def test_no_draw_is_that_of_another_seed_or_place(self) -> None:
+        """Tokens agree as often as chance has it: ``seed + position`` would repeat its neighbours.
+
+        The seeds of several answers to one prompt follow each other.
+        """
+        self.needs("temperature")
+        num_seeds, num_places = 192, 6
+        sequences = [
+            new_sequence((63,), params=PLAIN, seed=seed, output_ids=range(place))
+            for seed in range(num_seeds)
+            for place in range(num_places)
+        ]
+        drawn = np.array(self.sample([FLAT] * len(sequences), sequences))
+        drawn = drawn.reshape(num_seeds, num_places)
+        for seeds, places in ((0, 1), (1, 0), (1, 1), (1, -1), (2, -1), (1, -2)):
+            own, other = _shifted(drawn, seeds, places)
+            what = f"draws {seeds} seeds and {places} places apart are alike"
+            check_count(int((own == other).sum()), own.size, _chance_alike(own, other), what)
+
+    def test_draws_far_apart_are_not_alike(self) -> None:
+        """A place is counted in more than a byte."""
+        self.needs("temperature")
+        answer = np.random.default_rng(0).integers(0, 60, 257).tolist()
+        near, far = (
+            [new_sequence((63,), params=PLAIN, seed=s, output_ids=answer[:n]) for s in range(96)]
+            for n in (1, 257)
+        )
+        own, other = (np.array([self.sample([FLAT] * 96, some)]).T for some in (near, far))
+        what = "draws 256 places apart are alike"
+        check_count(int((own == other).sum()), own.size, _chance_alike(own, other), what)
+
+    def test_every_bit_of_a_seed_counts(self) -> None:
+        """Also those above the first 32, and the sign."""
+        self.needs("temperature")
+        for sign in (1, -1):
+            sequences = [new_sequence((63,), params=PLAIN, seed=sign << bit) for bit in range(63)]
+            drawn = np.array(self.sample([FLAT] * 63, sequences))
+            high = drawn[32:]
+            num_alike = int((high[1:] == high[:-1]).sum())
+            chance = _chance_alike(drawn[:32, None], drawn[:32, None])
+            check_count(num_alike, len(high) - 1, chance, "draws of two high bits are alike")
+        seeds = [seed for bit in range(40) for seed in (1 << bit, -(1 << bit))]
+        sequences = [new_sequence((63,), params=PLAIN, seed=seed) for seed in seeds]
+        pairs = np.array(self.sample([FLAT] * len(seeds), sequences)).reshape(-1, 2)
+        own, other = pairs[:, :1], pairs[:, 1:]
+        num_alike, chance = int((own == other).sum()), _chance_alike(own, other)
+        check_count(num_alike, len(pairs), chance, "draws of a seed and its negative are alike")
+
+    # As often as the logits say
+
+    @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+    def test_draws_follow_the_distribution(self, temperature: float) -> None:
+        """The softmax at this temperature."""
+        self.needs_exactness()
+        weights = [math.exp(logit / temperature) for logit in ROW]
+        self._check_draws(ROW, SamplingParams(temperature=temperature), weights)
+
+    def test_flat_logits_leave_all_to_chance(self) -> None:
+        """Every token of a row comes up as often as another."""
+        self.needs_exactness()
+        self._check_draws(FLAT, PLAIN, [1.0] * len(FLAT))
+
+    @pytest.mark.parametrize(("field", "value"), [("top_k", 3), ("top_p", 0.4), ("min_p", 0.5)])
+    def test_what_a_filter_keeps_is_drawn_as_the_logits_say(self, field: str, value: float) -> None:
+        """The probability of what is dropped goes to all that is kept, and not to the first."""
+        self.needs(field)
+        self.needs_exactness()
+        row = [1.0, 0.9, 0.8] + [0.0] * 9  # three of which a half is left
+        weights = [math.exp(logit) for logit in row[:3]]
+        self._check_draws(row, PLAIN.replaced({field: value}), weights)
+
+    def test_what_is_added_to_a_logit_changes_its_odds(self) -> None:
+        """Before the temperature divides them: a bias of 2 at temperature 2 counts as 1."""
+        self.needs("logit_bias")
+        self.needs_exactness()
+        weights = [math.exp((logit + 2.0 * (i == 4)) / 2) for i, logit in enumerate(ROW)]
+        self._check_draws(ROW, SamplingParams(temperature=2.0, logit_bias={4: 2.0}), weights)
+
+    def test_drafts_do_not_change_how_often_a_token_comes(self) -> None:
+        """The row after a draft draws as any other does."""
+        self.needs_exactness()
+        weights = [math.exp(logit) for logit in ROW]
+        rows = [
+            Row(new_sequence(params=PLAIN, seed=seed, output_ids=[1]), (5, 2))
+            for seed in range(NUM_DRAWS)
+        ]
+        drawn = self.pick(self.make(), [ROW] * NUM_DRAWS, rows)
+        _check(drawn, weights)
+
+    def _check_draws(self, row: Seq[float], params: SamplingParams, weights: Seq[float]) -> None:
+        _check(self.draw(row, params, NUM_DRAWS), weights)
+
+
+def _check(drawn: Seq[int], weights: Seq[float]) -> None:
+    """Fail unless tokens were drawn as often as their weights say, and no other was."""
+    assert max(drawn) < len(weights), "a token was drawn that has no chance"
+    counts = np.bincount(drawn, minlength=len(weights)).tolist()
+    for token_id, (count, weight) in enumerate(zip(counts, weights, strict=True)):
+        check_count(count, len(drawn), weight / sum(weights), f"token {token_id}")
+
+
+def _shifted(drawn: Drawn, seeds: int, places: int) -> tuple[Drawn, Drawn]:
+    """Return two views of a table whose places are so many rows and columns apart."""
+    num_rows, num_columns = drawn.shape
+    columns, left = num_columns - abs(places), max(0, -places)
+    own = drawn[: num_rows - seeds, left : left + columns]
+    other = drawn[seeds:, left + places : left + places + columns]
+    return own, other
+
+
+def _chance_alike(own: Drawn, other: Drawn) -> float:
+    """Return how often two tables agree by chance, column by column, from what each holds."""
+    chances = [
+        np.bincount(one, minlength=len(FLAT)) @ np.bincount(another, minlength=len(FLAT))
+        for one, another in zip(own.T, other.T, strict=True)
+    ]
+    return float(np.mean(chances) / own.shape[0] ** 2)

@@ -1,0 +1,138 @@
+"""What every sampler must do: take rows of logits, and give a token for each.
+
+What a choice may depend on, how draws are spread, and what parameters do stand in modules of their
+own.
+"""
+
+import gc
+import math
+import weakref
+
+import numpy as np
+import pytest
+
+from vlmkit.ask.sampling import SamplingParams
+from vlmkit.seams.sampler import Row
+from vlmkit_testing.contracts.arrays import to_numpy
+from vlmkit_testing.contracts.sampler_batch_contract import (
+    VOCAB_SIZE,
+    SamplerBatchContract,
+    flat_rows,
+    mixed_sequences,
+)
+from vlmkit_testing.contracts.sampler_chance_contract import SamplerChanceContract
+from vlmkit_testing.contracts.sampler_params_contract import SamplerParamsContract
+from vlmkit_testing.contracts.sampler_subject import FOLLOWED, ROW
+from vlmkit_testing.contracts.sequences import WatchedSequence, new_sequence
+
+EVERYTHING = SamplingParams(
+    temperature=1.0,
+    top_p=0.9,
+    top_k=5,
+    min_p=0.01,
+    repetition_penalty=1.3,
+    presence_penalty=1.0,
+    frequency_penalty=0.5,
+    logit_bias={1: 5.0},
+)
+
+
+class SamplerContract(SamplerBatchContract, SamplerChanceContract, SamplerParamsContract):
+    """Inherit, override :meth:`make`, and run pytest.
+
+    A sampler that does not follow every parameter says so: its attribute ``ignores`` names fields
+    of :class:`vlmkit.ask.sampling.SamplingParams`. One that filters of its own accord has
+    ``is_exact = False``.
+    """
+
+    # Shapes
+
+    def test_there_is_one_token_for_each_row(self) -> None:
+        """Their ids are integers, and lie where the logits do."""
+        rows = [[0.0, 9.0, 1.0], [9.0, 0.0, 1.0], [0.0, 1.0, 9.0]]
+        logits = self.array(rows)
+        picked = self.make().prepare([Row(new_sequence()) for _ in rows])(logits)
+        assert picked.shape == (3,)
+        assert "int" in str(getattr(picked, "dtype", None)), "token ids are an array of integers"
+        assert picked.__dlpack_device__() == logits.__dlpack_device__()
+        assert to_numpy(picked).tolist() == [1, 0, 2]
+
+    # What becomes of the logits
+
+    @pytest.mark.parametrize("params", [SamplingParams(), EVERYTHING], ids=["greedy", "all"])
+    def test_the_logits_stay_as_they_are(self, params: SamplingParams) -> None:
+        """The array belongs to the engine."""
+        logits = self.array([ROW, ROW])
+        before = to_numpy(logits)
+        sequences = [
+            new_sequence(params=params, output_ids=[0, 0], banned_ids=(1,)) for _ in range(2)
+        ]
+        self.make().prepare([Row(sequences[0]), Row(sequences[1], (2, 2))])(logits)
+        np.testing.assert_array_equal(to_numpy(logits), before)
+
+    def test_a_small_difference_decides(self) -> None:
+        """Logits are float32, and are compared as such."""
+        for row in ([20.0, 20.001, 19.0], [-300.01, -300.0, -301.0]):
+            assert self.choose(row) == 1
+
+    def test_logits_may_be_a_part_of_something_larger(self) -> None:
+        """An engine may leave out columns that pad its vocabulary, and let nobody write."""
+        rows, sequences = flat_rows(64), mixed_sequences(64)
+        expected = self.sample(rows, sequences)
+        edge = [99.0] * (VOCAB_SIZE + 7)
+        larger = [edge, *([99.0] * 3 + row + [99.0] * 4 for row in rows), edge]
+        logits = self.array(larger)[1:-1, 3:-4]  # type: ignore[index]
+        if isinstance(logits, np.ndarray):
+            logits.flags.writeable = False
+        again = mixed_sequences(64)
+        picked = self.make().prepare([Row(sequence) for sequence in again])(logits)
+        assert to_numpy(picked).tolist() == expected
+
+    # Rows with few finite logits, or none
+
+    def test_logits_of_minus_infinity_are_never_chosen(self) -> None:
+        """An engine may mask columns itself."""
+        row = [-math.inf, 0.0, -math.inf, 0.0]
+        params = SamplingParams(temperature=2.0)
+        chosen = {self.choose(row, params, seed=seed) for seed in range(50)}
+        assert chosen <= {1, 3}
+        assert chosen == {1, 3} or not self.is_exact or "temperature" in self.ignores
+
+    @pytest.mark.parametrize(
+        "params",
+        [SamplingParams(), EVERYTHING, *FOLLOWED.values()],
+        ids=["defaults", "everything", *FOLLOWED],
+    )
+    def test_what_a_constraint_leaves_is_chosen(self, params: SamplingParams) -> None:
+        """All else is minus infinity: one token is left, be it one that nothing speaks for."""
+        for left in range(len(ROW)):
+            row = [-50.0 if token_id == left else -math.inf for token_id in range(len(ROW))]
+            fields = {"output_ids": [left, 4, left], "prompt": (left,)}
+            assert self.choose(row, params, **fields) == left
+
+    @pytest.mark.parametrize("value", [math.nan, -math.inf])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_row_without_a_finite_value_harms_no_other(
+        self, value: float, temperature: float
+    ) -> None:
+        """It gets a token of the vocabulary, whichever: its request fails anyway."""
+        params = SamplingParams(temperature=temperature, top_p=0.9)
+        sequences = [new_sequence(params=params, seed=seed) for seed in range(3)]
+        good, bad = ROW[::-1], [value] * len(ROW)
+        picked = self.sample([good, bad, good], sequences)
+        expected = self.sample([good, good], [sequences[0], sequences[2]])
+        assert [picked[0], picked[2]] == expected
+        assert 0 <= picked[1] < len(ROW)
+
+    # What is kept
+
+    def test_sequences_that_ended_are_let_go(self) -> None:
+        """A sampler keeps what it needs of a sequence in the sequence: nobody tells it of ends."""
+        sampler, ended = self.make(), []
+        for number in range(3):
+            sequences = [WatchedSequence.of(each) for each in mixed_sequences(8)]
+            ended += [weakref.ref(each) for each in sequences] if number < 2 else []
+            self.pick(sampler, flat_rows(16), [Row(s, a) for s in sequences for a in ((), (1,))])
+            del sequences
+        gc.collect()
+        assert not any(ref() for ref in ended), "a sampler holds sequences of earlier steps"

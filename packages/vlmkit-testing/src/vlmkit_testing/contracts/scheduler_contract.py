@@ -1,0 +1,347 @@
+"""What every scheduler must do.
+
+Whose turn it is, and what is shared, stand in modules of their own.
+"""
+
+import dataclasses
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from vlmkit.errors import QueueFull
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.step import WorkItem
+from vlmkit_testing.contracts.scheduler_sharing_contract import SchedulerSharingContract
+from vlmkit_testing.contracts.scheduler_simulation import Simulation
+from vlmkit_testing.contracts.scheduler_subject import (
+    LIMITS,
+    NUM_SLOT_TOKENS,
+    Job,
+    engine_limits,
+    examples,
+    finish,
+    jobs,
+    wants_rows,
+)
+from vlmkit_testing.contracts.scheduler_turns_contract import SchedulerTurnsContract
+from vlmkit_testing.contracts.sequences import WatchedSequence, new_sequence
+from vlmkit_testing.contracts.strict_cache import StrictCache
+
+
+class SchedulerContract(SchedulerSharingContract, SchedulerTurnsContract):
+    """Inherit, override :meth:`make`, and run pytest.
+
+    A scheduler that does not serve by priority, or of equals not by arrival, says so: its attribute
+    ``ignores`` names ``priority``, ``arrival`` or both.
+    """
+
+    def test_an_idle_scheduler_plans_nothing(self) -> None:
+        """An empty step, not an error."""
+        step = self.simulation().step()
+        assert (step.encodes, step.items, step.preempted) == ((), (), ())
+
+    def test_a_full_queue_refuses_and_keeps_what_it_has(self) -> None:
+        """The bound is the one that it states; who was refused leaves no trace."""
+        simulation = self.simulation()
+        bound = simulation.scheduler.max_waiting
+        for _ in range(bound):
+            simulation.add(new_sequence(max_tokens=1))
+        with pytest.raises(QueueFull):
+            simulation.scheduler.add(new_sequence())
+        assert simulation.scheduler.num_waiting == bound
+        simulation.run()
+        simulation.check_empty()
+
+    @examples
+    @given(
+        work=st.lists(jobs(), min_size=1, max_size=8),
+        limits=engine_limits(),
+        atomic=st.booleans(),
+        encoder_steps=st.sampled_from([0, 0, 1, 5]),
+    )
+    def test_every_sequence_finishes(
+        self, work: list[Job], limits: EngineLimits, atomic: bool, encoder_steps: int
+    ) -> None:
+        """The simulation checks every rule in every step; nobody starves and nothing is left."""
+        finish(self.simulation(limits, encoder_steps=encoder_steps), work, atomic=atomic)
+
+    @examples
+    @given(
+        work=st.lists(jobs(), min_size=1, max_size=8),
+        limits=engine_limits(),
+        num_drafts=st.integers(1, 5),
+        max_draft_tokens=st.integers(0, 3),
+    )
+    def test_drafts_take_nobodys_place(
+        self, work: list[Job], limits: EngineLimits, num_drafts: int, max_draft_tokens: int
+    ) -> None:
+        """They may be taken or left; whoever ran without them runs with them."""
+        max_draft_tokens = min(max_draft_tokens, limits.max_chunk_tokens - 1)
+        limits = replace(
+            limits, max_draft_tokens=max_draft_tokens, max_item_rows=1 + max_draft_tokens
+        )
+        finish(Simulation(self.make(), limits, num_drafts=num_drafts), work)
+
+    @examples
+    @given(
+        work=st.lists(
+            st.tuples(jobs(), st.sampled_from(["", "last", "mean", "cls", "score"])),
+            min_size=1,
+            max_size=8,
+        ),
+        limits=engine_limits(),
+        max_item_rows=st.integers(1, NUM_SLOT_TOKENS),
+        atomic=st.booleans(),
+    )
+    def test_who_ends_with_the_prefill_gets_each_wanted_row_once(
+        self,
+        work: list[tuple[Job, str]],
+        limits: EngineLimits,
+        max_item_rows: int,
+        atomic: bool,
+    ) -> None:
+        """Beside answers, in small pieces if the engine gives few rows, and preempted like them."""
+        simulation = self.simulation(replace(limits, max_item_rows=max_item_rows))
+        for job, kind in work:
+            sequence = job.make(atomic=atomic)
+            if kind:
+                wants_rows(sequence, kind)
+            simulation.add(sequence)
+        simulation.run()
+        simulation.check_empty()
+
+    @examples
+    @given(
+        work=st.lists(st.tuples(jobs(), st.integers(0, 12)), min_size=1, max_size=8),
+        limits=engine_limits(),
+    )
+    def test_a_plan_is_a_function_of_what_was_added(
+        self, work: list[tuple[Job, int]], limits: EngineLimits
+    ) -> None:
+        """No clock and no chance: the same arrivals and durations give the same steps."""
+        traces = []
+        for _ in range(2):
+            simulation = self.simulation(limits)
+            for number in range(13):
+                for job, arrival in work:
+                    if arrival == number:
+                        simulation.add(job.make(atomic=False))
+                simulation.step()
+            simulation.run()
+            traces.append(simulation.trace)
+        assert traces[0] == traces[1]
+
+    @examples
+    @given(
+        work=st.lists(st.tuples(jobs(), st.integers(0, 8)), min_size=1, max_size=8),
+        limits=engine_limits(),
+        encoder_steps=st.sampled_from([0, 3]),
+    )
+    def test_whoever_is_taken_out_leaves_nothing_behind(
+        self, work: list[tuple[Job, int]], limits: EngineLimits, encoder_steps: int
+    ) -> None:
+        """At any moment: waiting, reading, or in the middle of an answer."""
+        simulation = self.simulation(limits, encoder_steps=encoder_steps)
+        sequences = [job.make(atomic=True) for job, _ in work]
+        for sequence in sequences:
+            simulation.add(sequence)
+        for number in range(9):
+            for sequence, (_, leaves) in zip(sequences, work, strict=True):
+                if leaves == number and sequence in simulation.unfinished:
+                    simulation.end(sequence)
+            simulation.step()
+        simulation.check_empty()
+
+    @examples
+    @given(work=st.lists(jobs(), min_size=1, max_size=8))
+    def test_a_step_keeps_to_its_budget(self, work: list[Job]) -> None:
+        """Checked only where there is one."""
+        if self.max_step_tokens is None:
+            pytest.skip("this scheduler has no bound on the tokens of a step")
+        simulation = self.simulation()
+        for job in work:
+            simulation.add(job.make(atomic=False))
+        while simulation.unfinished:
+            assert 1 <= simulation.step().num_tokens <= self.max_step_tokens
+
+    def test_a_held_sequence_rests_until_it_is_let_go(self) -> None:
+        """Its reader is behind; others go on."""
+        simulation = self.simulation()
+        held, other = (new_sequence(range(5), max_tokens=20) for _ in range(2))
+        simulation.add(held)
+        simulation.add(other)
+        while not held.output_ids:
+            simulation.step()
+        held.is_held = True
+        length = len(held.output_ids)
+        for _ in range(5):
+            simulation.step()
+        assert len(held.output_ids) == length
+        assert len(other.output_ids) > length
+        held.is_held = False
+        simulation.run()
+        assert len(held.output_ids) == 20
+
+    def test_a_full_cache_delays_but_loses_nobody(self) -> None:
+        """Room for two answers, asked by four."""
+        limits = dataclasses.replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0)
+        simulation = self.simulation(limits)
+        sequences = [new_sequence([n] * 20, max_tokens=20) for n in range(4)]
+        for sequence in sequences:
+            simulation.add(sequence)
+        simulation.run()
+        assert [len(s.output_ids) for s in sequences] == [20] * 4
+        simulation.check_empty()
+
+    def test_a_full_queue_takes_those_back_who_lose_their_room(self) -> None:
+        """Its bound is for newcomers."""
+        limits = replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0, max_sequences=3)
+        simulation = self.simulation(limits)
+        answers = [new_sequence([n] * 18, max_tokens=30) for n in range(3)]
+        for sequence in answers:
+            simulation.add(sequence)
+        while not any(sequence.output_ids for sequence in answers):
+            simulation.step()
+        while simulation.scheduler.num_waiting < simulation.scheduler.max_waiting:
+            simulation.add(new_sequence(max_tokens=1))
+        simulation.run()
+        assert [len(sequence.output_ids) for sequence in answers] == [30] * 3
+        simulation.check_empty()
+
+    def test_one_that_loses_its_room_begins_anew(self) -> None:
+        """In the middle of an image, which is encoded again; the simulation looks at its books."""
+        limits = replace(
+            LIMITS, capacity_tokens=50, prefix_block_tokens=0, max_chunk_tokens=NUM_SLOT_TOKENS
+        )
+        simulation = self.simulation(limits)
+        answers = new_sequence([1] * 10, max_tokens=30)
+        slot = MediaSlot(2, 32, bytes(32), {}, 30)
+        reads = new_sequence(Prompt(tuple(range(34)), (slot,)), max_tokens=3)
+        simulation.add(answers)
+        while not answers.output_ids:
+            simulation.step()
+        simulation.add(reads)
+        simulation.run()
+        assert len(reads.output_ids) == 3
+        simulation.check_empty()
+
+    @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(64, 1), (50, 30)])
+    def test_one_that_never_fits_gets_an_empty_step(self, num_prompt: int, max_tokens: int) -> None:
+        """Alone, and yet without room: the loop ends it, once a step is empty."""
+        simulation = self.simulation(replace(LIMITS, capacity_tokens=64, prefix_block_tokens=0))
+        too_long = new_sequence(range(num_prompt), max_tokens=max_tokens)
+        simulation.add(too_long)
+        for _ in range(100):
+            step = simulation.step()
+            if not step.items and not step.preempted:
+                break
+        assert step.items == (), "a step has items that have no room"
+        assert simulation.scheduler.num_waiting == 1
+        simulation.end(too_long)
+        simulation.add(new_sequence(max_tokens=3))
+        simulation.run()
+        simulation.check_empty()
+
+    def test_drafts_send_nobody_away(self) -> None:
+        """There is room for two answers, and for the drafts of one at most."""
+        limits = replace(
+            LIMITS,
+            capacity_tokens=44,
+            prefix_block_tokens=0,
+            max_draft_tokens=3,
+            max_item_rows=4,
+        )
+        simulation = Simulation(self.make(), limits, num_drafts=3, drafts_stand=False)
+        for number, max_tokens in enumerate((30, 12)):
+            simulation.add(new_sequence([number] * 10, max_tokens=max_tokens))
+        while simulation.unfinished:
+            assert not simulation.step().preempted, "an answer lost its room for another's drafts"
+        simulation.check_empty()
+
+    def test_a_held_sequence_gives_its_place_to_whoever_needs_it(self) -> None:
+        """One after the other; it comes back when its reader has caught up."""
+        simulation = self.simulation(replace(LIMITS, max_sequences=1))
+        held = new_sequence([7] * 5, max_tokens=20)
+        simulation.add(held)
+        while not held.output_ids:
+            simulation.step()
+        held.is_held = True
+        for number in range(3):
+            other = new_sequence([number] * 5, max_tokens=4)
+            simulation.add(other)
+            for _ in range(20):
+                simulation.step()
+            assert len(other.output_ids) == 4, "one that is held keeps its place from others"
+        held.is_held = False
+        simulation.run()
+        assert len(held.output_ids) == 20
+        simulation.check_empty()
+
+    @pytest.mark.parametrize("num_output", [0, 3])
+    def test_one_that_fails_harms_nobody(self, num_output: int) -> None:
+        """Alone in its step or not: what failed is removed, and no part of the commit."""
+        for num_others in (0, 3):
+            failing = new_sequence([9] * 5, max_tokens=10)
+
+            def succeeds(item: WorkItem, failing: Sequence = failing) -> bool:
+                return item.sequence is not failing or len(failing.output_ids) < num_output
+
+            simulation = Simulation(self.make(), LIMITS, succeeds=succeeds)
+            others = [new_sequence([n] * 5, max_tokens=10) for n in range(num_others)]
+            for sequence in (*others, failing):
+                simulation.add(sequence)
+            simulation.run()
+            assert [len(sequence.output_ids) for sequence in others] == [10] * num_others
+            assert len(failing.output_ids) == num_output
+            simulation.check_empty()
+
+    def test_whoever_ended_is_let_go(self) -> None:
+        """Finished, taken out while it ran or waited, or refused: nothing holds it any more."""
+        limits = replace(LIMITS, max_sequences=2, capacity_tokens=64)
+        simulation = self.simulation(limits)
+        refs = []
+        for number in range(40):
+            sequence = WatchedSequence.of(new_sequence([number % 3] * 20, max_tokens=9))
+            refs.append(weakref.ref(sequence))
+            if simulation.scheduler.num_waiting < min(8, simulation.scheduler.max_waiting):
+                simulation.add(sequence)
+            for _ in range(2):
+                simulation.step()
+            if number % 4 == 0:
+                simulation.end(simulation.unfinished[-1])
+        while simulation.scheduler.num_waiting < simulation.scheduler.max_waiting:
+            simulation.add(new_sequence(max_tokens=1))
+        refused = WatchedSequence.of(new_sequence())
+        with pytest.raises(QueueFull):
+            simulation.scheduler.add(refused)
+        refs.append(weakref.ref(refused))
+        while simulation.unfinished:
+            simulation.end(simulation.unfinished[-1])
+        scheduler = simulation.scheduler
+        del simulation, sequence, refused
+        scheduler.plan(StrictCache(limits))
+        gc.collect()
+        num_kept = sum(ref() is not None for ref in refs)
+        assert not num_kept, f"the scheduler keeps {num_kept} sequences that ended"
+
+    def test_those_who_leave_a_queue_do_not_pile_up(self) -> None:
+        """Clients that ask and go, while the queue does not move."""
+        simulation = self.simulation(replace(LIMITS, max_sequences=1))
+        simulation.add(new_sequence([1] * 5, max_tokens=20))
+        simulation.step()
+        refs = []
+        for _ in range(1000):
+            sequence = WatchedSequence.of(new_sequence([2] * 5, priority=5))
+            refs.append(weakref.ref(sequence))
+            simulation.scheduler.add(sequence)
+            simulation.scheduler.remove(sequence, simulation.cache)
+        del sequence
+        gc.collect()
+        assert sum(ref() is not None for ref in refs) < 500
+        simulation.run()
+        simulation.check_empty()

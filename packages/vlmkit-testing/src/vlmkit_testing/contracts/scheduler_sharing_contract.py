@@ -1,0 +1,97 @@
+"""What every scheduler must do: let nobody compute twice, and nobody wait for what is not his."""
+
+import dataclasses
+
+import pytest
+
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit_testing.contracts.scheduler_subject import LIMITS, NUM_SLOT_TOKENS, SchedulerSubject
+from vlmkit_testing.contracts.sequences import new_sequence
+
+
+class SchedulerSharingContract(SchedulerSubject):
+    """The part of the contract about beginnings that are shared, and media that are encoded."""
+
+    def test_a_cached_prefix_is_not_computed_again(self) -> None:
+        """What the engine found in its cache is left out of the plan."""
+        simulation = self.simulation()
+        for _ in range(2):
+            simulation.add(sequence := new_sequence(range(33), max_tokens=1))
+            simulation.run()
+        assert sequence.num_cached_tokens == 32, "what the first admit() found is noted nowhere"
+        assert simulation.trace[-1] == [(1, 32, 33)]
+
+    def test_a_common_beginning_is_computed_once(self) -> None:
+        """Those who ask at once share it too, whatever they ask after it."""
+        for mixes in (True, False):
+            limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
+            simulation = self.simulation(limits)
+            sequences = [new_sequence([*range(40), 500 + n], max_tokens=5) for n in range(4)]
+            for sequence in sequences:
+                simulation.add(sequence)
+            simulation.run()
+            assert [s.num_cached_tokens for s in sequences] == [0, 40, 40, 40], (
+                "a sequence must wait while another one computes what it could share"
+            )
+            simulation.check_empty()
+
+    def test_others_overtake_those_who_wait_to_share(self) -> None:
+        """What is shared is no reason for anybody else to wait."""
+        simulation = self.simulation(encoder_steps=40)
+        slot = MediaSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
+        prompt = Prompt(tuple(range(33)), (slot,))
+        leader, follower = (new_sequence(prompt, max_tokens=3) for _ in range(2))
+        other = new_sequence(range(500, 520), max_tokens=3)
+        for sequence in (leader, follower, other):
+            simulation.add(sequence)
+        for _ in range(20):
+            simulation.step()
+        assert not leader.output_ids
+        assert len(other.output_ids) == 3
+        simulation.run()
+        simulation.check_empty()
+
+    @pytest.mark.parametrize("fate", ["ends", "is held", "waits for an image"])
+    def test_who_waits_to_share_outlives_the_one_who_computes(self, fate: str) -> None:
+        """One that is taken out, or does not go on, frees those who wait for it."""
+        limits = dataclasses.replace(LIMITS, max_chunk_tokens=17)
+        simulation = self.simulation(limits, encoder_steps=40)
+        slots = (MediaSlot(50, 56, bytes(32), {}, 4),) if fate == "waits for an image" else ()
+        leader = new_sequence(Prompt(tuple(range(60)), slots), max_tokens=5)
+        follower = new_sequence(range(50), max_tokens=5)
+        simulation.add(leader)
+        simulation.add(follower)
+        while not leader.num_computed_tokens:
+            simulation.step()
+        if fate == "ends":
+            simulation.end(leader)
+        leader.is_held = fate == "is held"
+        for _ in range(30):
+            simulation.step()
+        assert len(follower.output_ids) == 5
+        leader.is_held = False
+        simulation.run()
+        simulation.check_empty()
+
+    def test_an_image_that_is_being_encoded_keeps_nobody_waiting(self) -> None:
+        """Who shows it waits; who came before and who comes later goes on."""
+        for mixes in (True, False):
+            limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
+            simulation = self.simulation(limits, encoder_steps=40)
+            slot = MediaSlot(0, NUM_SLOT_TOKENS, bytes(32), {}, 4)
+            before, later = (new_sequence(range(5), max_tokens=60) for _ in range(2))
+            shows = new_sequence(Prompt(tuple(range(9)), (slot,)), max_tokens=3)
+            simulation.add(before)
+            simulation.step()
+            simulation.add(shows)
+            for _ in range(10):
+                simulation.step()
+            simulation.add(later)
+            for _ in range(25):
+                simulation.step()
+            assert not shows.output_ids
+            assert len(before.output_ids) > 15, "an answer stopped while an image was encoded"
+            assert later.output_ids, "a newcomer waited until an image of another was encoded"
+            simulation.run()
+            assert len(shows.output_ids) == 3
+            simulation.check_empty()

@@ -1,0 +1,230 @@
+"""A loop without an engine: plans, checks every rule of a step, and answers with made-up tokens."""
+
+from collections.abc import Callable, Sequence as Seq
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from vlmkit.running.encodings import waits
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import Span
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.sequence import Sequence
+from vlmkit.seams.step import EncodeItem, Step, WorkItem
+from vlmkit_testing.contracts.played_time import Waits, no_time
+from vlmkit_testing.contracts.scheduler_rules import (
+    check_books,
+    check_encodes,
+    check_features,
+    check_preempted,
+    check_step,
+    state_of,
+)
+from vlmkit_testing.contracts.strict_cache import StrictCache
+
+MOST_STEPS = 20_000
+
+
+def goes_well(item: WorkItem) -> bool:  # noqa: ARG001 - as any other fate
+    """Tell that an item does not fail."""
+    return True
+
+
+class Simulation:
+    """Runs sequences through a scheduler, step by step.
+
+    Args:
+        scheduler: what is tested.
+        limits: of the engine that is played.
+        encoder_steps: how many more steps run before a medium that a step names is encoded.
+        num_drafts: guesses that every answer has before each step.
+        drafts_stand: whether some of them are right; else none ever is.
+        succeeds: tells of an item whether it goes well; else its sequence ends with an error.
+        cost: the seconds that a step of some items takes.
+
+    Attributes:
+        trace: every step so far, as ``(number of the sequence, start, stop)`` of its items.
+        unfinished: sequences that were added and have not ended.
+        now_s: the clock that steps move.
+        waits: what readers waited for.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        limits: EngineLimits,
+        *,
+        encoder_steps: int = 0,
+        num_drafts: int = 0,
+        drafts_stand: bool = True,
+        succeeds: Callable[[WorkItem], bool] = goes_well,
+        cost: Callable[[Seq[WorkItem]], float] = no_time,
+    ) -> None:
+        self.scheduler = scheduler
+        self.cache = StrictCache(limits)
+        self.unfinished: list[Sequence] = []
+        self.trace: list[list[tuple[int, int, int]]] = []
+        self.encoder_steps = encoder_steps
+        self.num_drafts = num_drafts
+        self.drafts_stand = drafts_stand
+        self._succeeds = succeeds
+        self.now_s = 0.0
+        self.waits = Waits()
+        self._cost = cost
+        self._numbers: dict[Sequence, int] = {}
+        self._num_added = 0
+        self._encoding: dict[EncodeItem, int] = {}  # the steps that are left for each medium
+
+    def add(self, sequence: Sequence) -> None:
+        """Hand a sequence to the scheduler."""
+        self._numbers[sequence] = self._num_added
+        self._num_added += 1
+        self.unfinished.append(sequence)
+        self.waits.ask(sequence, self.now_s)
+        self.scheduler.add(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """Take a sequence out, finished or not."""
+        self.unfinished.remove(sequence)
+        self.scheduler.remove(sequence, self.cache)
+        self._forget(sequence)
+        del self._numbers[sequence]
+        self.cache.first_found.pop(sequence, None)
+        assert sequence not in self.cache.reserved, "a sequence that ended keeps its room"
+
+    def step(self) -> Step:
+        """Plan one step, check it, play it, and end who is done."""
+        for sequence in self.unfinished:
+            most = min(self.num_drafts, sequence.max_tokens - len(sequence.output_ids) - 1)
+            sequence.drafts = tuple(range(500, 500 + most))
+        step = self._plan()
+        self._encode(step)
+        items = self._forward(tuple(item for item in step.items if not waits(item)))
+        standing = tuple(map(self._stands, items))
+        numbers = [self._numbers[item.sequence] for item in items]
+        self.trace.append([(n, i.start, i.stop) for n, i in zip(numbers, items, strict=True)])
+        if items:
+            duration_s = self._cost(items)
+            self.now_s += duration_s
+            self.scheduler.commit(Step(step.encodes, standing, step.preempted), duration_s)
+        for item, kept in zip(items, standing, strict=True):
+            assert item.sequence.num_computed_tokens == kept.stop, "commit moved to another place"
+            self._take(item, kept)
+        check_books(self.unfinished, self.cache)
+        self.cache.pool.check_integrity()
+        return step
+
+    def run(self) -> None:
+        """Step until every sequence has ended; fail if nothing moves."""
+        for _ in range(MOST_STEPS):
+            if not self.unfinished:
+                return
+            is_encoding = bool(self._encoding)
+            moves = self.step().items or is_encoding
+            assert moves, f"nothing runs, but {len(self.unfinished)} are unfinished"
+        pytest.fail(f"{len(self.unfinished)} run for ever and never end")
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that were computed so far, those computed twice included."""
+        return sum(stop - start for items in self.trace for _, start, stop in items)
+
+    def check_empty(self) -> None:
+        """Fail unless nothing is left of anyone."""
+        assert self.scheduler.num_waiting == self.scheduler.num_running == 0
+        assert self.cache.pool.num_free_blocks == self.cache.pool.num_blocks
+
+    def _plan(self) -> Step:
+        """Have a step planned, and check all that can be seen of it."""
+        cache, states = self.cache, [(s, state_of(s), set(s.features)) for s in self.unfinished]
+        had_room = list(cache.reserved)
+        cache.released.clear()
+        cache.is_planning = True
+        step = self.scheduler.plan(cache)
+        cache.is_planning = False
+        for sequence, state, features in states:
+            assert state_of(sequence) == state, "a scheduler changed what is not its own"
+            is_there = set(sequence.features) == features
+            assert is_there or sequence in step.preempted, "features of a sequence are gone"
+        check_preempted(step, had_room, cache)
+        check_encodes(step.encodes, cache)
+        check_step(step, cache)
+        check_books(self.unfinished, cache)
+        assert self.scheduler.num_running == len(cache.reserved), "num_running is wrong"
+        num_known = self.scheduler.num_running + self.scheduler.num_waiting
+        assert num_known == len(self.unfinished), "a sequence is lost or counted twice"
+        return step
+
+    def _forward(self, items: tuple[WorkItem, ...]) -> tuple[WorkItem, ...]:
+        """Compute items; return those that went well, once the others have ended."""
+        for item in items:
+            check_features(item)
+            self.cache.compute(item)
+        done = tuple(filter(self._succeeds, items))
+        for item in items:
+            if item not in done:
+                self.end(item.sequence)
+        return done
+
+    def _take(self, item: WorkItem, kept: WorkItem) -> None:
+        """Let the engine keep what stands of an item, and its sequence grow."""
+        sequence = item.sequence
+        if kept.stop < item.stop:
+            self.cache.truncate(sequence, kept.stop)
+        num_answered = kept.stop - len(sequence) + 1 if item.num_rows else 0
+        self.cache.commit(sequence, min(kept.stop, len(sequence)))
+        for index, slot in enumerate(sequence.prompt.media):
+            if slot.stop <= kept.stop:
+                sequence.features.pop(index, None)
+        if sequence.wanted is not None:
+            self._take_rows(sequence, sequence.wanted, item.stop)
+            return
+        for _ in range(num_answered):
+            self._answer(sequence)
+
+    def _stands(self, item: WorkItem) -> WorkItem:
+        """Return an item without the drafts that are wrong: fewer or more of them in turn."""
+        num_drafts = len(item.drafts)
+        num_wrong = (len(self.trace) + item.start) % (num_drafts + 1)
+        num_wrong = num_wrong if self.drafts_stand else num_drafts
+        return replace(item, num_tokens=item.num_tokens - num_wrong, drafts=())
+
+    def _encode(self, step: Step) -> None:
+        """Let the encoder go on, and let it begin with the step's media."""
+        for encode in step.encodes:
+            sequence, index = encode.sequence, encode.index
+            if index not in sequence.features:
+                sequence.encoding.add(index)
+                self._encoding.setdefault(encode, self.encoder_steps)
+        for sequence in step.preempted:
+            self._forget(sequence)
+        for encode, num_steps in list(self._encoding.items()):
+            self._encoding[encode] = num_steps - 1
+            if num_steps == 0:
+                self._finish(encode)
+
+    def _finish(self, encode: EncodeItem) -> None:
+        sequence, index = encode.sequence, encode.index
+        slot = sequence.prompt.media[index]
+        rows = np.zeros((slot.num_features, 1))
+        sequence.features[index] = MediaFeatures(slot.num_features, rows)
+        sequence.encoding.discard(index)
+        del self._encoding[encode]
+
+    def _forget(self, sequence: Sequence) -> None:
+        for index in sequence.encoding:
+            del self._encoding[EncodeItem(sequence, index)]
+        sequence.encoding.clear()
+
+    def _answer(self, sequence: Sequence) -> None:
+        self.waits.token(sequence, self.now_s)
+        sequence.output_ids.append(100 + len(sequence.output_ids))
+        if len(sequence.output_ids) == sequence.max_tokens:
+            self.end(sequence)
+
+    def _take_rows(self, sequence: Sequence, wanted: Span, stop: int) -> None:
+        sequence.wanted = Span(max(wanted.start, stop), wanted.stop)
+        if stop >= wanted.stop:
+            self.end(sequence)

@@ -1,0 +1,138 @@
+"""What the contract of a scheduler is tried on: sequences to be, and engines to run them."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, settings, strategies as st
+
+from vlmkit.seams.engine import EngineLimits
+from vlmkit.seams.prompt import MediaSlot, Prompt, PromptPlan, Span
+from vlmkit.seams.scheduler import Scheduler
+from vlmkit.seams.sequence import Sequence
+from vlmkit_testing.contracts.scheduler_simulation import Simulation
+from vlmkit_testing.contracts.sequences import new_sequence
+
+NUM_SLOT_TOKENS = 6
+LIMITS = EngineLimits(
+    vocab_size=1000,
+    max_sequence_tokens=64,
+    max_sequences=8,
+    capacity_tokens=256,
+    max_chunk_tokens=64,
+    mixes_prefill_and_decode=True,
+    prefix_block_tokens=4,
+)
+ORDERS = frozenset({"priority", "arrival"})
+"""What a scheduler may say that it ignores."""
+
+examples = settings(
+    max_examples=100,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A sequence to be, so that it can be made twice."""
+
+    num_tokens: int
+    max_tokens: int
+    image_starts: tuple[int, ...]
+    priority: int
+    first_token: int
+
+    def make(self, *, atomic: bool) -> Sequence:
+        """Return a fresh sequence; its images are atomic spans if wanted."""
+        spans = [Span(start, start + NUM_SLOT_TOKENS) for start in self.image_starts]
+        slots = [MediaSlot(*span, bytes([i]) * 32, {}, 4) for i, span in enumerate(spans)]
+        token_ids = (self.first_token, *range(1, self.num_tokens))
+        return new_sequence(
+            Prompt(token_ids, tuple(slots)),
+            max_tokens=self.max_tokens,
+            priority=self.priority,
+            plan=PromptPlan(tuple(spans) if atomic else ()),
+        )
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Prompts of 1 to 48 tokens with up to three images that do not overlap."""
+    num_tokens = draw(st.integers(1, 48))
+    places = range(1, num_tokens - NUM_SLOT_TOKENS, NUM_SLOT_TOKENS + 1)
+    chosen = draw(st.sets(st.sampled_from(places), max_size=3)) if places else set()
+    return Job(
+        num_tokens=num_tokens,
+        max_tokens=draw(st.integers(1, 15)),
+        image_starts=tuple(sorted(chosen)),
+        priority=draw(st.integers(0, 2)),
+        first_token=draw(st.sampled_from([0, 0, 500])),
+    )
+
+
+@st.composite
+def engine_limits(draw: st.DrawFn) -> EngineLimits:
+    """Engines that have room for any one job, and not for many."""
+    return dataclasses.replace(
+        LIMITS,
+        max_sequences=draw(st.integers(1, 6)),
+        capacity_tokens=draw(st.sampled_from([64, 80, 160])),
+        max_chunk_tokens=draw(st.sampled_from([NUM_SLOT_TOKENS, 17, 64])),
+        mixes_prefill_and_decode=draw(st.booleans()),
+        prefix_block_tokens=draw(st.sampled_from([0, 4])),
+    )
+
+
+def wants_rows(sequence: Sequence, kind: str) -> None:
+    """Let a sequence end with its prefill, for the rows that a kind of reading is after."""
+    length, num_given = len(sequence), sequence.max_tokens
+    sequence.task, sequence.max_tokens = ("score" if kind == "score" else "embed"), 0
+    if kind == "score":
+        sequence.given = tuple(range(100, 100 + num_given))
+        sequence.output_ids = list(sequence.given[:-1])
+    rows = {"last": (length - 1, length), "mean": (0, length), "cls": (0, 1)}
+    sequence.wanted = Span(*rows.get(kind, (length - 1, len(sequence))))
+
+
+def finish(simulation: Simulation, work: list[Job], *, atomic: bool = False) -> None:
+    """Run jobs together; fail unless each has its whole answer in the end, and nothing is left."""
+    sequences = [job.make(atomic=atomic) for job in work]
+    for sequence in sequences:
+        simulation.add(sequence)
+    simulation.run()
+    assert [len(s.output_ids) for s in sequences] == [job.max_tokens for job in work]
+    simulation.check_empty()
+
+
+class SchedulerSubject:
+    """What a scheduler's author gives; no test is here.
+
+    Attributes:
+        max_step_tokens: what :meth:`make` was told to compute at most in a step; None if it has no
+            such bound.
+        step_budget_s: how long answers may wait for prompts, likewise.
+    """
+
+    max_step_tokens: int | None = None
+    step_budget_s: float | None = None
+
+    @property
+    def ignores(self) -> frozenset[str]:
+        """What of the order it says it does not keep: ``priority``, ``arrival``, or both."""
+        return frozenset(getattr(self.make(), "ignores", ()))
+
+    def make(self) -> Scheduler:
+        """Return a fresh scheduler whose queue holds at least 16."""
+        raise NotImplementedError
+
+    def simulation(self, limits: EngineLimits = LIMITS, *, encoder_steps: int = 0) -> Simulation:
+        """Return a loop around a fresh scheduler."""
+        return Simulation(self.make(), limits, encoder_steps=encoder_steps)
+
+    def keeps(self, order: str) -> None:
+        """Skip a test where the scheduler says that it does not keep an order."""
+        if order in self.ignores:
+            pytest.skip(f"this scheduler says that it ignores {order}")

@@ -1,0 +1,139 @@
+"""What every scheduler must do: let all have their turn, in the order that it claims."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence as Seq
+
+import pytest
+
+from vlmkit.seams.sequence import Sequence
+from vlmkit_testing.contracts.played_time import StepCost
+from vlmkit_testing.contracts.scheduler_simulation import Simulation
+from vlmkit_testing.contracts.scheduler_subject import LIMITS, ORDERS, SchedulerSubject
+from vlmkit_testing.contracts.sequences import new_sequence
+
+MOST_STEPS = 400  # for answers of 40 tokens
+
+
+class SchedulerTurnsContract(SchedulerSubject):
+    """The part of the contract about whose turn it is."""
+
+    def test_several_sequences_run_together(self) -> None:
+        """Batching is what a scheduler is for."""
+        simulation = self.simulation()
+        for _ in range(4):
+            simulation.add(new_sequence(range(5), max_tokens=10))
+        simulation.run()
+        assert max(map(len, simulation.trace)) == 4
+
+    @pytest.mark.parametrize("mixes", [True, False])
+    def test_a_newcomer_does_not_wait_for_the_others_to_finish(self, mixes: bool) -> None:
+        """Continuous batching: who comes later joins, and the first goes on."""
+        simulation = self.simulation(dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes))
+        first, later = (new_sequence([n] * 5, max_tokens=50) for n in range(2))
+        simulation.add(first)
+        for _ in range(5):
+            simulation.step()
+        simulation.add(later)
+        for _ in range(20):
+            simulation.step()
+        assert later.output_ids
+        assert len(first.output_ids) > 5
+
+    @pytest.mark.parametrize("mixes", [True, False])
+    def test_answers_go_on_however_many_prompts_come(self, mixes: bool) -> None:
+        """A new prompt in every step is no reason to leave those in the middle of an answer."""
+        limits = dataclasses.replace(LIMITS, mixes_prefill_and_decode=mixes)
+        simulation = Simulation(self.make(), limits, cost=StepCost())
+        answers = [new_sequence([n] * 5, max_tokens=40) for n in range(3)]
+        for sequence in answers:
+            simulation.add(sequence)
+        while not all(sequence.output_ids for sequence in answers):
+            simulation.step()
+        for number in range(MOST_STEPS):
+            if simulation.scheduler.num_waiting < 8:
+                simulation.add(new_sequence(range(100 * number, 100 * number + 20), max_tokens=1))
+            simulation.step()
+        lengths = [len(sequence.output_ids) for sequence in answers]
+        assert lengths == [40] * 3, f"answers stand still while prompts come: {lengths}"
+        simulation.run()
+        simulation.check_empty()
+
+    # In what order
+
+    def test_only_order_is_ignored(self) -> None:
+        """That is all that a scheduler may leave out."""
+        assert self.ignores <= ORDERS, "it ignores what is neither priority nor arrival"
+
+    def test_the_more_urgent_are_served_first(self) -> None:
+        """The smaller the number."""
+        self.keeps("priority")
+        priorities = [3, 1, 2, 1, 0, 3, 2, 0]
+        found = [priorities[number] for number in self._served(priorities)]
+        assert found == sorted(found), "smaller priorities run first: or name it in `ignores`"
+
+    def test_of_equals_the_first_to_come_is_served_first(self) -> None:
+        """Whatever they ask."""
+        self.keeps("arrival")
+        found = self._served([0] * 8)
+        assert found == sorted(found), "the first come is served first: or name it in `ignores`"
+
+    def test_priorities_that_it_says_it_ignores_change_nothing(self) -> None:
+        """Whoever asked for one is told so, and believes it."""
+        if "priority" not in self.ignores:
+            pytest.skip("this scheduler serves by priority")
+        orders = [self._served(priorities) for priorities in ([0] * 8, [*range(8)][::-1], range(8))]
+        assert orders[1] == orders[2] == orders[0]
+
+    def test_no_clock_has_a_part_in_a_plan(self) -> None:
+        """An hour at every look changes nothing: all that a scheduler knows of time is told."""
+        orders = []
+        for pace_s in (0, 3600):
+            look = map(float, itertools.count(10**6, pace_s)).__next__
+            with pytest.MonkeyPatch.context() as patch:
+                for name in ("time", "monotonic", "perf_counter"):
+                    patch.setattr(time, name, look)
+                orders.append(self._served([1, 0, 1, 0, 1, 1, 0, 0]))
+        assert orders[0] == orders[1]
+
+    def _served(self, priorities: Seq[int]) -> list[int]:
+        """Return sequences by number as their first tokens come, where there is room for one."""
+        simulation = self.simulation(dataclasses.replace(LIMITS, max_sequences=1))
+        simulation.add(new_sequence([99] * 5, max_tokens=10))
+        simulation.step()
+        lengths = [9, 3, 12, 5, 7, 4, 11, 6]
+        waiting = [
+            new_sequence([number] * length, priority=priority, max_tokens=2)
+            for number, (length, priority) in enumerate(zip(lengths, priorities, strict=True))
+        ]
+        for sequence in waiting:
+            simulation.add(sequence)
+        served: list[Sequence] = []
+        while simulation.unfinished:
+            simulation.step()
+            served += [s for s in waiting if s.output_ids and s not in served]
+        return [sequence.prompt.token_ids[0] for sequence in served]
+
+    # How long
+
+    @pytest.mark.parametrize("mixes", [True, False])
+    def test_a_long_prompt_stops_no_answer(self, mixes: bool) -> None:
+        """Checked only where a step has a budget of time: a reader waits for few such steps."""
+        if self.step_budget_s is None:
+            pytest.skip("this scheduler has no bound on the time of a step")
+        limits = dataclasses.replace(
+            LIMITS,
+            mixes_prefill_and_decode=mixes,
+            max_sequence_tokens=4096,
+            max_chunk_tokens=1024,
+            capacity_tokens=2**14,
+        )
+        cost = StepCost(token_s=self.step_budget_s / 50)
+        simulation = Simulation(self.make(), limits, cost=cost)
+        simulation.add(new_sequence(range(30), max_tokens=400))
+        for number in range(5):
+            simulation.step()
+            simulation.add(new_sequence(range(1000 * number, 1000 * number + 900), max_tokens=3))
+        simulation.run()
+        assert simulation.waits.longest_gap_s < 3 * self.step_budget_s

@@ -1,0 +1,234 @@
+"""What every tokenizer must do."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
+
+import pytest
+
+from vlmkit.ask.message import Message
+from vlmkit.ask.prompt_options import PromptOptions, ReasoningEffort
+from vlmkit.errors import RequestError
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.tokenizer import Option
+from vlmkit_testing.contracts.tokenizer_image_sizes_contract import TokenizerImageSizesContract
+from vlmkit_testing.contracts.tokenizer_media_contract import TokenizerMediaContract
+from vlmkit_testing.contracts.tokenizer_prompt_contract import TokenizerPromptContract
+from vlmkit_testing.contracts.tokenizer_reader_contract import TokenizerReaderContract
+
+TEXTS = (
+    "Hello, world!",
+    " two  spaces ",
+    "Zażółć gęślą jaźń",
+    "日本語",
+    "\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL} \N{WAVING WHITE FLAG}\N{VARIATION SELECTOR-16}",
+    "a\nb\tc",
+    "٣ + ٤",
+    "e\N{COMBINING ACUTE ACCENT} \N{LATIN SMALL LETTER E WITH ACUTE} ﬁ",
+    "\N{ZERO WIDTH NO-BREAK SPACE}at the beginning",
+    "a\r\nb\r",
+    "a\0b",
+    "it is n't , or is it ?",
+    "\n\n  it\n",
+    "",
+)
+SWITCH_S = 1e-5  # after which another thread has its turn
+NUM_ROUNDS = 16
+
+
+class TokenizerContract(
+    TokenizerReaderContract,
+    TokenizerPromptContract,
+    TokenizerMediaContract,
+    TokenizerImageSizesContract,
+):
+    """Inherit, override :meth:`make` and :meth:`special_texts`, and run pytest.
+
+    What else may be said of the model stands in
+    :class:`vlmkit_testing.contracts.tokenizer_subject.TokenizerSubject`.
+    """
+
+    # Text
+
+    @pytest.mark.parametrize("text", TEXTS)
+    def test_text_comes_back(self, text: str) -> None:
+        """At the latest the second time, where the tokenizer normalises."""
+        tokenizer = self.make()
+        decoded = tokenizer.decode(tokenizer.encode(text))
+        if self.is_lossless:
+            assert decoded == text
+        assert tokenizer.decode(tokenizer.encode(decoded)) == decoded
+
+    def test_a_space_at_the_end_of_a_text_stays(self) -> None:
+        """Also where a tokenizer normalises: what goes on from there begins with no other."""
+        tokenizer = self.make()
+        said = tokenizer.encode("so it is ")
+        assert tokenizer.decode(said).endswith("is ")
+        assert b"".join(map(tokenizer.token_bytes, said)).endswith(b"is ")
+
+    def test_a_long_text_is_never_cut(self) -> None:
+        """What does not fit a model is refused by who knows its length."""
+        tokenizer, text = self.make(), "It was a fox. " * 3000 + "The end"
+        assert tokenizer.decode(tokenizer.encode(text)).endswith("The end")
+        decoded = tokenizer.decode(self._prompt([self._asked(text)]).token_ids)
+        assert decoded.count("fox") == 3000
+        assert "The end" in decoded
+
+    def test_what_is_put_around_a_text_adds_no_text(self) -> None:
+        """A text that is read as a whole says the same as its tokens alone."""
+        tokenizer = self.make()
+        for text in TEXTS:
+            alone, whole = tokenizer.encode(text), tokenizer.encode(text, adds_special=True)
+            assert len(whole) >= len(alone)
+            assert tokenizer.decode(whole) == tokenizer.decode(alone)
+
+    def test_nothing_is_put_around_a_text_unasked(self) -> None:
+        """A mark of a beginning in the middle of a prompt is what a model was never shown."""
+        assert self.make().encode("") == []
+
+    @pytest.mark.parametrize("text", TEXTS)
+    def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(self, text: str) -> None:
+        """But for a space that some tokenizers put before the first word."""
+        tokenizer = self.make()
+        token_ids = tokenizer.encode(text)
+        content = b"".join(map(tokenizer.token_bytes, token_ids))
+        decoded = tokenizer.decode(token_ids).encode()
+        assert content in (decoded, b" " + decoded)
+
+    def test_half_a_surrogate_pair_is_refused_or_replaced(self) -> None:
+        """A client's JSON may hold one; it must not take the server down."""
+        try:
+            token_ids = self.make().encode("a\ud83dz")
+        except RequestError:
+            return
+        assert all(isinstance(i, int) for i in token_ids)
+
+    def test_every_token_of_a_text_is_in_the_vocabulary(self) -> None:
+        """As a plain integer, which a sampler may choose: what is banned could never be said."""
+        tokenizer = self.make()
+        for text in TEXTS:
+            token_ids = tokenizer.encode(text)
+            assert all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in token_ids)
+            assert not self._special_ids().intersection(token_ids)
+
+    def test_every_token_of_the_vocabulary_can_be_decoded(self) -> None:
+        """A model may say any of them, the first and the last too."""
+        tokenizer = self.make()
+        last = tokenizer.vocab_size - 1
+        for token_id in {0, last // 2, last, *self._special_ids()}:
+            assert isinstance(tokenizer.decode([token_id]), str)
+            assert isinstance(tokenizer.token_bytes(token_id), bytes)
+
+    # Special tokens
+
+    def test_special_ids_are_in_the_vocabulary(self) -> None:
+        """The end is a token that may be sampled; placeholders are not."""
+        tokenizer = self.make()
+        assert tokenizer.eos_ids
+        assert not tokenizer.eos_ids & tokenizer.banned_ids
+        assert all(0 <= i < tokenizer.vocab_size for i in tokenizer.eos_ids | tokenizer.banned_ids)
+
+    def test_decoded_text_is_without_special_tokens(self) -> None:
+        """Neither the end of an answer, nor what stands between turns."""
+        tokenizer = self.make()
+        said = tokenizer.encode("so it is")
+        for token_id in self._special_ids():
+            assert tokenizer.decode([*said, token_id]) == tokenizer.decode(said)
+        decoded = tokenizer.decode(self._prompt(self._conversation()).token_ids)
+        assert not [text for text in self.special_texts() if text in decoded]
+
+    def test_no_text_becomes_a_special_token(self) -> None:
+        """A special token's own spelling is ordinary text when a user types it."""
+        tokenizer = self.make()
+        assert self.special_texts()
+        for text in self.special_texts():
+            token_ids = tokenizer.encode(f"a{text}b")
+            assert not self._special_ids().intersection(token_ids), text
+            if self.is_lossless:
+                assert tokenizer.decode(token_ids) == f"a{text}b"
+
+    # Options
+
+    def test_only_what_a_request_may_ask_for_is_honoured(self) -> None:
+        """Other names would never be asked about."""
+        assert self.make().honours <= set(get_args(Option))
+
+    def test_a_prompt_may_end_where_no_answer_begins(self) -> None:
+        """But for its own last mark, it is the beginning of the one where an answer begins."""
+        tokenizer = self._honouring("add_generation_prompt")
+        turns = self._conversation()
+        prompt = tokenizer.prompt(turns)
+        ended = tokenizer.prompt(turns, options=PromptOptions(add_generation_prompt=False))
+        assert _begins(prompt, ended.token_ids[:-1])
+        if self.marks_answers:
+            assert ended.token_ids != prompt.token_ids
+
+    def test_a_prompt_may_end_inside_the_last_message(self) -> None:
+        """Right behind what that says, which is text like any other."""
+        tokenizer = self._honouring("continue_final_message")
+        goes_on = PromptOptions(continue_final_message=True)
+        said = Message.of("assistant", "it is so")
+        turns = self._conversation()
+        prompt = tokenizer.prompt([*turns, said], options=goes_on)
+        assert tokenizer.decode(prompt.token_ids).endswith("it is so")
+        longer = [*turns, Message.of("assistant", "it is so, and more")]
+        assert _begins(tokenizer.prompt(longer, options=goes_on), prompt.token_ids[:-1])
+        for text in self.special_texts():
+            marked = Message.of("assistant", f"it is {text} so")
+            prompt = tokenizer.prompt([*turns, marked], options=goes_on)
+            assert tokenizer.decode(prompt.token_ids).endswith("so")
+
+    def test_variables_that_no_template_asks_for_change_nothing(self) -> None:
+        """And those that one has of its own cannot be set."""
+        tokenizer = self._honouring("chat_template_kwargs")
+        turns = self._conversation()
+        options = PromptOptions(chat_template_kwargs={"nobody_asks_for_this": True})
+        assert tokenizer.prompt(turns, options=options).token_ids == (
+            tokenizer.prompt(turns).token_ids
+        )
+
+    def test_an_effort_is_said_to_the_model(self) -> None:
+        """Not all efforts are the same prompt."""
+        tokenizer = self._honouring("reasoning_effort")
+        turns = self._conversation()
+        made: set[tuple[int, ...]] = set()
+        for effort in get_args(ReasoningEffort):
+            with contextlib.suppress(RequestError):  # a model may always think
+                options = PromptOptions(reasoning_effort=effort)
+                made.add(tokenizer.prompt(turns, options=options).token_ids)
+        assert len(made) > 1
+
+    # Threads
+
+    def test_a_prompt_is_a_function_of_its_conversation(self) -> None:
+        """Also when several threads ask at once, each for another."""
+        tokenizer, asked = self.make(), [[self._asked(f"What is this? {i}")] for i in range(4)]
+        expected = [_told(tokenizer.prompt(messages)) for messages in asked]
+        assert len(set(expected)) == len(asked)
+        with ThreadPoolExecutor(4) as pool, _many_turns():
+            prompts = list(pool.map(tokenizer.prompt, asked * NUM_ROUNDS))
+        assert [_told(prompt) for prompt in prompts] == expected * NUM_ROUNDS
+
+
+@contextlib.contextmanager
+def _many_turns() -> Iterator[None]:
+    """Let threads take turns so often that they meet in the middle of everything."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+def _told(prompt: Prompt) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+    """Return what tells prompts apart."""
+    return prompt.token_ids, tuple(slot.digest for slot in prompt.media)
+
+
+def _begins(prompt: Prompt, token_ids: Sequence[int]) -> bool:
+    """Tell whether a prompt is longer than some tokens, and begins with them."""
+    num = len(token_ids)
+    return num < len(prompt) and prompt.token_ids[:num] == tuple(token_ids)

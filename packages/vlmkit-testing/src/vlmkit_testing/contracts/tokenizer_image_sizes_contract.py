@@ -1,0 +1,147 @@
+"""What a tokenizer must do with images that are wanted smaller, and with places in them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.image_options import ImageOptions
+from vlmkit.ask.message import ImagePart, Message, TextPart
+from vlmkit.errors import ImageError, RequestError
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.tokenizer import Option
+from vlmkit_testing.contracts.arrays import to_numpy
+from vlmkit_testing.contracts.pictures import picture
+from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
+
+
+class TokenizerImageSizesContract(TokenizerSubject):
+    """Bounds that are kept to or refused, wishes that never are, and sizes that are told apart."""
+
+    def smaller(self) -> Mapping[str, Any]:
+        """Return limits, by the processor's names, under which a picture has fewer tokens."""
+        return {}
+
+    def test_an_image_keeps_to_its_tokens_or_is_refused(self) -> None:
+        """Whatever the bound is: nothing that asks for ten tokens gets eleven."""
+        self._needs("max_image_tokens")
+        for image in self._pictures():
+            num_tokens = self._slot(image).num_features
+            for bound in range(1, num_tokens + 2):
+                try:
+                    slot = self._slot(image, max_tokens=bound)
+                except ImageError:
+                    assert bound < num_tokens
+                    continue
+                assert 0 < slot.num_features <= bound
+
+    def test_a_bound_that_is_large_enough_changes_nothing(self) -> None:
+        """Neither the prompt nor the digest: caches find what they have."""
+        self._needs("max_image_tokens")
+        for image in self._pictures():
+            plain = self._slot(image)
+            same = self._slot(image, max_tokens=plain.num_features)
+            assert same.digest == plain.digest
+            _check_equal(same, plain)
+
+    def test_a_refused_bound_names_which_image_it_is(self) -> None:
+        """The second of two."""
+        self._needs("max_image_tokens")
+        image, bounded = self._least()
+        with pytest.raises(ImageError) as caught:
+            self._prompt([Message.of("user", "?", [picture(seed=1), ImagePart(image, bounded)])])
+        assert caught.value.index == 1
+
+    def test_a_wish_is_never_refused(self) -> None:
+        """What cannot be made so small is made as small as it can be."""
+        self._needs_pictures()
+        for image in self._pictures():
+            plain, wanted = self._slot(image), self._slot(image, wanted_tokens=1)
+            assert wanted.num_features <= plain.num_features
+            if wanted.num_features == plain.num_features:
+                assert wanted.digest == plain.digest
+
+    def test_a_wish_makes_pictures_smaller(self) -> None:
+        """Some picture: those that are small already stay as they are."""
+        self._needs("image_detail")
+        nums = [
+            (self._slot(image, wanted_tokens=1).num_features, self._slot(image).num_features)
+            for image in self._pictures()
+        ]
+        assert any(wanted < plain for wanted, plain in nums)
+
+    def test_one_picture_in_two_sizes_is_two_pictures(self) -> None:
+        """To all caches, in one conversation as in two."""
+        self._needs("image_detail")
+        image = self._shrinking()
+        small = ImageOptions(wanted_tokens=1)
+        shown = self._shown([ImagePart(image), ImagePart(image, small), ImagePart(image)])
+        alone = [self._slot(image), self._slot(image, wanted_tokens=1), self._slot(image)]
+        assert len({slot.digest for slot in shown}) == 2
+        for slot, other in zip(shown, alone, strict=True):
+            assert slot.digest == other.digest
+            _check_equal(slot, other)
+
+    def test_limits_by_the_processors_names_are_taken_or_refused(self) -> None:
+        """One that it does not know is not passed over."""
+        self._needs("mm_processor_kwargs")
+        with pytest.raises(RequestError) as caught:
+            self._slot(picture(), processor={"nobody_knows_this": 1})
+        assert caught.value.param is not None
+        assert "nobody_knows_this" not in str(caught.value)
+        if limits := self.smaller():
+            image = self._shrinking()
+            plain, small = self._slot(image), self._slot(image, processor=limits)
+            assert small.num_features < plain.num_features
+            assert small.digest != plain.digest
+
+    def test_who_knows_how_places_are_written_says_it(self) -> None:
+        """With each prompt that shows a picture."""
+        self._needs("return_places")
+        assert self._prompt(self._conversation()).place_format is not None
+
+    # Helpers
+
+    def _needs_pictures(self) -> None:
+        if not self.takes_images:
+            pytest.skip("this model takes no images")
+
+    def _needs(self, option: Option) -> None:
+        self._needs_pictures()
+        if option not in self.make().honours:
+            pytest.skip(f"this tokenizer does not honour {option}")
+
+    def _pictures(self) -> list[Image]:
+        return [picture(), picture(64, 48), picture(96, 40), picture(20, 400)]
+
+    def _shrinking(self) -> Image:
+        """Return a picture that a wish makes smaller."""
+        return next(
+            image
+            for image in self._pictures()
+            if self._slot(image, wanted_tokens=1).num_features < self._slot(image).num_features
+        )
+
+    def _least(self) -> tuple[Image, ImageOptions]:
+        """Return a picture, and a bound that it does not keep."""
+        for image in self._pictures():
+            least = self._slot(image, wanted_tokens=1).num_features
+            if least > 1:
+                return image, ImageOptions(max_tokens=least - 1)
+        pytest.skip("this model makes any picture a single token")
+
+    def _slot(self, image: Image, **options: Any) -> MediaSlot:
+        return self._shown([ImagePart(image, ImageOptions(**options))])[0]
+
+    def _shown(self, parts: Sequence[ImagePart]) -> tuple[MediaSlot, ...]:
+        prompt: Prompt = self._prompt([Message("user", (*parts, TextPart("?")))])
+        return prompt.media
+
+
+def _check_equal(slot: MediaSlot, other: MediaSlot) -> None:
+    assert slot.num_features == other.num_features
+    assert slot.inputs.keys() == other.inputs.keys()
+    for name, array in slot.inputs.items():
+        np.testing.assert_array_equal(to_numpy(array), to_numpy(other.inputs[name]))

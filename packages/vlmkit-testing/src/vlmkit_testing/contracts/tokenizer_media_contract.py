@@ -1,0 +1,248 @@
+"""What a tokenizer must do with images and other media."""
+
+import numpy as np
+import pytest
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.media import FilePart, MediaPart
+from vlmkit.ask.message import ImagePart, Message, Role, TextPart, parts_of
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.errors import RequestError
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit_testing.contracts.arrays import to_numpy
+from vlmkit_testing.contracts.pictures import awkward_pictures, picture
+from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject
+
+
+class Unheard:
+    """A medium that no model takes."""
+
+    digest = bytes(32)
+    num_bytes = 1
+
+
+class TokenizerMediaContract(TokenizerSubject):
+    """Slots that a prompt has for them, and refusals by name."""
+
+    def test_a_file_that_nobody_opened_is_refused(self) -> None:
+        """What is in it is not known, and an answer must not be given without it."""
+        with pytest.raises(RequestError):
+            self._prompt([Message("user", (FilePart(b"fox"), TextPart("hello")))])
+
+    def test_a_model_without_eyes_refuses_images(self) -> None:
+        """With an error that the client gets to see."""
+        if self.takes_images:
+            pytest.skip("this model takes images")
+        with pytest.raises(RequestError):
+            self._prompt([Message.of("user", "hello", [picture()])])
+
+    # Media
+
+    def media(self) -> list[MediaPart]:
+        """Return media of other kinds that this model takes, all different; none by default."""
+        return []
+
+    def test_media_of_unknown_kinds_are_refused_by_name(self) -> None:
+        """Rather than left out, or taken for something else."""
+        unknown = MediaPart("unheard_of", Unheard())
+        with pytest.raises(RequestError, match="unheard_of"):
+            self._prompt([Message("user", (unknown, TextPart("hello")))])
+
+    def test_slots_of_media_have_their_kind_and_tell_them_apart(self) -> None:
+        """Their digests are the same wherever they stand, and each has room in the prompt."""
+        parts = self.media()
+        if not parts:
+            pytest.skip("this model takes no media but images")
+        prompt = self._prompt([Message.of("user", "hello", media=parts)])
+        self._check_places(prompt)
+        self._check_banned(prompt)
+        assert {slot.kind for slot in prompt.media} == {part.kind for part in parts}
+        alone = [self._prompt([Message.of("user", "?", media=[part])]).media for part in parts]
+        digests = [tuple(slot.digest for slot in slots) for slots in alone]
+        assert len(set(digests)) == len(parts)
+        assert [slot.digest for slot in prompt.media] == [d for own in digests for d in own]
+
+    # Images
+
+    def test_slots_are_ordered_disjoint_and_inside_the_prompt(self) -> None:
+        """Each has at least as many tokens as feature rows."""
+        self._needs_images()
+        prompt = self._prompt([Message.of("user", "hello", [picture(seed=i) for i in range(3)])])
+        assert len(prompt.media) == 3
+        assert {slot.kind for slot in prompt.media} == {"image"}
+        self._check_places(prompt)
+
+    def test_placeholders_are_never_sampled(self) -> None:
+        """A token that stands for a row of features means nothing in an answer."""
+        self._needs_images()
+        self._check_banned(self._prompt([Message.of("user", "?", [picture(), picture(64, 48)])]))
+
+    @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+    def test_images_of_any_role_have_their_slots_or_are_refused(self, role: Role) -> None:
+        """None is left out, and none is shown twice."""
+        self._needs_images()
+        shown = (ImagePart(picture(seed=1)), TextPart("so"), ImagePart(picture(seed=2)))
+        *called, result = self._called("a")
+        turns = {
+            "system": [Message("system", shown), self._asked("?")],
+            "user": [Message("user", shown)],
+            "assistant": [Message("user", shown[1:]), Message("assistant", shown[:1])],
+            "tool": [*called, Message("tool", shown, result.call_id)],
+        }[role]
+        asked = [part.image for part in parts_of(turns) if isinstance(part, ImagePart)]
+        try:
+            slots = self._prompt(turns).media
+        except RequestError:
+            return
+        assert [slot.digest for slot in slots] == [self._digest(image) for image in asked]
+
+    def test_an_image_stands_where_its_message_puts_it(self) -> None:
+        """Before the text, or after it."""
+        self._needs_images()
+        if not self.keeps_places:
+            pytest.skip("this model's template chooses where images stand")
+        text, image = TextPart("a rather long text"), ImagePart(picture())
+        before = self._prompt([Message("user", (image, text))]).media[0]
+        after = self._prompt([Message("user", (text, image))]).media[0]
+        assert before.start < after.start
+
+    def test_slots_follow_the_order_of_the_images(self) -> None:
+        """Over parts and over turns."""
+        self._needs_images()
+        a, b = picture(seed=1), picture(seed=2)
+        digests = [self._digest(a), self._digest(b)]
+        one_turn = self._prompt([Message.of("user", "?", [a, b])])
+        assert [slot.digest for slot in one_turn.media] == digests
+        turns = [Message.of("user", "?", [a]), Message.of("assistant", "!")]
+        two_turns = self._prompt([*turns, Message.of("user", "?", [b])])
+        assert [slot.digest for slot in two_turns.media] == digests
+
+    def test_digests_tell_pictures_apart_and_nothing_else(self) -> None:
+        """Equal pictures are equal wherever they stand; others are not."""
+        self._needs_images()
+        digests = [self._digest(picture(seed=seed)) for seed in (1, 2, 1)]
+        assert digests[0] == digests[2] != digests[1]
+        assert self._digest(picture(48, 64)) != self._digest(picture(64, 48))
+
+    def test_equal_pictures_have_equal_inputs(self) -> None:
+        """What else is in the conversation does not change what the encoder gets."""
+        self._needs_images()
+        alone = self._prompt([Message.of("user", "?", [picture()])]).media[0]
+        images = [picture(96, 40, seed=3), picture()]
+        among = self._prompt([Message.of("user", "hello", images)]).media[1]
+        assert alone.inputs.keys() == among.inputs.keys()
+        for name, array in alone.inputs.items():
+            np.testing.assert_array_equal(to_numpy(array), to_numpy(among.inputs[name]))
+
+    def test_a_digest_is_of_every_pixel(self) -> None:
+        """One that differs by one step of one colour is another: caches find by digests alone."""
+        self._needs_images()
+        pixels = np.asarray(picture(200, 240).to_pil())
+        digests = {self._digest(Image.open(pixels))}
+        for place in ((0, 0, 0), (101, 77, 1), (199, 239, 2)):
+            other = pixels.copy()
+            other[place] ^= 1
+            digests.add(self._digest(Image.open(other)))
+        assert len(digests) == 4
+
+    def test_the_encoder_gets_the_picture(self) -> None:
+        """Another picture has other inputs, in one prompt as in two."""
+        self._needs_images()
+        one, other = picture(seed=1), picture(seed=2)
+        slots = self._prompt([Message.of("user", "?", [one, other])]).media
+        assert not _equal(slots[0], slots[1])
+        assert not _equal(self._slot_of(one), self._slot_of(other))
+
+    def test_inputs_of_an_earlier_prompt_stay_as_they_are(self) -> None:
+        """They wait for their turn, while others are made."""
+        self._needs_images()
+        slot = self._slot_of(picture(seed=1))
+        before = {name: to_numpy(array) for name, array in slot.inputs.items()}
+        self._slot_of(picture(seed=2))
+        for name, array in slot.inputs.items():
+            np.testing.assert_array_equal(to_numpy(array), before[name])
+
+    def test_a_transform_says_what_was_done_to_the_picture(self) -> None:
+        """Places in answers are told in the picture's own pixels by it."""
+        self._needs_images()
+        for image in (picture(), picture(64, 48), picture(200, 31)):
+            size = (image.height, image.width)
+            transform = self._slot_of(image).transform
+            if transform is None:
+                pytest.skip("this model's processor does not say what it does")
+            assert transform.source_size == transform.upright_size == size
+            assert not transform.turned
+            assert min(transform.used_size) > 0
+            used = tuple(u / s for u, s in zip(transform.used_size, size, strict=True))
+            assert transform.scale == pytest.approx(used, rel=0.05, abs=0.02)
+
+    def test_awkward_pictures_are_taken_or_refused(self) -> None:
+        """An ImageError is an answer; any other exception is a crash."""
+        self._needs_images()
+        for image in awkward_pictures():
+            try:
+                prompt = self._prompt([Message.of("user", "?", [image])])
+            except RequestError:
+                continue
+            assert len(prompt.media) == 1
+            assert prompt.media[0].num_features > 0
+
+    def test_sizes_alone_give_a_light_prompt_the_same_tokens(self) -> None:
+        """And the same places, but nothing that an encoder could take."""
+        self._needs_images()
+        if "light" not in self.make().honours:
+            pytest.skip("this tokenizer does not honour light")
+        for whole in [picture(), picture(200, 31), picture(300, 500), *awkward_pictures()]:
+            images = [whole, picture(96, 40)]
+            sizes = [Image.of_size((image.width, image.height)) for image in images]
+            try:
+                prompt = self._prompt([Message.of("user", "hello", images)])
+            except RequestError as error:
+                with pytest.raises(type(error)):
+                    self._light(sizes)
+                continue
+            light = self._light(sizes)
+            assert light.token_ids == prompt.token_ids
+            assert [(s.kind, s.start, s.stop, s.num_features) for s in light.media] == [
+                (s.kind, s.start, s.stop, s.num_features) for s in prompt.media
+            ]
+            assert not any(slot.digest or slot.inputs for slot in light.media)
+
+    def _light(self, sizes: list[Image]) -> Prompt:
+        messages = [Message.of("user", "hello", sizes)]
+        return self.make().prompt(messages, options=PromptOptions(light=True))
+
+    def _slot_of(self, image: Image) -> MediaSlot:
+        return self._prompt([Message.of("user", "?", [image])]).media[0]
+
+    def _digest(self, image: Image) -> bytes:
+        return self._slot_of(image).digest
+
+    def _check_banned(self, prompt: Prompt) -> None:
+        banned = self.make().banned_ids
+        for slot in prompt.media:
+            ids = prompt.token_ids[slot.start : slot.stop]
+            assert sum(i in banned for i in ids) >= slot.num_features
+
+    def _check_places(self, prompt: Prompt) -> None:
+        end = 0
+        for slot in prompt.media:
+            assert end <= slot.start < slot.stop <= len(prompt)
+            assert 0 < slot.num_features <= slot.stop - slot.start
+            assert slot.num_encoded >= 0
+            assert slot.inputs
+            assert all(to_numpy(array).size for array in slot.inputs.values())
+            assert len(slot.digest) == 32
+            end = slot.stop
+
+    def _needs_images(self) -> None:
+        if not self.takes_images:
+            pytest.skip("this model takes no images")
+
+
+def _equal(slot: MediaSlot, other: MediaSlot) -> bool:
+    """Tell whether an encoder gets the same of two slots."""
+    return slot.inputs.keys() == other.inputs.keys() and all(
+        np.array_equal(to_numpy(array), to_numpy(other.inputs[name]))
+        for name, array in slot.inputs.items()
+    )

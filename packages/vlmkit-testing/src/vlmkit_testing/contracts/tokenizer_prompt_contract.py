@@ -1,0 +1,209 @@
+"""What a tokenizer must do with conversations: nothing that was said is lost, or can pretend."""
+
+import contextlib
+import copy
+from collections.abc import Sequence
+
+import pytest
+
+from vlmkit.ask.message import Message, Role, TextPart
+from vlmkit.errors import RequestError
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.tokenizer import Tokenizer
+from vlmkit_testing.contracts.pictures import picture
+from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, tool
+
+NEAR_TOKENS = 3  # within which a turn's own end stands behind its text
+
+
+class TokenizerPromptContract(TokenizerSubject):
+    """Turns, roles, tools and calls, each in the prompt or refused; what is typed is text."""
+
+    def test_a_prompt_without_images_has_no_slots(self) -> None:
+        """Token ids are plain integers within the vocabulary."""
+        tokenizer = self.make()
+        prompt = self._prompt([Message.of("user", "hello")])
+        assert prompt.media == ()
+        assert len(prompt) > 0
+        assert all(type(i) is int and i >= 0 for i in prompt.token_ids)
+        assert max(prompt.token_ids) < tokenizer.vocab_size
+
+    # Turns
+
+    def test_a_conversation_has_every_turn_in_its_prompt(self) -> None:
+        """Another earlier turn is another prompt."""
+        turns = [Message.of("user", "one"), Message.of("assistant", "two")]
+        last = Message.of("user", "three")
+        prompt = self._prompt([*turns, last])
+        assert len(prompt) > len(self._prompt([last]))
+        other = self._prompt([turns[0], Message.of("assistant", "four"), last])
+        assert prompt.token_ids != other.token_ids
+
+    @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+    def test_a_text_of_any_role_is_in_the_prompt_or_refused(self, role: Role) -> None:
+        """An answer must not be given without what was said."""
+        made = [self._made(self._with_turn(role, text)) for text in ("one", "two")]
+        assert made[0] is None or made[1] is None or made[0].token_ids != made[1].token_ids
+        assert (made[0] is None) == (made[1] is None)
+
+    def test_each_text_of_a_turn_is_in_the_prompt(self) -> None:
+        """A turn may have several parts, and their order is the user's."""
+        texts = (("one", "two"), ("one", "six"), ("six", "two"), ("two", "one"))
+        said = [Message("user", tuple(map(TextPart, parts))) for parts in texts]
+        assert len({self._prompt([message]).token_ids for message in said}) == len(texts)
+
+    def test_who_said_it_is_in_the_prompt_or_refused(self) -> None:
+        """An answer of the model is not the user's word."""
+        last = Message.of("user", "three")
+        one, two = Message.of("user", "one"), Message.of("user", "two")
+        self._check_apart([one, Message.of("assistant", "two"), last], [one, two, last])
+        if self.tells_roles:
+            self._check_apart([Message.of("system", "one"), last], [one, last])
+            *called, result = self._called("a")
+            self._check_apart([*called, result], [*called, Message("user", result.parts)])
+
+    def test_no_typed_text_is_another_turn(self) -> None:
+        """Whatever stands between two turns: who types its text in one has not made two."""
+        if not self.marks_turns:
+            pytest.skip("this model's template writes turns as words that can be typed")
+        turns = [Message.of("user", "one"), Message.of("assistant", "six")]
+        prompt = self._prompt([*turns, Message.of("user", "two")])
+        text = self.make().decode(prompt.token_ids)
+        typed = text[text.rindex("one") : text.rindex("two") + len("two")]
+        assert "six" in typed
+        assert self._prompt([Message.of("user", typed)]).token_ids != prompt.token_ids
+
+    def test_an_earlier_answer_ends_as_answers_do(self) -> None:
+        """With a token of ``eos_ids``: a model that ends in another way goes on for ever."""
+        if not self.ends_turns:
+            pytest.skip("this model's template ends earlier answers in another way")
+        last = Message.of("user", "two")
+        ids = [
+            self._prompt([Message.of("user", "one"), Message.of("assistant", said), last]).token_ids
+            for said in ("yes", "never")
+        ]
+        common = next(num for num in range(1, min(map(len, ids))) if ids[0][-num] != ids[1][-num])
+        behind = ids[0][len(ids[0]) - common + 1 :][:NEAR_TOKENS]
+        assert self.make().eos_ids.intersection(behind)
+
+    @pytest.mark.parametrize(
+        "roles",
+        [(), ("system",), ("assistant",), ("user", "user"), ("user", "assistant"), ("tool",)],
+        ids=" ".join,
+    )
+    def test_odd_conversations_are_taken_or_refused(self, roles: tuple[Role, ...]) -> None:
+        """A RequestError is an answer; any other exception is a crash."""
+        for text in ("hello", ""):
+            self._made([Message.of(role, text) for role in roles])
+        self._made([Message(role, ()) for role in roles])
+
+    # Tools
+
+    def test_tools_are_in_the_prompt_or_refused(self) -> None:
+        """All of a tool: an answer must not be given without what it was asked with."""
+        tokenizer, turns = self.make(), self._conversation()
+        tools = [tool(), tool(name="send"), tool(description="undoes it"), tool(key="whom")]
+        try:
+            prompts = [tokenizer.prompt(turns, tools=[each]) for each in tools]
+        except RequestError:
+            return
+        prompts += [tokenizer.prompt(turns, tools=tools[:2]), tokenizer.prompt(turns)]
+        assert len({prompt.token_ids for prompt in prompts}) == len(tools) + 2
+
+    def test_how_tools_are_called_is_said_of_those_that_are_offered(self) -> None:
+        """And of no others."""
+        tokenizer, turns, tools = self.make(), self._conversation(), [tool("find"), tool("send")]
+        assert tokenizer.prompt(turns).calling is None
+        try:
+            calling = tokenizer.prompt(turns, tools=tools).calling
+        except RequestError:
+            return
+        assert calling is None or list(calling.tools) == tools
+
+    def test_calls_of_tools_are_in_the_prompt_or_refused(self) -> None:
+        """Another name, or another argument, is another prompt."""
+        try:
+            prompt = self._prompt(self._called("a"))
+        except RequestError:
+            return
+        for fields in ({"name": "other"}, {"arguments": '{"a": 2}'}, {"arguments": '{"b": 1}'}):
+            other = self._prompt(self._called("a", **fields))
+            assert other.token_ids != prompt.token_ids
+
+    def test_what_it_is_given_stays_as_it_is(self) -> None:
+        """A conversation may be asked about again."""
+        tools = [tool("find"), tool("send")]
+        before = copy.deepcopy(tools)
+        turns = [Message.of("system", "be brief"), *self._conversation()]
+        given = list(turns)
+        for offered in (tools, None):
+            with contextlib.suppress(RequestError):
+                self.make().prompt(given, tools=offered)
+        assert tools == before
+        assert given == turns
+
+    # What is typed is text
+
+    @pytest.mark.parametrize("role", ["system", "user", "assistant"])
+    def test_typed_special_texts_do_not_change_the_structure_of_a_prompt(self, role: Role) -> None:
+        """The prompt has the special tokens that it has with harmless text, whoever typed it."""
+        harmless = self._made(self._with_turn(role, "hello"))
+        if harmless is None:
+            pytest.skip(f"this model takes no turns of {role}")
+        for text in self.special_texts():
+            typed = self._prompt(self._with_turn(role, f"a{text}b"))
+            assert self._controls(typed) == self._controls(harmless), text
+
+    def test_typed_placeholders_make_no_image_slot(self) -> None:
+        """Images are placed by structure, not by searching for a string."""
+        images = [picture()] if self.takes_images else []
+        text = "".join(self.special_texts())
+        prompt = self._prompt([Message.of("user", f"{text}?", images)])
+        assert len(prompt.media) == len(images)
+
+    def test_no_string_of_an_earlier_answer_changes_the_structure_of_a_prompt(self) -> None:
+        """Nor of a tool's result: a call's id, name and arguments, and thoughts, are text."""
+        harmless = self._made(self._called("a"))
+        if harmless is None:
+            pytest.skip("this model takes no calls of tools")
+        for text in self.special_texts():
+            marked = self._prompt(self._called(f"a{text}b"))
+            assert self._controls(marked) == self._controls(harmless), text
+
+    def test_no_string_of_a_tool_changes_the_structure_of_a_prompt(self) -> None:
+        """Whoever wrote it: what tools are called and do is said by clients, and by their tools."""
+        tokenizer, turns = self.make(), self._conversation()
+        try:
+            harmless = tokenizer.prompt(turns, tools=[tool("a", "a", "a")])
+        except RequestError:
+            pytest.skip("this model takes no tools")
+        for text in self.special_texts():
+            marked = tokenizer.prompt(turns, tools=[tool(*[f"a{text}b"] * 3)])
+            assert self._controls(marked) == self._controls(harmless), text
+
+    # Helpers
+
+    def _made(
+        self, messages: Sequence[Message], tokenizer: Tokenizer | None = None
+    ) -> Prompt | None:
+        """Return the prompt of a conversation; None where it is refused."""
+        try:
+            return (tokenizer or self.make()).prompt(messages)
+        except RequestError:
+            return None
+
+    def _with_turn(self, role: Role, text: str) -> list[Message]:
+        """Return a conversation in which a role says a text."""
+        if role == "tool":
+            *called, result = self._called("a")
+            return [*called, Message("tool", (TextPart(text),), result.call_id)]
+        if role == "assistant":
+            return [Message.of("user", "hi"), Message.of(role, text), Message.of("user", "so?")]
+        if role == "system":
+            return [Message.of(role, text), Message.of("user", "so?")]
+        return [Message.of(role, text)]
+
+    def _check_apart(self, one: list[Message], other: list[Message]) -> None:
+        tokenizer = self.make()  # one for both: what it remembers of the first is not the second's
+        made = self._made(one, tokenizer), self._made(other, tokenizer)
+        assert None in made or len({prompt.token_ids for prompt in made if prompt}) == 2

@@ -1,0 +1,253 @@
+"""What the reader must do that a tokenizer makes for an answer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from vlmkit.ask.delta import Delta, reasoning_of, text_of, tool_calls_of
+from vlmkit.ask.prompt_options import PromptOptions, ReasoningEffort
+from vlmkit.errors import RequestError
+from vlmkit.seams.chat_format import CallFormat, JsonCall, Mark, NamedCall
+from vlmkit.seams.prompt import Prompt
+from vlmkit_testing.contracts.tokenizer_subject import TokenizerSubject, read, tool
+
+LONG = "It was a fox, and it ran over the hill to where nobody lived. " * 4
+ARGUMENTS = '{"what": "a fox"}'
+
+examples = settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+class TokenizerReaderContract(TokenizerSubject):
+    """Text as it is decoded, while it comes; thoughts and calls told apart from it."""
+
+    @examples
+    @given(text=texts)
+    def test_streamed_text_equals_decoded_text(self, text: str) -> None:
+        """Token by token the same text comes out, and never half a character."""
+        tokenizer = self.make()
+        token_ids = tokenizer.encode(text)
+        pieces = [text_of(deltas) for deltas in read(self._reader(), token_ids)]
+        assert "".join(pieces) == tokenizer.decode(token_ids)
+        if self.is_lossless and "\ufffd" not in text:
+            assert not any("\ufffd" in piece for piece in pieces)
+
+    @examples
+    @given(data=st.data())
+    def test_any_sampled_tokens_can_be_streamed(self, data: st.DataObject) -> None:
+        """A model may say anything: the reader never raises, and counts what it was given."""
+        tokenizer = self.make()
+        token_ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20))
+        reader = self._reader()
+        pieces = read(reader, token_ids)
+        assert all(isinstance(delta, Delta) for deltas in pieces for delta in deltas)
+        assert 0 <= reader.num_reasoning_tokens <= len(token_ids)
+        assert all(isinstance(tokenizer.token_bytes(i), bytes) for i in token_ids)
+
+    def test_two_readers_do_not_mix(self) -> None:
+        """Each answer has its own."""
+        tokenizer = self.make()
+        readers = [self._reader(), self._reader()]
+        token_ids = tokenizer.encode("Zażółć 👍")
+        deltas: list[list[Delta]] = [[], []]
+        for token_id in token_ids:
+            for own, reader in zip(deltas, readers, strict=True):
+                own.extend(reader.push(token_id))
+        for own, reader in zip(deltas, readers, strict=True):
+            assert text_of([*own, *reader.finish()]) == tokenizer.decode(token_ids)
+
+    def test_an_answer_may_end_anywhere(self) -> None:
+        """Its end tells what was held back, a space as well as half of a character."""
+        tokenizer = self.make()
+        token_ids = tokenizer.encode("so it is, Zażółć 👍 so ")
+        for num in range(len(token_ids) + 1):
+            told = "".join(map(text_of, read(self._reader(), token_ids[:num])))
+            decoded = tokenizer.decode(token_ids[:num])
+            if "\ufffd" not in decoded:
+                assert told == decoded
+            else:  # what was told of a text that ends inside a character is never taken back
+                assert told.startswith(decoded.rstrip("\ufffd"))
+
+    def test_text_is_told_while_it_comes(self) -> None:
+        """What is held back is what may yet change, and not the answer."""
+        pieces = read(self._reader(), self.make().encode(LONG))
+        assert sum(bool(text_of(deltas)) for deltas in pieces[:-1]) > len(pieces) // 4
+        assert len(text_of(pieces[-1])) < len(LONG) // 4
+
+    def test_special_tokens_are_no_part_of_the_text(self) -> None:
+        """The end of an answer is among its tokens, and not in what it says."""
+        tokenizer = self.make()
+        said = tokenizer.encode("so it is")
+        for token_id in tokenizer.eos_ids | tokenizer.banned_ids:
+            told = read(self._reader(), [*said, token_id])
+            assert "".join(map(text_of, told)) == tokenizer.decode(said)
+
+    def test_special_tokens_show_if_asked_for(self) -> None:
+        """As the end of an answer does; ordinary text is the same."""
+        tokenizer = self._honouring("skip_special_tokens")
+        prompt = self._prompt(self._conversation())
+        said, end = tokenizer.encode("Zażółć 👍"), min(tokenizer.eos_ids)
+        told = []
+        for token_ids in (said, [*said, end]):
+            reader = tokenizer.reader(prompt, shows_special=True)
+            told.append("".join(map(text_of, read(reader, token_ids))))
+        assert told[0] == tokenizer.decode(said)
+        assert told[1].startswith(told[0])
+        assert len(told[1]) > len(told[0])
+
+    # Reasoning
+
+    def test_reasoning_is_told_apart_from_text(self) -> None:
+        """Without its marks, while all its tokens are counted, and those of the text are not."""
+        thought, said = self._thought(), self.make().encode("so it is")
+        reader = self._reader()
+        deltas = [delta for found in read(reader, [*thought, *said]) for delta in found]
+        assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
+        assert reader.num_reasoning_tokens == len(thought)
+
+    def test_an_answer_may_end_inside_its_reasoning(self) -> None:
+        """Where its length is limited: then it has no text."""
+        start, _ = self._marks()
+        thought = [*start, *self.make().encode("why not")]
+        reader = self._reader()
+        deltas = [delta for found in read(reader, thought) for delta in found]
+        assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "")
+        assert reader.num_reasoning_tokens == len(thought)
+
+    def test_reasoning_is_counted_while_it_comes(self) -> None:
+        """What is said of a request that runs is true."""
+        reader, counts = self._reader(), []
+        for token_id in (thought := self._thought()):
+            reader.push(token_id)
+            counts.append(reader.num_reasoning_tokens)
+        num_start = len(self._marks()[0])
+        assert counts[num_start - 1 :] == list(range(num_start, len(thought) + 1))
+
+    def test_text_alone_is_no_reasoning(self) -> None:
+        """An answer without marks is text from its first token on."""
+        tokenizer, reader = self.make(), self._reader()
+        told = [delta for deltas in read(reader, tokenizer.encode("so it is")) for delta in deltas]
+        assert reader.num_reasoning_tokens == 0
+        assert not reasoning_of(told)
+
+    def test_reasoning_that_the_prompt_began_goes_on(self) -> None:
+        """Where a template opens the thoughts, it says so, and an answer needs no mark for it."""
+        start, end = self._marks()
+        opened = list(self._opened(tuple(start)))
+        if not opened:
+            pytest.skip("this model's template begins no reasoning")
+        tokenizer = self.make()
+        for prompt in opened:
+            assert prompt.opens_reasoning
+            thought, said = tokenizer.encode("why not"), tokenizer.encode("so it is")
+            told = read(tokenizer.reader(prompt), [*thought, *end, *said])
+            deltas = [delta for found in told for delta in found]
+            assert (reasoning_of(deltas), text_of(deltas)) == ("why not", "so it is")
+
+    def test_a_prompt_names_the_marks_of_reasoning(self) -> None:
+        """By them a budget of reasoning is kept: by their tokens, or else by their spelling."""
+        marks, tokenizer = self._marks(), self.make()
+        prompt = tokenizer.prompt(self._conversation())
+        if prompt.channels is not None:
+            pytest.skip("this model has a channel for its reasoning")
+        named = prompt.reasoning_marks
+        assert named is not None
+        for mark, token_ids in zip(named, marks, strict=True):
+            if mark.token_id is not None:
+                assert [mark.token_id] == list(token_ids)
+            else:
+                assert tokenizer.encode(mark.text) == list(token_ids)
+
+    def test_what_follows_a_plain_text_is_text(self) -> None:
+        """Only in answers to conversations do marks mean something."""
+        tokenizer = self.make()
+        prompt = Prompt(tuple(tokenizer.encode("once upon")), is_plain=True)
+        start, end = self.reasoning_marks() or ((), ())
+        token_ids = [*start, *tokenizer.encode("why not"), *end, *tokenizer.encode("so")]
+        reader = tokenizer.reader(prompt)
+        deltas = [delta for found in read(reader, token_ids) for delta in found]
+        assert text_of(deltas).lstrip() == tokenizer.decode(token_ids).lstrip()
+        assert not reasoning_of(deltas)
+        assert reader.num_reasoning_tokens == 0
+
+    # Calls
+
+    def test_a_call_is_told_apart_from_text(self) -> None:
+        """As the prompt says that it is written; without tools, and in a plain text, it is none."""
+        prompt, tokenizer = self._with_tools(), self.make()
+        assert prompt.calling is not None
+        assert isinstance(prompt.calling.format, CallFormat)
+        written = self._written(prompt.calling.format)
+        told = [delta for found in read(tokenizer.reader(prompt), written) for delta in found]
+        calls = [(call.name, call.parsed()) for call in tool_calls_of(told)]
+        assert calls == [("find", msgspec.json.decode(ARGUMENTS))]
+        assert not text_of(told).strip()
+        for other in (self._prompt(self._conversation()), replace(prompt, is_plain=True)):
+            told = [delta for found in read(tokenizer.reader(other), written) for delta in found]
+            assert not tool_calls_of(told)
+
+    # Helpers
+
+    def _marks(self) -> tuple[Sequence[int], Sequence[int]]:
+        marks = self.reasoning_marks()
+        if marks is None:
+            pytest.skip("this model does not think aloud")
+        return marks
+
+    def _thought(self) -> list[int]:
+        start, end = self._marks()
+        return [*start, *self.make().encode("why not"), *end]
+
+    def _opened(self, start: tuple[int, ...]) -> Iterator[Prompt]:
+        """Yield prompts that begin reasoning: those that say so, and those that end with it."""
+        tokenizer, asked = self.make(), [PromptOptions()]
+        if "reasoning_effort" in tokenizer.honours:
+            efforts = get_args(ReasoningEffort)
+            asked += [PromptOptions(reasoning_effort=effort) for effort in efforts]
+        for options in asked:
+            try:
+                prompt = tokenizer.prompt(self._conversation(), options=options)
+            except RequestError:  # some efforts a model does not have
+                continue
+            if prompt.opens_reasoning or prompt.token_ids[-len(start) :] == start:
+                yield prompt
+
+    def _with_tools(self) -> Prompt:
+        try:
+            prompt = self.make().prompt(self._conversation(), tools=[tool()])
+        except RequestError:
+            pytest.skip("this model takes no tools")
+        if prompt.calling is None or not isinstance(prompt.calling.format, CallFormat):
+            pytest.skip("it is not known how this model writes calls, or it has channels for them")
+        return prompt
+
+    def _written(self, form: CallFormat) -> list[int]:
+        """Return the tokens of one call."""
+        content = {"name": "find", "arguments": msgspec.json.decode(ARGUMENTS)}
+        call: Any = form.call
+        if isinstance(call, JsonCall):
+            said = {call.name: content["name"], call.arguments: content["arguments"]}
+            text = msgspec.json.encode(said).decode()
+        elif isinstance(call, NamedCall):
+            text = f"find{call.between}{ARGUMENTS}"
+        else:
+            value = f"{call.before_key}what{call.after_key}{call.before_value}a fox"
+            text = f"{call.before_name}find{call.after_name}{value}{call.after_value}{call.end}"
+        text = f"[{text}]" if form.is_list else text
+        parts = (form.open, form.before + text + form.after, form.close)
+        return [token_id for part in parts for token_id in self._spelled(part)]
+
+    def _spelled(self, part: Mark | str) -> list[int]:
+        if isinstance(part, Mark) and part.token_id is not None:
+            return [part.token_id]
+        return self.make().encode(part if isinstance(part, str) else part.text)

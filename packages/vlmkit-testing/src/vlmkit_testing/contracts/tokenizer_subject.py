@@ -1,0 +1,111 @@
+"""What contracts of tokenizers start from: the tokenizer, and what its model takes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from vlmkit.ask.delta import Delta
+from vlmkit.ask.message import Message, ReasoningPart, TextPart
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.seams.prompt import Prompt
+from vlmkit.seams.reader import AnswerReader
+from vlmkit.seams.tokenizer import Option, Tokenizer
+from vlmkit_testing.contracts.pictures import picture
+
+
+class TokenizerSubject:
+    """Who writes a test fills this in.
+
+    Attributes:
+        takes_images: whether the model takes images.
+        keeps_places: whether an image stands where its message puts it; templates that put images
+            before all text do not keep them there.
+        is_lossless: whether ``decode(encode(text)) == text`` for every text; a tokenizer that
+            normalises text, say, is not.
+        marks_answers: whether a prompt says where an answer begins; some templates do not.
+        marks_turns: whether turns are told apart by tokens that no text can spell; some templates
+            write words that a user can type.
+        ends_turns: whether an earlier answer ends with one of ``eos_ids``; some templates end the
+            last answer in another way.
+        tells_roles: whether the turns of a system and of a tool are told from a user's; some
+            templates know two roles.
+    """
+
+    takes_images = True
+    keeps_places = True
+    is_lossless = True
+    marks_answers = True
+    marks_turns = True
+    ends_turns = True
+    tells_roles = True
+
+    def make(self) -> Tokenizer:
+        """Return the tokenizer; may be the same each time."""
+        raise NotImplementedError
+
+    def special_texts(self) -> Sequence[str]:
+        """Return every string that the vocabulary writes a special token as."""
+        raise NotImplementedError
+
+    def reasoning_marks(self) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Return the tokens that begin an answer's reasoning, and that end it; None without any."""
+        return None
+
+    # Helpers
+
+    def _prompt(self, messages: list[Message]) -> Prompt:
+        return self.make().prompt(messages)
+
+    def _conversation(self) -> list[Message]:
+        return [self._asked("hello")]
+
+    def _asked(self, text: str) -> Message:
+        """Return a question, with a picture where the model takes any: some need one."""
+        return Message.of("user", text, [picture()] if self.takes_images else [])
+
+    def _called(
+        self, text: str, *, name: str | None = None, arguments: str | None = None
+    ) -> list[Message]:
+        """Return a conversation with a call and its result; every string in it is ``text``."""
+        arguments = arguments or msgspec.json.encode({text: [text, 1]}).decode()
+        call = ToolCallPart(text, name or text, arguments)
+        return [
+            self._asked("hello"),
+            Message("assistant", (ReasoningPart(text), call)),
+            Message("tool", (TextPart(text),), call.id),
+        ]
+
+    def _reader(self) -> AnswerReader:
+        """Return a reader of an answer to a plain question."""
+        return self.make().reader(self._prompt(self._conversation()))
+
+    def _honouring(self, option: Option) -> Tokenizer:
+        tokenizer = self.make()
+        if option not in tokenizer.honours:
+            pytest.skip(f"this tokenizer does not honour {option}")
+        return tokenizer
+
+    def _special_ids(self) -> frozenset[int]:
+        return self.make().eos_ids | self.make().banned_ids
+
+    def _controls(self, prompt: Prompt) -> list[int]:
+        """Return the tokens of a prompt that are no text, in their order."""
+        tokenizer = self.make()
+        letter = tokenizer.encode("a")
+        alone = tokenizer.decode(letter)
+        silent = {i for i in set(prompt.token_ids) if tokenizer.decode([*letter, i]) == alone}
+        return [i for i in prompt.token_ids if i in silent or i in self._special_ids()]
+
+
+def read(reader: AnswerReader, token_ids: Sequence[int]) -> list[tuple[Delta, ...]]:
+    """Return what each token of an answer added, and last what its end did."""
+    return [*map(reader.push, token_ids), reader.finish()]
+
+
+def tool(name: str = "find", description: str = "does it", key: str = "what") -> dict[str, Any]:
+    """Return a tool as a client describes it."""
+    takes = {"type": "object", "properties": {key: {"type": "string", "description": "what"}}}
+    function = {"name": name, "description": description, "parameters": takes}
+    return {"type": "function", "function": function}

@@ -1,0 +1,267 @@
+"""What every source of tools must do."""
+
+import asyncio
+import copy
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence as Seq
+from typing import Any
+
+import msgspec
+import pytest
+
+from vlmkit.ask.message import ImagePart, TextPart
+from vlmkit.ask.tool_choice import tool_name, tool_schema
+from vlmkit.errors import VlmkitError
+from vlmkit_server.interfaces.tool_source import ToolSource
+from vlmkit.settings.images import ImageLimits
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NONSENSE: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"": None, "\0": [[[]]]},
+    {"x": "<|im_end|>" * 1000, "y": {"z": 10**30, "w": [1.5, None, True]}},
+)
+TICK_S, HELD_S = 0.01, 0.25
+NUM_TRIES = 6  # a busy machine holds everybody up now and then
+TINY = ImageLimits(max_bytes=1, max_pixels=4)
+
+Result = Seq[TextPart | ImagePart]
+
+
+class ToolSourceContract:
+    """Inherit, override :meth:`make`, and run pytest.
+
+    Attributes:
+        max_call_s: the most seconds that a call of these tools takes, however it goes.
+    """
+
+    max_call_s = 60.0
+
+    def make(self) -> ToolSource:
+        """Return a source that has at least one tool."""
+        raise NotImplementedError
+
+    def arguments(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return arguments with which a tool works, for each that is to be tried so."""
+        return {}
+
+    def test_its_tools_have_names_that_models_can_write(self) -> None:
+        """Which are known before anything is started, and stay the same."""
+        source = self.make()
+        assert source.names
+        assert isinstance(source.names, frozenset)
+        assert all(NAME.fullmatch(name) for name in source.names)
+        assert source.names == self.make().names
+
+        async def used(source: ToolSource) -> frozenset[str]:
+            for name in source.names:
+                await source.describe(name)
+            return source.names
+
+        assert self._with(used) == source.names
+
+    def test_each_tool_is_described_under_its_name(self) -> None:
+        """As a function whose arguments are an object, in JSON; each time the same."""
+
+        async def described(source: ToolSource) -> list[list[Mapping[str, Any]]]:
+            names = sorted(source.names)
+            return [[await source.describe(name) for name in names] for _ in range(2)]
+
+        definitions, again = self._with(described)
+        assert definitions == again
+        assert [tool_name(each) for each in definitions] == sorted(self.make().names)
+        assert all(each["type"] == "function" for each in definitions)
+        assert all(tool_schema(each).get("type") == "object" for each in definitions)
+        assert msgspec.json.encode(definitions)
+
+    # Calls
+
+    @pytest.mark.parametrize("arguments", NONSENSE)
+    def test_whatever_a_model_writes_gets_a_result_or_an_error_of_ours(
+        self, arguments: Mapping[str, Any]
+    ) -> None:
+        """A VlmkitError is told to the model; any other exception is a crash."""
+        given = copy.deepcopy(arguments)
+
+        async def called(source: ToolSource) -> list[Result]:
+            results: list[Result] = []
+            for name in source.names:
+                try:
+                    results.append(await source.call(name, given, ImageLimits()))
+                except VlmkitError as error:
+                    assert str(error)
+            return results
+
+        _check_parts(self._with(called))
+        assert given == arguments
+
+    def test_what_works_gives_parts_of_a_message(self) -> None:
+        """Text and images, in a sequence."""
+        known = self._known()
+
+        async def called(source: ToolSource) -> list[Result]:
+            return [await source.call(name, given, ImageLimits()) for name, given in known.items()]
+
+        results = self._with(called)
+        _check_parts(results)
+        assert all(len(result) > 0 for result in results)
+
+    def test_no_image_is_over_the_limits(self) -> None:
+        """It is refused, and the model told so."""
+        known = self._known()
+
+        async def called(source: ToolSource) -> list[Result]:
+            results: list[Result] = []
+            for name, given in known.items():
+                try:
+                    results.append(await source.call(name, given, TINY))
+                except VlmkitError:
+                    continue
+            return results
+
+        results = self._with(called)
+        _check_parts(results)
+        images = [p.image for parts in results for p in parts if isinstance(p, ImagePart)]
+        assert all(image.width * image.height <= TINY.max_pixels for image in images)
+
+    def test_no_call_takes_longer_than_it_may(self) -> None:
+        """Nobody else gives it up."""
+
+        async def called(source: ToolSource) -> None:
+            for name in source.names:
+                try:
+                    await asyncio.wait_for(self._outcome(source, name), timeout=self.max_call_s)
+                except TimeoutError:
+                    pytest.fail(f"a call takes more than {self.max_call_s} s")
+
+        self._with(called)
+
+    def test_a_call_holds_up_nobody_else(self) -> None:
+        """It waits in the event loop, and computes in a thread: the server goes on answering."""
+
+        async def longest(source: ToolSource) -> float:
+            """Return the loop's longest pause, less a thread's: a busy machine delays both."""
+            gaps, thread_gaps = [0.0], [0.0]
+            is_over = threading.Event()
+
+            async def tick() -> None:
+                while True:
+                    began = time.perf_counter()
+                    await asyncio.sleep(TICK_S)
+                    gaps.append(time.perf_counter() - began)
+
+            def tick_in_a_thread() -> None:
+                while not is_over.is_set():
+                    began = time.perf_counter()
+                    time.sleep(TICK_S)
+                    thread_gaps.append(time.perf_counter() - began)
+
+            thread = threading.Thread(target=tick_in_a_thread, daemon=True)
+            thread.start()
+            ticking = asyncio.ensure_future(tick())
+            await asyncio.sleep(2 * TICK_S)
+            for name in source.names:
+                await source.describe(name)
+                await self._outcome(source, name)
+            await asyncio.sleep(2 * TICK_S)
+            ticking.cancel()
+            is_over.set()
+            return max(gaps) - max(thread_gaps)
+
+        assert any(self._with(longest) < HELD_S for _ in range(NUM_TRIES))
+
+    def test_calls_side_by_side_end_and_who_is_cancelled_harms_no_other(self) -> None:
+        """Each request has its own; and the next call goes as the first one did."""
+
+        async def called(source: ToolSource) -> tuple[bool, list[Any], bool]:
+            name = min(self.arguments() or source.names)
+            before = await self._outcome(source, name)
+            calls = [asyncio.ensure_future(self._known_call(source, name)) for _ in range(4)]
+            await asyncio.sleep(0)
+            calls[0].cancel()
+            _, running = await asyncio.wait(calls, timeout=self.max_call_s)
+            for call in running:
+                call.cancel()
+            assert not running, "a call that was cancelled goes on"
+            told = [_error_of(call) for call in calls]
+            return before, told, await self._outcome(source, name)
+
+        before, (first, *others), after = self._with(called)
+        assert not isinstance(first, Exception) or isinstance(first, VlmkitError)
+        errors = [each for each in others if each is not None]
+        assert all(isinstance(error, VlmkitError) for error in errors)
+        assert before == after
+
+    # The end
+
+    def test_closing_twice_is_harmless(self) -> None:
+        """Also of a source that was never used."""
+
+        async def closed() -> None:
+            source = self.make()
+            await source.aclose()
+            await source.aclose()
+
+        asyncio.run(closed())
+
+    def test_closing_ends_whatever_runs(self) -> None:
+        """Calls that are under way, and what the source began beside them."""
+
+        async def closed() -> None:
+            before = asyncio.all_tasks()
+            source = self.make()
+            calls = [asyncio.ensure_future(self._outcome(source, name)) for name in source.names]
+            await asyncio.sleep(TICK_S)
+            await source.aclose()
+            _, running = await asyncio.wait(calls, timeout=self.max_call_s)
+            await asyncio.sleep(TICK_S)
+            left = asyncio.all_tasks() - before
+            for task in left:
+                task.cancel()
+            assert not running, "a call goes on when its source is closed"
+            assert not left, "something that the source began goes on when it is closed"
+
+        asyncio.run(closed())
+
+    # Helpers
+
+    def _with(self, work: Callable[[ToolSource], Awaitable[Any]]) -> Any:
+        """Return what comes of some work with a fresh source, which is closed then."""
+
+        async def run() -> Any:
+            source = self.make()
+            try:
+                return await work(source)
+            finally:
+                await source.aclose()
+
+        return asyncio.run(run())
+
+    def _known(self) -> Mapping[str, Mapping[str, Any]]:
+        if not self.arguments():
+            pytest.skip("nobody said with which arguments its tools work")
+        return self.arguments()
+
+    async def _known_call(self, source: ToolSource, name: str) -> Result:
+        return await source.call(name, self.arguments().get(name, {}), ImageLimits())
+
+    async def _outcome(self, source: ToolSource, name: str) -> bool:
+        """Return whether a call works; raises no error of ours."""
+        try:
+            await self._known_call(source, name)
+        except VlmkitError:
+            return False
+        return True
+
+
+def _check_parts(results: Seq[Result]) -> None:
+    for result in results:
+        assert isinstance(result, Seq)
+        assert all(isinstance(part, TextPart | ImagePart) for part in result)
+
+
+def _error_of(call: "asyncio.Future[Any]") -> BaseException | None:
+    """Return how a call failed; None for one that worked or was cancelled."""
+    return None if call.cancelled() else call.exception()

@@ -1,0 +1,29 @@
+"""The proposer keeps vlmkit's contract, and guesses what was said before."""
+
+from vlmkit.seams.proposer import Proposer
+from vlmkit_testing import ProposerContract, new_sequence
+from vlmkit_yourname.plugin import EchoProposer, EchoSettings
+
+
+class TestEchoProposer(ProposerContract):
+    def make(self) -> Proposer:
+        return EchoProposer()
+
+
+def test_what_followed_the_same_tokens_is_guessed() -> None:
+    proposer, sequence = EchoProposer(), new_sequence([1, 2, 3, 4, 5], output_ids=[1, 2])
+    assert list(proposer.propose(sequence, 8)) == [3]
+
+
+def test_what_is_new_is_left_alone() -> None:
+    assert list(EchoProposer().propose(new_sequence([1, 2, 3, 4, 5]), 8)) == []
+
+
+def test_guesses_that_stand_become_more_and_others_fewer() -> None:
+    proposer, lengths = EchoProposer(EchoSettings(max_draft_tokens=4)), []
+    sequence = new_sequence([1, 2, 3, 4, 5, 6, 7, 8, 9], output_ids=[1, 2])
+    for num_accepted in (1, 2, 4, 0, 0):
+        guesses = list(proposer.propose(sequence, 8))
+        lengths.append(len(guesses))
+        proposer.note(sequence, len(guesses), num_accepted)
+    assert lengths == [1, 2, 4, 4, 2]

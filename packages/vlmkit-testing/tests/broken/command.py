@@ -1,0 +1,182 @@
+"""Commands that break one promise each, made of one that counts letters."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from honest.command import Count
+
+from broken.broken import Broken, Table
+from vlmkit_testing import CommandContract
+
+RAISED = '            raise CheckpointError("\'nothing\' has no letters", hint="name another word")'
+TOLD = 'click.echo(json.dumps({"letters": len(word)}) if as_json else len(word))'
+
+
+class IsNotDescribed(Count):
+    replaced = (('description="Count the letters of a word."', 'description=""'),)
+
+
+class SaysNoHelp(Count):
+    replaced = (('        """Count the letters of WORD."""\n', ""),)
+
+
+class TalksWhenItIsBuilt(Count):
+    replaced = (("def build(context):\n", 'def build(context):\n    click.echo("hello")\n'),)
+
+
+class WarnsWhenItIsBuilt(Count):
+    replaced = (
+        ("def build(context):\n", 'def build(context):\n    click.echo("hello", err=True)\n'),
+    )
+
+
+class ImportsArrays(Count):
+    replaced = (("def build(context):\n", "def build(context):\n    import numpy\n"),)
+
+
+class TakesAnyOption(Count):
+    replaced = (
+        ("@click.command()", '@click.command(context_settings={"ignore_unknown_options": True})'),
+    )
+
+
+class MisusedIsFailed(Count):
+    replaced = (
+        ("@click.command()", "@click.command(cls=Sloppy)"),
+        (
+            "def build(context):\n",
+            """class Sloppy(click.Command):
+    def parse_args(self, ctx, args):
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise click.ClickException(error.message)
+
+
+def build(context):
+""",
+        ),
+    )
+
+
+class NeedsNothingItSays(Count):
+    replaced = (
+        ('@click.argument("word")', '@click.argument("word", required=False, metavar="WORD")'),
+    )
+
+
+class EndsWithItsResult(Count):
+    replaced = ((TOLD, f"{TOLD}\n        return len(word)"),)
+
+
+class FailsAsABug(Count):
+    replaced = ((RAISED, '            raise KeyError("nothing")'),)
+
+
+class FailsWithZero(Count):
+    replaced = (
+        (
+            RAISED,
+            '            click.echo("error: there are no letters", err=True)\n            return',
+        ),
+    )
+
+
+class FailsInSilence(Count):
+    replaced = ((RAISED, "            raise SystemExit(1)"),)
+
+
+class TellsItWhereResultsStand(Count):
+    replaced = ((RAISED, f'            click.echo("failed")\n{RAISED}'),)
+
+
+class GreetsBeforeJson(Count):
+    replaced = ((TOLD, f'click.echo("here it is:")\n        {TOLD}'),)
+
+
+class WritesPython(Count):
+    replaced = (('json.dumps({"letters": len(word)})', '{"letters": len(word)}'),)
+
+
+class OnCommand(CommandContract):
+    name = "count"
+
+    def __init__(self, kind: type[Count]) -> None:
+        self._folder = Path(tempfile.mkdtemp())
+        self._file = self._folder / "counting.py"
+        self._file.write_text(kind.source())
+
+    def tidy(self) -> None:
+        shutil.rmtree(self._folder)
+
+    def environ(self) -> Mapping[str, str]:
+        return {"VLMKIT_PLUGINS": json.dumps([str(self._file)])}
+
+    def works(self) -> tuple[tuple[str, ...], ...]:
+        return (("fox",),)
+
+    def fails(self) -> tuple[tuple[str, ...], ...]:
+        return (("nothing",),)
+
+
+TABLE = Table(
+    CommandContract,
+    OnCommand,
+    Count,
+    (
+        Broken(
+            IsNotDescribed,
+            "A command is described in a line.",
+            "it_is_listed_with_what_it_does",
+        ),
+        Broken(SaysNoHelp, "A help says what the command does.", "its_help_says_what_it_does"),
+        Broken(
+            TalksWhenItIsBuilt,
+            "A help is all that --help writes.",
+            "its_help_says_what_it_does",
+        ),
+        Broken(
+            WarnsWhenItIsBuilt,
+            "Building a command writes nothing.",
+            "its_help_says_what_it_does",
+        ),
+        Broken(
+            ImportsArrays,
+            "Nothing heavy is imported to show a help.",
+            "its_help_imports_nothing_heavy",
+        ),
+        Broken(TakesAnyOption, "An option that is none is refused.", "a_misuse_is_told_as_one"),
+        Broken(MisusedIsFailed, "A misuse ends with 2.", "a_misuse_is_told_as_one"),
+        Broken(
+            NeedsNothingItSays,
+            "An argument that is missing is a misuse.",
+            "a_misuse_is_told_as_one",
+        ),
+        Broken(EndsWithItsResult, "What worked ends with 0.", "what_works_ends_with_zero"),
+        Broken(
+            FailsAsABug,
+            "An error is one of vlmkit.errors.",
+            "what_fails_is_told_in_a_sentence",
+        ),
+        Broken(
+            FailsWithZero,
+            "What failed does not end with 0.",
+            "what_fails_is_told_in_a_sentence",
+        ),
+        Broken(
+            FailsInSilence,
+            "An error is told in a sentence.",
+            "what_fails_is_told_in_a_sentence",
+        ),
+        Broken(
+            TellsItWhereResultsStand,
+            "Errors stand on standard error.",
+            "what_fails_is_told_in_a_sentence",
+        ),
+        Broken(GreetsBeforeJson, "--json writes one document and nothing else.", "json_stays_json"),
+        Broken(WritesPython, "--json writes JSON.", "json_stays_json"),
+    ),
+)

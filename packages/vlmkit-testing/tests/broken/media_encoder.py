@@ -1,0 +1,383 @@
+"""Encoders that break one promise each, made of the mock's."""
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from broken.broken import Broken, Table
+from vlmkit.ask.message import Message
+from vlmkit.seams.features import MediaFeatures
+from vlmkit.seams.prompt import MediaSlot
+from vlmkit_testing import MediaEncoderContract, picture
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+
+
+class HonestEncoder(MockVisionEncoder):
+    """Tells what it computes with, which may be said of it."""
+
+    def __init__(self, gain: float = 1.0) -> None:
+        super().__init__()
+        self.gain = gain
+
+    @property
+    def identity(self) -> str:  # type: ignore[override]
+        """Says the gain."""
+        return f"honest {self.gain}"
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        """Return rows times the gain."""
+        return changed(super().encode(slots), lambda rows, _: self.gain * rows)
+
+
+def changed(made: Seq[MediaFeatures], change: Any) -> list[MediaFeatures]:
+    """Return features with other embeddings, given those and their number."""
+    return [
+        dataclasses.replace(features, embeddings=change(np.from_dlpack(features.embeddings), i))
+        for i, features in enumerate(made)
+    ]
+
+
+class NamesNoKind(HonestEncoder):
+    media_kinds = frozenset()
+
+
+class NamesKindsInAList(HonestEncoder):
+    media_kinds = ["image"]  # type: ignore[assignment] # noqa: RUF012 - which is what is broken
+
+
+class NeedsAPicture(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return super().encode([slots[0], *slots[1:]])
+
+
+class TurnsFeaturesRound(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return super().encode(slots)[::-1]
+
+
+class EncodesTheFirst(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return super().encode(slots[:1]) * len(slots)
+
+
+class DropsARow(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return changed(super().encode(slots), lambda rows, _: rows[1:])
+
+
+class MiscountsItsRows(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return [dataclasses.replace(f, num_tokens=1) for f in super().encode(slots)]
+
+
+class DividesByNothing(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return changed(super().encode(slots), lambda rows, _: np.where(rows < 0.1, np.nan, rows))
+
+
+class GivesWholeNumbers(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return changed(super().encode(slots), lambda rows, _: (255 * rows).astype(np.int64))
+
+
+class NormalisesOverTheBatch(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        largest = max((np.from_dlpack(f.embeddings).max() for f in made), default=1.0)
+        return changed(made, lambda rows, _: rows / largest)
+
+
+class EncodesEight(HonestEncoder):
+    """Has a batch of eight, and forgets to go on."""
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return changed(super().encode(slots), lambda rows, i: rows if i < 8 else 0 * rows)
+
+
+class MixesUpExtras(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        turned = reversed([features.extra for features in made])
+        return [dataclasses.replace(f, extra=e) for f, e in zip(made, turned, strict=True)]
+
+
+class AnswersEqualOnesOnce(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return super().encode(list({slot.digest: slot for slot in slots}.values()))
+
+
+class StartsAtRandom(HonestEncoder):
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = next(self.numbers)
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return changed(super().encode(slots), lambda rows, _: rows + self.offset)
+
+
+class HasNoIdentity(HonestEncoder):
+    identity = ""
+
+
+class IsAnotherInEachProcess(HonestEncoder):
+    @property
+    def identity(self) -> str:
+        return f"encoder {id(self)}"
+
+
+class ChangesItsIdentity(HonestEncoder):
+    num_encoded = 0
+
+    @property
+    def identity(self) -> str:
+        return f"encoder after {self.num_encoded}"
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.num_encoded += len(slots)
+        return super().encode(slots)
+
+
+class SaysNoWeights(HonestEncoder):
+    @property
+    def identity(self) -> str:
+        return "honest"
+
+
+class LooksAtItsPlace(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        return changed(made, lambda rows, i: rows + slots[i].start)
+
+
+class WritesIntoInputs(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        for slot in slots:
+            array: Any = slot.inputs["digest"]
+            array.setflags(write=True)
+            array[:] = 0
+        return made
+
+
+class CountsNoExtras(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return [
+            dataclasses.replace(f, num_bytes=np.from_dlpack(f.embeddings).nbytes)
+            for f in super().encode(slots)
+        ]
+
+
+class ReusesItsBuffer(HonestEncoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffer = np.zeros((4, 8))
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        for features in made:
+            self._buffer[:] = np.from_dlpack(features.embeddings)
+        return [dataclasses.replace(f, embeddings=self._buffer) for f in made]
+
+
+class KeepsFeatures(HonestEncoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[bytes, MediaFeatures] = {}
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        self.kept.update((slot.digest, f) for slot, f in zip(slots, made, strict=True))
+        return made
+
+
+class EncodesInOneThread(HonestEncoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        if threading.get_ident() != self.thread:
+            raise RuntimeError("another thread")
+        return super().encode(slots)
+
+
+class ClosesForEverybody(HonestEncoder):
+    closed: list[bool] = []  # noqa: RUF012 - shared, which is what is broken
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        made = super().encode(slots)
+        return changed(made, lambda rows, _: 0 * rows) if self.closed else made
+
+    def close(self) -> None:
+        self.closed.append(True)
+
+
+class SeesTheDigest(HonestEncoder):
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        return changed(super().encode(slots), lambda rows, i: rows + slots[i].digest[0])
+
+
+class KeepsItsLastBatch(HonestEncoder):
+    batch: Seq[MediaSlot] = ()
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.batch = [*slots]
+        return super().encode(slots)
+
+
+class NamesAnAddress(HonestEncoder):
+    @property
+    def identity(self) -> str:
+        return f"{HonestEncoder.encode} {self.gain}"
+
+
+class IsMadeForItsFirstBatch(HonestEncoder):
+    num = 0
+
+    def encode(self, slots: Seq[MediaSlot]) -> list[MediaFeatures]:
+        self.num = self.num or len(slots)
+        gain = min(1.0, len(slots) / max(1, self.num))
+        return changed(super().encode(slots), lambda rows, _: gain * rows)
+
+
+class OnEncoder(MediaEncoderContract):
+    def __init__(self, kind: type[HonestEncoder]) -> None:
+        self._kind = kind
+
+    def make(self) -> MockVisionEncoder:
+        return self._kind()
+
+    def others(self) -> list[Any]:
+        louder = self._kind()
+        louder.gain = 2.0
+        return [louder]
+
+    def slots(self) -> list[MediaSlot]:
+        images = [picture(seed=seed) for seed in range(3)]
+        return list(MockTokenizer().prompt([Message.of("user", "?", images)]).media)
+
+
+class ShowsTwo(OnEncoder):
+    def slots(self) -> list[MediaSlot]:
+        return super().slots()[:2]
+
+
+def on_itself(contract: type[OnEncoder]) -> OnEncoder:
+    """Return a contract that was given too little, on an encoder that is right."""
+    return contract(HonestEncoder)
+
+
+ROWS = "each_picture_gets_the_rows_that_its_slot_has_places_for"
+ALONE = "a_picture_alone_agrees_with_the_same_in_a_batch"
+TABLE = Table(
+    MediaEncoderContract,
+    OnEncoder,
+    HonestEncoder,
+    (
+        Broken(
+            SeesTheDigest,
+            "Features are a function of the inputs alone.",
+            "what_is_seen_are_the_inputs_and_not_their_digest",
+        ),
+        Broken(
+            KeepsItsLastBatch,
+            "Nothing of slots is kept.",
+            "what_was_encoded_is_let_go",
+        ),
+        Broken(
+            NamesAnAddress,
+            "The identity is for caches that outlive the process.",
+            "two_encoders_agree",
+        ),
+        Broken(
+            IsMadeForItsFirstBatch,
+            "Features are a function of the inputs, whatever was encoded first.",
+            ALONE,
+        ),
+        Broken(
+            ShowsTwo,
+            "slots() returns at least three media.",
+            "there_are_media_to_check_with",
+            honest=OnEncoder,
+            on=on_itself,
+        ),
+        Broken(
+            NamesNoKind,
+            "media_kinds names the kinds of media that it encodes.",
+            "it_names_the_kinds_of_what_it_encodes",
+        ),
+        Broken(
+            NamesKindsInAList,
+            "media_kinds is a frozenset.",
+            "it_names_the_kinds_of_what_it_encodes",
+        ),
+        Broken(
+            NeedsAPicture,
+            "A batch may be empty.",
+            "an_encoder_without_pictures_returns_nothing",
+            raises=(IndexError,),
+        ),
+        Broken(TurnsFeaturesRound, "The features of each medium come in order.", ALONE),
+        Broken(NormalisesOverTheBatch, "What else is in a batch changes nothing.", ALONE),
+        Broken(EncodesEight, "A batch may be of any size.", ALONE),
+        Broken(MixesUpExtras, "extra is of its own medium.", ALONE),
+        Broken(
+            EncodesTheFirst,
+            "The features are those of each medium.",
+            "different_pictures_have_different_features",
+        ),
+        Broken(DropsARow, "embeddings has num_tokens rows.", ROWS),
+        Broken(MiscountsItsRows, "num_tokens equals the slot's num_features.", ROWS),
+        Broken(DividesByNothing, "Embeddings are numbers.", ROWS),
+        Broken(GivesWholeNumbers, "Embeddings are floating-point numbers.", ROWS),
+        Broken(
+            AnswersEqualOnesOnce,
+            "Each medium of a batch gets its features.",
+            "a_picture_twice_in_a_batch_gets_the_same_features_twice",
+        ),
+        Broken(StartsAtRandom, "Two encoders of one model agree.", "two_encoders_agree"),
+        Broken(HasNoIdentity, "The identity is never empty.", "two_encoders_agree"),
+        Broken(IsAnotherInEachProcess, "The identity outlives a process.", "two_encoders_agree"),
+        Broken(ChangesItsIdentity, "The identity is constant.", "two_encoders_agree"),
+        Broken(
+            SaysNoWeights,
+            "The identity says what computes: weights, precision, code.",
+            "what_computes_something_else_has_another_identity",
+        ),
+        Broken(
+            LooksAtItsPlace,
+            "Features are a function of a slot's inputs alone.",
+            "where_a_picture_stands_changes_nothing",
+        ),
+        Broken(WritesIntoInputs, "Inputs are not written.", "the_inputs_stay_as_they_are"),
+        Broken(
+            CountsNoExtras,
+            "num_bytes is the memory that all arrays take.",
+            "the_stated_memory_covers_the_arrays",
+        ),
+        Broken(
+            ReusesItsBuffer,
+            "Features belong to who asked: their memory is not used again.",
+            "features_of_an_earlier_call_stay_as_they_are",
+        ),
+        Broken(KeepsFeatures, "Nothing of features is kept.", "what_was_encoded_is_let_go"),
+        Broken(
+            EncodesInOneThread,
+            "encode() runs in a thread of its own.",
+            "it_encodes_in_whatever_thread_it_is_asked",
+            raises=(RuntimeError,),
+        ),
+        Broken(
+            ClosesForEverybody,
+            "close() frees the memory of this encoder.",
+            "closing_one_encoder_leaves_another_running",
+        ),
+    ),
+)

@@ -1,0 +1,484 @@
+"""Samplers that break one promise each: of what a choice may depend on, and of draws."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence as Seq
+from ctypes import POINTER, c_float
+from typing import Any
+
+import numpy as np
+from honest.sampler import Mirostat, Plain
+
+from broken.broken import Broken, Table
+from broken.sampler_long import LONG
+from broken.sampler_params import BROKEN as OF_PARAMETERS
+from vlmkit.running.sampler import ArraySampler
+from vlmkit.seams.sampler import Pick, Row
+from vlmkit.seams.sequence import Sequence
+from vlmkit_testing import SamplerContract
+
+# What it takes and gives.
+
+
+class ReturnsAList(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+        return lambda logits: pick(logits).tolist()
+
+
+class ReturnsFloats(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+        return lambda logits: pick(logits).astype(np.float32)
+
+
+class ReturnsAColumn(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+        return lambda logits: pick(logits)[:, None]
+
+
+class TurnsRowsRound(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        return super().prepare(rows[::-1])
+
+
+class Overwrites(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+
+        def overwrite(logits: Any) -> Any:
+            picked = pick(logits)
+            logits[:] = 0.0
+            return picked
+
+        return overwrite
+
+
+class BansInPlace(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+
+        def ban(logits: Any) -> Any:
+            for row, own in zip(logits, rows, strict=True):
+                row[list(own.sequence.banned_ids)] = -np.inf
+            return pick(logits)
+
+        return ban
+
+
+class ReadsOnBeyondARow(ArraySampler):
+    """Takes it that rows follow each other without a gap."""
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+
+        def read(logits: Any) -> Any:
+            start = logits.ctypes.data_as(POINTER(c_float))
+            return pick(np.ctypeslib.as_array(start, logits.shape).copy())
+
+        return read
+
+
+class Sums(ArraySampler):
+    """Lets one row's values reach the others."""
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+        return lambda logits: pick(logits + 0 * logits.sum())
+
+
+class Clips(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+        return lambda logits: pick(np.clip(logits, -20.0, None))
+
+
+class TakesInfinityForZero(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        pick = super().prepare(rows)
+        return lambda logits: pick(np.nan_to_num(logits, neginf=0.0))
+
+
+class KeepsSequences(ArraySampler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Sequence] = []
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        self.seen += [row.sequence for row in rows]
+        return super().prepare(rows)
+
+
+# What a choice depends on.
+
+
+class Changes(ArraySampler):
+    """Chooses as for other sequences."""
+
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        changed = []
+        for place, row in enumerate(rows):
+            fields: dict[str, Any] = {"output_ids": list(row.sequence.output_ids)}
+            fields |= self.other(row, place, rows)
+            changed.append(Row(dataclasses.replace(row.sequence, **fields), row.ahead))
+        return super().prepare(changed)
+
+
+class DrawsByPlace(Changes):
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"seed": row.sequence.seed + place}
+
+
+class DrawsByTheFirst(Changes):
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"seed": rows[0].sequence.seed}
+
+
+class TakesTheFirstOnesParameters(Changes):
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"params": rows[0].sequence.params}
+
+
+class FeelsTheSizeOfABatch(Changes):
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"seed": row.sequence.seed ^ (len(rows) > 10)}
+
+
+class KnowsSequencesByTheirIds(Changes):
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"seed": row.sequence.seed ^ zlib.crc32(row.sequence.id.encode())}
+
+
+class CountsItsCalls(Changes):
+    num_calls = 0
+
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        self.num_calls += place == 0
+        return {"seed": row.sequence.seed ^ (self.num_calls - 1)}
+
+
+class DrawsFromOneStream(Changes):
+    stream = np.random.default_rng(0)
+
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"seed": int(self.stream.integers(2**62))}
+
+
+class CountsOneTokenAStep(Changes):
+    """Takes it that an answer grows by one token between two calls."""
+
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        sequence = row.sequence
+        seen, length = sequence.kept.get(self) or (list(sequence.output_ids), len(sequence))
+        if len(sequence) > length:
+            seen = [*seen, sequence.output_ids[-1]]
+        sequence.kept[self] = seen, len(sequence)
+        return {"output_ids": list(seen)}
+
+
+class KnowsSequencesByTheirPlaceInMemory(Changes):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: dict[int, Any] = {}
+
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        prompt = self.prompts.setdefault(id(row.sequence), row.sequence.prompt)
+        return {"prompt": prompt, "seed": row.sequence.seed ^ prompt.token_ids[0]}
+
+
+class NeedsWhatItKept(Changes):
+    """Counts an answer's tokens by its own calls."""
+
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        sequence = row.sequence
+        sequence.kept[self] = num_calls = sequence.kept.get(self, 0) + 1
+        return {"seed": sequence.seed + num_calls}
+
+
+class NotesTheSeed(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        for row in rows:
+            row.sequence.seed += 1
+        return super().prepare(rows)
+
+
+class TakesDraftsForGiven(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        for row in rows:
+            row.sequence.output_ids.extend(row.ahead)
+        return super().prepare([Row(row.sequence) for row in rows])
+
+
+class ForgetsWhatIsAhead(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        return super().prepare([Row(row.sequence) for row in rows])
+
+
+class KeepsCountOfDrafts(Plain):
+    def adjusted(self, row: Row, logits: Any) -> Any:
+        seen = row.sequence.kept.get(self, [])
+        row.sequence.kept[self] = [*seen, *row.ahead]
+        for token_id in seen:
+            logits[token_id] -= row.sequence.params.frequency_penalty
+        return super().adjusted(row, logits)
+
+
+class GoesOnByDrafts(Mirostat):
+    """Lets its limit follow what was only ahead."""
+
+    def _after(self, state: Any, ahead: Seq[int]) -> float:
+        state.limit -= self.target_bits * len(ahead)
+        return float(state.limit)
+
+
+# Draws.
+
+
+class ForgetsPositions(Changes):
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"output_ids": []}
+
+
+class AddsSeedAndPosition(Plain):
+    def noise(self, row: Row, vocab_size: int) -> Any:
+        seed = (row.sequence.seed + row.num_output) % 2**64
+        return np.random.default_rng(seed).gumbel(size=vocab_size)
+
+
+class TakesTheLowBitsOfASeed(Changes):
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"seed": row.sequence.seed & (2**32 - 1)}
+
+
+class DropsTheSignOfASeed(Changes):
+    def other(self, row: Row, place: int, rows: Seq[Row]) -> dict[str, Any]:
+        return {"seed": abs(row.sequence.seed)}
+
+
+class NeverDraws(ArraySampler):
+    def prepare(self, rows: Seq[Row]) -> Pick:
+        return lambda logits: np.argmax(np.from_dlpack(logits), axis=-1)
+
+
+class DividesTwice(Plain):
+    def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
+        return super().drawn(row, logits, scaled / row.sequence.params.temperature)
+
+
+class NeverDrawsTheLast(Plain):
+    def noise(self, row: Row, vocab_size: int) -> Any:
+        noise = super().noise(row, vocab_size)
+        noise[-1] = -50.0
+        return noise
+
+
+class DrawsUniformNoise(Plain):
+    """Adds noise that is no Gumbel noise."""
+
+    def noise(self, row: Row, vocab_size: int) -> Any:
+        return np.exp(-np.exp(-super().noise(row, vocab_size))) * 4
+
+
+class FallsBackToTheLikeliest(Plain):
+    """Draws from all, and takes the likeliest where that was filtered out."""
+
+    def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
+        chosen = int((scaled + self.noise(row, len(scaled))).argmax())
+        is_kept = self.kept(row.sequence.params, scaled)[chosen]
+        return chosen if is_kept else int(scaled.argmax())
+
+
+class AddsBiasAfterTheTemperature(Plain):
+    def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
+        for token_id, bias in row.sequence.params.logit_bias.items():
+            scaled[token_id] += bias * (1 - 1 / row.sequence.params.temperature)
+        return super().drawn(row, logits, scaled)
+
+
+class TakesTheLikeliestBehindDrafts(Plain):
+    def drawn(self, row: Row, logits: Any, scaled: Any) -> int:
+        return int(scaled.argmax()) if row.ahead else super().drawn(row, logits, scaled)
+
+
+def on(kind: Callable[[], Any]) -> SamplerContract:
+    """Return the contract on a sampler."""
+    contract = SamplerContract()
+    contract.make = kind  # type: ignore[method-assign]
+    return contract
+
+
+BROKEN = (
+    *LONG,
+    Broken(
+        ReturnsAList,
+        "A pick returns an array.",
+        "there_is_one_token_for_each_row",
+        raises=(AttributeError,),
+    ),
+    Broken(ReturnsFloats, "Token ids are integers.", "there_is_one_token_for_each_row"),
+    Broken(ReturnsAColumn, "Token ids are [rows].", "there_is_one_token_for_each_row"),
+    Broken(
+        TurnsRowsRound,
+        "The logits come in the order of the rows.",
+        "neighbours_never_change_a_choice",
+    ),
+    Broken(Overwrites, "A pick leaves the logits as they are.", "the_logits_stay_as_they_are"),
+    Broken(BansInPlace, "Nobody writes into the logits.", "the_logits_stay_as_they_are"),
+    Broken(
+        ReadsOnBeyondARow,
+        "Logits are any array, with gaps between its rows too.",
+        "logits_may_be_a_part_of_something_larger",
+    ),
+    Broken(
+        Sums,
+        "A row without a finite value harms no other.",
+        "a_row_without_a_finite_value_harms_no_other",
+    ),
+    Broken(
+        Clips,
+        "What is minus infinity is never chosen, whatever else is left.",
+        "what_a_constraint_leaves_is_chosen",
+    ),
+    Broken(
+        TakesInfinityForZero,
+        "What is minus infinity is never chosen.",
+        "logits_of_minus_infinity_are_never_chosen",
+    ),
+    Broken(
+        KeepsSequences,
+        "A sampler keeps of a sequence what it needs in the sequence.",
+        "sequences_that_ended_are_let_go",
+    ),
+    Broken(
+        DrawsByPlace,
+        "A row's place in a batch never changes its choice.",
+        "rows_that_are_alike_draw_by_their_seeds_alone",
+    ),
+    Broken(
+        DrawsByTheFirst,
+        "Another row's seed never changes a choice.",
+        "rows_that_are_alike_draw_by_their_seeds_alone",
+    ),
+    Broken(
+        TakesTheFirstOnesParameters,
+        "Another row's parameters never change a choice.",
+        "neighbours_never_change_a_choice",
+    ),
+    Broken(
+        FeelsTheSizeOfABatch,
+        "The size of a batch never changes a choice.",
+        "neighbours_never_change_a_choice",
+    ),
+    Broken(
+        KnowsSequencesByTheirIds,
+        "A choice depends on no more of a sequence than tokens, parameters and seed.",
+        "nothing_else_of_a_sequence_counts",
+    ),
+    Broken(
+        CountsItsCalls,
+        "Earlier calls never change a choice.",
+        "earlier_calls_never_change_a_choice",
+    ),
+    Broken(DrawsFromOneStream, "A seed determines the choice.", "a_seed_determines_the_choice"),
+    Broken(
+        CountsOneTokenAStep,
+        "A choice depends on all tokens of the answer, however they came.",
+        "earlier_calls_never_change_a_choice",
+    ),
+    Broken(
+        KnowsSequencesByTheirPlaceInMemory,
+        "A choice depends on no sequence that is gone.",
+        "earlier_calls_never_change_a_choice",
+    ),
+    Broken(
+        NeedsWhatItKept,
+        "What a sampler keeps is a help and no need.",
+        "a_preempted_sequence_chooses_as_before",
+    ),
+    Broken(
+        NotesTheSeed,
+        "Of a sequence, a sampler writes its state and nothing else.",
+        "a_sequence_stays_as_it_is",
+    ),
+    Broken(
+        TakesDraftsForGiven, "What is ahead is not in the sequence.", "a_sequence_stays_as_it_is"
+    ),
+    Broken(
+        ForgetsWhatIsAhead,
+        "The choice is the one that the sequence would have if the drafts were its own.",
+        "what_is_ahead_counts_as_if_it_were_in_the_answer",
+    ),
+    Broken(
+        KeepsCountOfDrafts,
+        "What is ahead leaves no trace in what is counted.",
+        "what_was_ahead_leaves_no_trace",
+        honest=Plain,
+    ),
+    Broken(
+        GoesOnByDrafts,
+        "What is ahead leaves no trace in what is kept.",
+        "what_was_ahead_leaves_no_trace",
+        honest=Mirostat,
+    ),
+    Broken(ForgetsPositions, "Each position draws anew.", "each_position_draws_anew"),
+    Broken(
+        AddsSeedAndPosition,
+        "The seed with the position determines a draw: no other pair repeats it.",
+        "no_draw_is_that_of_another_seed_or_place",
+        honest=Plain,
+    ),
+    Broken(TakesTheLowBitsOfASeed, "Every bit of a seed counts.", "every_bit_of_a_seed_counts"),
+    Broken(DropsTheSignOfASeed, "The sign of a seed counts.", "every_bit_of_a_seed_counts"),
+    Broken(
+        NeverDraws,
+        "Draws follow the softmax of the logits, where nothing is claimed.",
+        "draws_follow_the_distribution",
+    ),
+    Broken(
+        DividesTwice,
+        "The temperature divides the logits.",
+        "draws_follow_the_distribution",
+        honest=Plain,
+    ),
+    Broken(
+        DrawsUniformNoise,
+        "Draws follow the softmax of the logits.",
+        "draws_follow_the_distribution",
+        honest=Plain,
+    ),
+    Broken(
+        NeverDrawsTheLast,
+        "Every token has its chance.",
+        "flat_logits_leave_all_to_chance",
+        honest=Plain,
+    ),
+    Broken(
+        FallsBackToTheLikeliest,
+        "What filters keep is drawn as the logits say.",
+        "what_a_filter_keeps_is_drawn_as_the_logits_say",
+        honest=Plain,
+    ),
+    Broken(
+        AddsBiasAfterTheTemperature,
+        "A bias is added to the logit, and the temperature divides the sum.",
+        "what_is_added_to_a_logit_changes_its_odds",
+        honest=Plain,
+    ),
+    Broken(
+        TakesTheLikeliestBehindDrafts,
+        "Drafts change no answer: their rows draw as any other.",
+        "drafts_do_not_change_how_often_a_token_comes",
+        honest=Plain,
+    ),
+    *OF_PARAMETERS,
+)
+TABLE = Table(
+    SamplerContract,
+    on,
+    ArraySampler,
+    BROKEN,
+)

@@ -1,0 +1,397 @@
+"""Tokenizers that break one promise each, made of the mock's."""
+
+import dataclasses
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from broken import (
+    tokenizer_media,
+    tokenizer_prompts,
+    tokenizer_readers,
+    tokenizer_sizes,
+    tokenizer_texts,
+)
+from broken.broken import Broken, Table
+from vlmkit.ask.delta import Delta, TextDelta
+from vlmkit.ask.media import MediaPart
+from vlmkit.ask.message import Message, ReasoningPart
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.ask.tool_call import ToolCallPart
+from vlmkit.errors import ImageError
+from vlmkit.kit.plain_reader import PlainReader
+from vlmkit.kit.reasoning_reader import ReasoningReader
+from vlmkit.seams.chat_format import Mark
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.reader import AnswerReader
+from vlmkit.seams.tokenizer import PLAIN
+from vlmkit_testing import TokenizerContract
+from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
+from vlmkit_mock.vocabulary import END, REASONING, REASONING_END, SPECIAL_TOKENS
+
+
+class ParsesSpecialTexts(MockTokenizer):
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        head, found, tail = text.partition("<|end|>")
+        ids = super().encode(head)
+        return [*ids, END, *self.encode(tail)] if found else ids
+
+
+class ShowsHalfCharacters(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainReader:
+        tokenizer = self
+
+        class Stream:
+            def push(self, token_id: int) -> str:
+                return tokenizer.decode([token_id])
+
+            def flush(self) -> str:
+                return ""
+
+        return PlainReader(Stream())
+
+
+class SaysWhatItThinks(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> PlainReader:
+        return PlainReader(MockTokenStream())
+
+
+class ChangedReader(ReasoningReader):
+    def __init__(self) -> None:
+        marks = Mark("<|reasoning|>", REASONING), Mark("<|reasoning_end|>", REASONING_END)
+        super().__init__(MockTokenStream, *marks)
+
+
+class CountsNoMarks(ChangedReader):
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return max(0, super().num_reasoning_tokens - 2)
+
+
+class CountsAtTheEnd(ChangedReader):
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return super().num_reasoning_tokens if self._phase == "say" else 0
+
+
+class CountsEveryToken(ChangedReader):
+    def push(self, token_id: int) -> tuple[Delta, ...]:
+        self._is_open = True
+        return super().push(token_id)
+
+
+class SaysUnfinishedThoughts(ChangedReader):
+    def finish(self) -> tuple[Delta, ...]:
+        return (*super().finish(), TextDelta("..."))
+
+
+class WithReader(MockTokenizer):
+    kind: type[ChangedReader]
+
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> ReasoningReader:
+        return self.kind()
+
+
+class SaysItsMarks(MockTokenizer):
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        return super().encode(f"<begin>{text}" if adds_special else text)
+
+
+class HonoursAnything(MockTokenizer):
+    @property
+    def honours(self) -> frozenset[Any]:
+        return super().honours | {"anything"}
+
+
+class AlwaysBegins(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        return super().prompt(messages, tools=tools)
+
+
+class ClosesWhatGoesOn(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        goes_on = options.continue_final_message
+        ids = (*made.token_ids, *b".") if goes_on else made.token_ids
+        return dataclasses.replace(made, token_ids=ids)
+
+
+class MindsAnything(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        added = len(options.chat_template_kwargs)
+        return dataclasses.replace(made, token_ids=(*made.token_ids, *b"x" * added))
+
+
+class ForgetsEfforts(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        without = dataclasses.replace(options, reasoning_effort=None)
+        return super().prompt(messages, tools=tools, options=without)
+
+
+class NeverShowsSpecials(MockTokenizer):
+    def reader(self, prompt: Prompt, *, shows_special: bool = False) -> AnswerReader:
+        return super().reader(prompt)
+
+
+class ForgetsTurns(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        return super().prompt(messages[-1:], tools=tools, options=options)
+
+
+class ForgetsCalls(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        said = [
+            dataclasses.replace(
+                message, parts=tuple(p for p in message.parts if not isinstance(p, ToolCallPart))
+            )
+            for message in messages
+        ]
+        return super().prompt(said, tools=tools, options=options)
+
+
+class BelievesThoughts(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        thoughts = "".join(
+            part.text for m in messages for part in m.parts if isinstance(part, ReasoningPart)
+        )
+        made = super().prompt(messages, tools=tools, options=options)
+        ends = (END,) * thoughts.count("<|end|>")
+        return dataclasses.replace(made, token_ids=(*made.token_ids, *ends))
+
+
+class ChangesSlots(MockTokenizer):
+    def change(self, slots: tuple[MediaSlot, ...]) -> tuple[MediaSlot, ...]:
+        raise NotImplementedError
+
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        return dataclasses.replace(made, media=self.change(made.media))
+
+
+class TakesAllForOne(ChangesSlots):
+    def change(self, slots: tuple[MediaSlot, ...]) -> tuple[MediaSlot, ...]:
+        return tuple(dataclasses.replace(slot, digest=bytes(32)) for slot in slots)
+
+
+class TurnsSlotsRound(ChangesSlots):
+    def change(self, slots: tuple[MediaSlot, ...]) -> tuple[MediaSlot, ...]:
+        return slots[::-1]
+
+
+class LeavesMediaOut(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        known = [
+            dataclasses.replace(m, parts=tuple(p for p in m.parts if not isinstance(p, MediaPart)))
+            for m in messages
+        ]
+        return super().prompt(known, tools=tools, options=options)
+
+
+class LeavesToolsOut(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        return super().prompt(messages, options=options)
+
+
+class TakesLightForWhole(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        return super().prompt(messages, tools=tools)
+
+
+class GuessesSizes(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        return dataclasses.replace(made, token_ids=made.token_ids[options.light :])
+
+
+class OnTokenizer(TokenizerContract):
+    def __init__(self, kind: type[MockTokenizer]) -> None:
+        self._kind = kind
+
+    def make(self) -> MockTokenizer:
+        return self._kind()
+
+    def smaller(self) -> dict[str, int]:
+        return {"max_dynamic_patch": 1}
+
+    def special_texts(self) -> list[str]:
+        return list(SPECIAL_TOKENS)
+
+    def reasoning_marks(self) -> tuple[list[int], list[int]]:
+        return [REASONING], [REASONING_END]
+
+
+def on_reader(reader: type[Any]) -> OnTokenizer:
+    """Return the contract on a tokenizer with another reader; on a tokenizer as it is."""
+    if issubclass(reader, MockTokenizer):
+        return OnTokenizer(reader)
+    return OnTokenizer(type(reader.__name__, (WithReader,), {"kind": reader}))
+
+
+TABLE = Table(
+    TokenizerContract,
+    OnTokenizer,
+    MockTokenizer,
+    (
+        Broken(
+            SaysWhatItThinks,
+            "Reasoning is told apart from the text.",
+            "reasoning_is_told_apart_from_text",
+        ),
+        Broken(
+            CountsNoMarks,
+            "The marks of reasoning count as its tokens.",
+            "reasoning_is_told_apart_from_text",
+            on=on_reader,
+        ),
+        Broken(
+            CountsAtTheEnd,
+            "Reasoning is counted while it comes.",
+            "reasoning_is_counted_while_it_comes",
+            on=on_reader,
+        ),
+        Broken(
+            CountsEveryToken,
+            "Text alone counts as no reasoning.",
+            "text_alone_is_no_reasoning",
+            on=on_reader,
+        ),
+        Broken(
+            SaysUnfinishedThoughts,
+            "An answer may end inside its reasoning.",
+            "an_answer_may_end_inside_its_reasoning",
+            on=on_reader,
+        ),
+        Broken(
+            ChangedReader,
+            "What follows a plain text is text.",
+            "what_follows_a_plain_text_is_text",
+            on=on_reader,
+            honest=MockTokenizer,
+        ),
+        Broken(
+            ParsesSpecialTexts,
+            "No text becomes a special token.",
+            "no_text_becomes_a_special_token",
+        ),
+        Broken(
+            ShowsHalfCharacters,
+            "A reader holds half a character back.",
+            "two_readers_do_not_mix",
+        ),
+        Broken(
+            SaysItsMarks,
+            "What is put around a text adds no text.",
+            "what_is_put_around_a_text_adds_no_text",
+        ),
+        Broken(
+            ForgetsCalls,
+            "Calls of tools are in the prompt, or refused.",
+            "calls_of_tools_are_in_the_prompt_or_refused",
+        ),
+        Broken(
+            BelievesThoughts,
+            "No string of an earlier answer changes the structure of a prompt.",
+            "no_string_of_an_earlier_answer_changes_the_structure_of_a_prompt",
+        ),
+        Broken(
+            HonoursAnything,
+            "Only what a request may ask for is honoured.",
+            "only_what_a_request_may_ask_for_is_honoured",
+        ),
+        Broken(
+            AlwaysBegins,
+            "A prompt may end where no answer begins.",
+            "a_prompt_may_end_where_no_answer_begins",
+        ),
+        Broken(
+            ClosesWhatGoesOn,
+            "A prompt may end inside the last message.",
+            "a_prompt_may_end_inside_the_last_message",
+        ),
+        Broken(
+            MindsAnything,
+            "Variables that no template asks for change nothing.",
+            "variables_that_no_template_asks_for_change_nothing",
+        ),
+        Broken(
+            ForgetsEfforts,
+            "An effort of reasoning is said to the model.",
+            "an_effort_is_said_to_the_model",
+        ),
+        Broken(
+            NeverShowsSpecials,
+            "Special tokens show where they are asked for.",
+            "special_tokens_show_if_asked_for",
+        ),
+        Broken(
+            ForgetsTurns,
+            "A conversation has every turn in its prompt.",
+            "a_conversation_has_every_turn_in_its_prompt",
+        ),
+        Broken(
+            LeavesToolsOut,
+            "Tools are in the prompt, or refused.",
+            "tools_are_in_the_prompt_or_refused",
+        ),
+        Broken(
+            LeavesMediaOut,
+            "Media of unknown kinds are refused by name.",
+            "media_of_unknown_kinds_are_refused_by_name",
+        ),
+        Broken(
+            TakesAllForOne,
+            "Digests tell pictures apart.",
+            "digests_tell_pictures_apart_and_nothing_else",
+        ),
+        Broken(
+            TurnsSlotsRound,
+            "Slots are ordered.",
+            "slots_are_ordered_disjoint_and_inside_the_prompt",
+        ),
+        Broken(
+            TurnsSlotsRound,
+            "Slots follow the order of the images.",
+            "slots_follow_the_order_of_the_images",
+        ),
+        Broken(
+            TakesLightForWhole,
+            "Sizes alone give a light prompt the tokens of the whole one.",
+            "sizes_alone_give_a_light_prompt_the_same_tokens",
+            raises=(ImageError,),
+        ),
+        Broken(
+            GuessesSizes,
+            "A light prompt has as many tokens as the whole one.",
+            "sizes_alone_give_a_light_prompt_the_same_tokens",
+        ),
+        *tokenizer_texts.BROKEN,
+        *tokenizer_readers.BROKEN,
+        *tokenizer_prompts.BROKEN,
+        *tokenizer_media.BROKEN,
+        *tokenizer_sizes.BROKEN,
+    ),
+)

@@ -1,0 +1,332 @@
+"""Tokenizers that break a promise about pictures and other media."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+from honest.tokenizer import HearingTokenizer, Noise, TextTokenizer
+
+from broken.broken import Broken
+from broken.changed_tokenizer import Changed, ChangedSlots, with_parts
+from vlmkit.ask.media import FilePart, MediaPart
+from vlmkit.ask.message import ImagePart, Message, image_parts_of
+from vlmkit.ask.prompt_options import PromptOptions
+from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit.seams.tokenizer import PLAIN
+from vlmkit_testing import TokenizerContract
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vocabulary import IMAGE
+
+
+class LeavesFilesOut(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [with_parts(m, lambda part: not isinstance(part, FilePart)) for m in messages]
+
+
+class LooksAway(TextTokenizer):
+    def prompt(self, messages: Seq[Message], **options: Any) -> Prompt:
+        said = [with_parts(m, lambda part: not isinstance(part, ImagePart)) for m in messages]
+        return super().prompt(said, **options)
+
+
+class TakesAnySound(HearingTokenizer):
+    def slot(self, media: Any, start: int) -> MediaSlot:
+        return dataclasses.replace(super().slot(media, start), digest=bytes(32))
+
+
+class CallsItAnImage(HearingTokenizer):
+    def slot(self, media: Any, start: int) -> MediaSlot:
+        return dataclasses.replace(super().slot(media, start), kind="image")
+
+
+class GivesOneTokenToAll(HearingTokenizer):
+    def slot(self, media: Any, start: int) -> MediaSlot:
+        slot = super().slot(media, start)
+        return dataclasses.replace(slot, stop=slot.start + 1)
+
+
+class DigestsThePlace(HearingTokenizer):
+    def slot(self, media: Any, start: int) -> MediaSlot:
+        slot = super().slot(media, start)
+        digest = hashlib.sha256(slot.digest + bytes([start % 256])).digest()
+        return dataclasses.replace(slot, digest=digest)
+
+
+class MaySaySounds(HearingTokenizer):
+    banned_ids = TextTokenizer.banned_ids - {260}
+
+
+class MaySayPlaceholders(MockTokenizer):
+    @property
+    def banned_ids(self) -> frozenset[int]:
+        return super().banned_ids - {IMAGE}
+
+
+class NamesNoKindOfItsOwn(ChangedSlots):
+    def slot(self, slot: MediaSlot) -> MediaSlot:
+        return dataclasses.replace(slot, kind="picture")
+
+
+class SendsNothing(ChangedSlots):
+    def slot(self, slot: MediaSlot) -> MediaSlot:
+        return dataclasses.replace(slot, inputs={})
+
+
+class CountsTooManyRows(ChangedSlots):
+    def slot(self, slot: MediaSlot) -> MediaSlot:
+        return dataclasses.replace(slot, num_features=slot.stop - slot.start + 1)
+
+
+class DropsPicturesOfTools(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [
+            with_parts(m, lambda part: not isinstance(part, ImagePart)) if m.role == "tool" else m
+            for m in messages
+        ]
+
+
+class ShowsTheSystemTwice(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [
+            dataclasses.replace(m, parts=m.parts * 2) if m.role == "system" else m for m in messages
+        ]
+
+
+class PutsPicturesFirst(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        return [
+            dataclasses.replace(
+                m, parts=tuple(sorted(m.parts, key=lambda p: not isinstance(p, ImagePart)))
+            )
+            for m in messages
+        ]
+
+
+class DigestsAThumbnail(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        slots = []
+        for slot, part in zip(made.media, image_parts_of(messages), strict=True):
+            small = part.image.to_pil().resize((16, 16)).tobytes() + str(part.image).encode()
+            slots.append(dataclasses.replace(slot, digest=hashlib.sha256(small).digest()))
+        return dataclasses.replace(made, media=tuple(slots))
+
+
+class DigestsTheSize(MockTokenizer):
+    def prompt(
+        self, messages: Seq[Message], *, tools: Any = None, options: PromptOptions = PLAIN
+    ) -> Prompt:
+        made = super().prompt(messages, tools=tools, options=options)
+        slots = [
+            dataclasses.replace(slot, digest=hashlib.sha256(str(part.image).encode()).digest())
+            for slot, part in zip(made.media, image_parts_of(messages), strict=True)
+        ]
+        return dataclasses.replace(made, media=tuple(slots))
+
+
+class FeelsItsNeighbours(Changed):
+    def made(self, prompt: Prompt) -> Prompt:
+        num = np.array([len(prompt.media)])
+        slots = [
+            dataclasses.replace(slot, inputs={**slot.inputs, "num": num}) for slot in prompt.media
+        ]
+        return dataclasses.replace(prompt, media=tuple(slots))
+
+
+class SendsTheFirst(Changed):
+    def made(self, prompt: Prompt) -> Prompt:
+        slots = [dataclasses.replace(slot, inputs=prompt.media[0].inputs) for slot in prompt.media]
+        return dataclasses.replace(prompt, media=tuple(slots))
+
+
+class SendsTheSizeAlone(ChangedSlots):
+    def slot(self, slot: MediaSlot) -> MediaSlot:
+        return dataclasses.replace(slot, inputs={"size": slot.inputs["size"]})
+
+
+class ReusesItsBuffer(ChangedSlots):
+    buffer = np.zeros(32, np.uint8)
+
+    def slot(self, slot: MediaSlot) -> MediaSlot:
+        self.buffer[:] = np.from_dlpack(slot.inputs["digest"])
+        return dataclasses.replace(slot, inputs={**slot.inputs, "digest": self.buffer})
+
+
+class TurnsSizesRound(ChangedSlots):
+    def slot(self, slot: MediaSlot) -> MediaSlot:
+        assert slot.transform is not None
+        turned = {
+            name: getattr(slot.transform, name)[::-1] for name in ("source_size", "upright_size")
+        }
+        return dataclasses.replace(slot, transform=dataclasses.replace(slot.transform, **turned))
+
+
+class ForgetsTheScale(ChangedSlots):
+    def slot(self, slot: MediaSlot) -> MediaSlot:
+        assert slot.transform is not None
+        scale = tuple(3 * each for each in slot.transform.scale)
+        transform = dataclasses.replace(slot.transform, scale=scale)
+        return dataclasses.replace(slot, transform=transform)
+
+
+class DividesBySmallSides(Changed):
+    def turns(self, messages: Seq[Message]) -> Seq[Message]:
+        assert all(1 // (part.image.width // 4) >= 0 for part in image_parts_of(messages))
+        return messages
+
+
+class OnBlind(TokenizerContract):
+    takes_images = False
+
+    def __init__(self, kind: type[TextTokenizer]) -> None:
+        self._kind = kind
+
+    def make(self) -> TextTokenizer:
+        return self._kind()
+
+    def special_texts(self) -> list[str]:
+        return ["<end>", "<system>", "<user>", "<answer>"]
+
+
+class OnHearing(OnBlind):
+    def media(self) -> list[MediaPart]:
+        noises = (b"beep", b"beeq", b"beep" * 9)
+        return [MediaPart("audio", Noise(samples)) for samples in noises]
+
+
+OF_SOUNDS = "slots_of_media_have_their_kind_and_tell_them_apart"
+
+BROKEN = (
+    Broken(
+        LeavesFilesOut,
+        "A file that no loader opened is refused.",
+        "a_file_that_nobody_opened_is_refused",
+    ),
+    Broken(
+        LooksAway,
+        "A model that takes no images refuses them.",
+        "a_model_without_eyes_refuses_images",
+        honest=TextTokenizer,
+        on=OnBlind,
+    ),
+    Broken(
+        TakesAnySound,
+        "Digests tell media of any kind apart.",
+        OF_SOUNDS,
+        honest=HearingTokenizer,
+        on=OnHearing,
+    ),
+    Broken(
+        CallsItAnImage,
+        "A slot names the kind of its medium.",
+        OF_SOUNDS,
+        honest=HearingTokenizer,
+        on=OnHearing,
+    ),
+    Broken(
+        GivesOneTokenToAll,
+        "A medium has a token for each of its rows.",
+        OF_SOUNDS,
+        honest=HearingTokenizer,
+        on=OnHearing,
+    ),
+    Broken(
+        DigestsThePlace,
+        "A medium has the same digest wherever it stands.",
+        OF_SOUNDS,
+        honest=HearingTokenizer,
+        on=OnHearing,
+    ),
+    Broken(
+        MaySaySounds,
+        "Placeholders of any medium are banned.",
+        OF_SOUNDS,
+        honest=HearingTokenizer,
+        on=OnHearing,
+    ),
+    Broken(
+        MaySayPlaceholders,
+        "Image placeholders must never be sampled.",
+        "placeholders_are_never_sampled",
+    ),
+    Broken(
+        NamesNoKindOfItsOwn,
+        "The kind of a picture is image.",
+        "slots_are_ordered_disjoint_and_inside_the_prompt",
+    ),
+    Broken(
+        SendsNothing,
+        "A slot has what its encoder needs.",
+        "slots_are_ordered_disjoint_and_inside_the_prompt",
+    ),
+    Broken(
+        CountsTooManyRows,
+        "No slot has more rows than tokens.",
+        "slots_are_ordered_disjoint_and_inside_the_prompt",
+    ),
+    Broken(
+        DropsPicturesOfTools,
+        "Every picture has a slot, one that a tool showed too.",
+        "images_of_any_role_have_their_slots_or_are_refused",
+    ),
+    Broken(
+        ShowsTheSystemTwice,
+        "No picture is shown twice.",
+        "images_of_any_role_have_their_slots_or_are_refused",
+    ),
+    Broken(
+        PutsPicturesFirst,
+        "A picture stands where its message puts it.",
+        "an_image_stands_where_its_message_puts_it",
+    ),
+    Broken(
+        DigestsAThumbnail,
+        "A digest is of a picture's whole content, not of a thumbnail.",
+        "a_digest_is_of_every_pixel",
+    ),
+    Broken(
+        DigestsTheSize,
+        "Pictures of one size are not one picture.",
+        "a_digest_is_of_every_pixel",
+    ),
+    Broken(
+        FeelsItsNeighbours,
+        "What else is shown does not change what an encoder gets.",
+        "equal_pictures_have_equal_inputs",
+    ),
+    Broken(
+        SendsTheFirst,
+        "A slot has the arrays of its own medium.",
+        "the_encoder_gets_the_picture",
+    ),
+    Broken(
+        SendsTheSizeAlone,
+        "Another picture has other arrays.",
+        "the_encoder_gets_the_picture",
+    ),
+    Broken(
+        ReusesItsBuffer,
+        "The arrays of a slot stay as they are.",
+        "inputs_of_an_earlier_prompt_stay_as_they_are",
+    ),
+    Broken(
+        TurnsSizesRound,
+        "Sizes are heights and widths, in this order.",
+        "a_transform_says_what_was_done_to_the_picture",
+    ),
+    Broken(
+        ForgetsTheScale,
+        "A scale is used pixels per upright pixel.",
+        "a_transform_says_what_was_done_to_the_picture",
+    ),
+    Broken(
+        DividesBySmallSides,
+        "A picture that cannot be shown is refused with an ImageError.",
+        "awkward_pictures_are_taken_or_refused",
+        raises=(ZeroDivisionError,),
+    ),
+)

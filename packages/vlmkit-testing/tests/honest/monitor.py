@@ -1,0 +1,56 @@
+"""A monitor that counts answers by route and status, and tokens by model."""
+
+import re
+import threading
+from collections import Counter
+
+from vlmkit.ask.completion import Chunk
+from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
+from vlmkit.seams.observer import Observer, RequestFacts
+
+PARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Tokens(Observer):
+    """Counts a model's tokens for a monitor."""
+
+    def __init__(self, counts: Counter[str], model: str, lock: threading.Lock) -> None:
+        self.counts, self.model, self.lock = counts, model, lock
+
+    def tokens(self, request: RequestFacts, chunk: Chunk, at_s: float) -> None:
+        """Count them."""
+        with self.lock:
+            self.counts[self.model] += len(chunk.samples)
+
+
+class Tally(Monitor):
+    """Counts, and shows what it counted."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self.num_open = 0
+
+    def observer(self, model: str) -> Observer | None:
+        """Return what counts a model's tokens."""
+        return Tokens(self.counts, model, self.lock)
+
+    def began(self, request: HttpRequest) -> str:
+        """Count one more, and go on with its trace."""
+        self.num_open += 1
+        return request.traceparent if PARENT.fullmatch(request.traceparent) else ""
+
+    def ended(self, request: HttpRequest, end: HttpEnd) -> None:
+        """Count it by its route and status."""
+        self.num_open -= 1
+        with self.lock:
+            self.counts[f"{end.route} {end.status}"] += 1
+
+    def page(self, state: ServerState, accept: str) -> Page | None:
+        """Return all counts, a line each."""
+        with self.lock:
+            counts = dict(self.counts)
+        lines = [f"{name} {count}" for name, count in sorted(counts.items())]
+        lines += [f"{model.name} {model.state}" for model in state.models]
+        text = "\n".join([f"open {self.num_open}", *lines])
+        return Page(text.encode(errors="replace"), "text/plain")

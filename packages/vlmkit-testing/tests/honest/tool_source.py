@@ -1,0 +1,58 @@
+"""A source of tools that say and show something, with something of its own that runs beside."""
+
+import asyncio
+from collections.abc import Mapping, Sequence as Seq
+from typing import Any
+
+from vlmkit.ask.image import Image
+from vlmkit.ask.message import ImagePart, TextPart
+from vlmkit.errors import EngineError
+from vlmkit.settings.images import ImageLimits
+from vlmkit_testing import picture
+
+TOOLS = ("say", "show", "wait")
+WAIT_S = 0.05
+
+
+class ToyTools:
+    """Three tools."""
+
+    def __init__(self) -> None:
+        self.beside: asyncio.Task[None] | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(TOOLS)
+
+    async def describe(self, name: str) -> Mapping[str, Any]:
+        """Return what a tool takes."""
+        if self.beside is None:
+            self.beside = asyncio.ensure_future(self.run_beside())
+        takes = {"type": "object", "properties": {"text": {"type": "string"}}}
+        return {"type": "function", "function": {"name": name, "parameters": takes}}
+
+    async def run_beside(self) -> None:
+        """Do something for as long as the source is there."""
+        await asyncio.Event().wait()
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], limits: ImageLimits
+    ) -> Seq[TextPart | ImagePart]:
+        """Run a tool."""
+        if name == "show":
+            content = picture(8, 6).to_pil()
+            return [TextPart("so"), ImagePart(Image.open(content, limits))]
+        if name == "wait":
+            await asyncio.sleep(WAIT_S)
+        text = arguments.get("text")
+        if not isinstance(text, str):
+            raise EngineError("the tool takes a text")
+        return [TextPart(text)]
+
+    async def aclose(self) -> None:
+        """End what runs beside."""
+        beside, self.beside = self.beside, None
+        if beside is not None:
+            beside.cancel()
+            await asyncio.wait([beside])

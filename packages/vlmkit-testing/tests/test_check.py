@@ -1,0 +1,279 @@
+"""``vlmkit plugins check`` runs the contracts of what is installed, and finds what is broken."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmkit.assembly import load_plugins
+from vlmkit.config import read_config
+from vlmkit.errors import PluginError
+from vlmkit.kit.install_command import install_command
+from vlmkit_testing.verify import contracts
+
+BROKEN = """
+from typing import Protocol
+
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.kinds import Kind
+from vlmkit.seams.observer import Observer
+
+VLMKIT_API = (1, 0)
+
+class Codec(Protocol):
+    def decode(self, data: bytes) -> str: ...
+
+CODEC = Kind("codec", Codec, "by name", "what decodes", "codec_contract:CodecContract")
+VLMKIT_KINDS = (CODEC,)
+
+class Leaks(Observer):
+    def __init__(self):
+        self.requests = []
+
+    def accepted(self, request, at_s):
+        self.requests.append(request)
+
+class Latin:
+    def decode(self, data):
+        return data.decode("latin-1")
+
+@hookimpl
+def vlmkit_register_observers(registry):
+    registry.add("odd", lambda context: Leaks())
+
+@hookimpl
+def vlmkit_register_codecs(registry):
+    registry.add("odd", lambda context: Latin())
+"""
+CONTRACT = """
+import pytest
+
+class CodecContract:
+    def test_letters_come_back(self):
+        assert self.make().decode(b"a") == "a"
+
+    def test_umlauts_come_back(self):
+        assert self.make().decode(bytes([0xC3, 0xA4])) == "\\u00e4"
+
+    def test_nothing_is_asked_of_emoji(self):
+        pytest.skip("they are not claimed")
+"""
+
+
+PICKY = """
+from spelling import SpellingCompiler
+from vlmkit.plugins.hookspecs import hookimpl
+
+VLMKIT_API = (1, 0)
+
+@hookimpl
+def vlmkit_register_tokenizers(registry):
+    registry.add("picky", lambda context: 1 / 0, cannot_serve=lambda _: "it serves only others")
+
+@hookimpl
+def vlmkit_register_constraints(registry):
+    registry.add("picky", lambda context: SpellingCompiler(context.words))
+"""
+
+
+def checked(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run the command as people do; return its exit code and its report."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "plugins", "check", *arguments, "--json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_mock_keeps_its_contracts_on_its_model(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('not one of ours')")
+    code, report = checked(tmp_path, "mock", "mock")
+    assert (code, report["failed"]) == (0, 0)
+    kinds = {f["kind"] for f in report["findings"] if f["outcome"] == "held"}
+    assert kinds >= {"tokenizer", "media_encoder", "engine"}
+    assert all(f["reason"] for f in report["findings"] if f["outcome"] == "skipped")
+
+
+def test_what_needs_a_model_is_skipped_without_one(tmp_path: Path) -> None:
+    _, report = checked(tmp_path, "mock")
+    reasons = {f["kind"]: f["reason"] for f in report["findings"] if f["outcome"] == "skipped"}
+    named = "name a model: vlmkit plugins check NAME MODEL"
+    assert {reasons[kind] for kind in ("tokenizer", "media_encoder", "engine")} == {named}
+
+
+def test_what_it_says_it_cannot_do_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY)
+    shutil.copy(Path(__file__).with_name("spelling.py"), tmp_path)
+    code, report = checked(tmp_path, "picky", "mock", "--set", 'plugins=["picky.py"]')
+    assert (code, report["failed"]) == (0, 0)
+    reasons = {(f["kind"], f["reason"]) for f in report["findings"] if f["outcome"] == "skipped"}
+    assert reasons == {
+        ("tokenizer", "it serves only others"),
+        ("constraint", "constraints of this form are not taken"),
+    }
+    held = {f["sentence"] for f in report["findings"] if f["outcome"] == "held"}
+    assert "every word of a choice may be said and nothing else" in held
+
+
+def test_what_is_broken_is_named_for_each_kind_a_plugins_own_too(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(BROKEN)
+    (tmp_path / "codec_contract.py").write_text(CONTRACT)
+    code, report = checked(tmp_path, "odd", "--set", 'plugins=["odd.py"]')
+    assert code == 1
+    found = {(f["kind"], f["sentence"]): f for f in report["findings"] if f["outcome"] != "held"}
+    assert set(found) == {
+        ("observer", "a request that is over is let go"),
+        ("observer", "memory does not grow with the requests"),
+        ("codec", "umlauts come back"),
+        ("codec", "nothing is asked of emoji"),
+    }
+    assert "'\xc3\xa4' == '\xe4'" in found["codec", "umlauts come back"]["reason"]
+    assert found["codec", "nothing is asked of emoji"]["reason"] == "they are not claimed"
+    assert report["held"] > 1
+
+
+def test_a_failure_says_what_was_promised_and_where_to_read_of_it(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(BROKEN)
+    (tmp_path / "codec_contract.py").write_text(CONTRACT)
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "plugins", "check", "odd", "--set", 'plugins=["odd.py"]'],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    told = done.stdout.partition("\nobserver: a request that is over is let go\n")[2]
+    promise, reason, test, read, *_ = told.splitlines()
+    assert promise.startswith("  promise An observer runs for months.")
+    assert reason.startswith("  reason  ")
+    assert "observer_contract.py)" in reason
+    assert test == (
+        "  test    vlmkit_testing.ObserverContract.test_a_request_that_is_over_is_let_go"
+    )
+    assert read == "  read    vlmkit.seams.observer.Observer, docs/reference/seams.md#observer"
+
+
+HOPELESS = """
+import tarfile
+
+from vlmkit.errors import MediaError
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.seams.observer import Observer
+
+VLMKIT_API = (1, 0)
+
+class Notes:
+    \"\"\"Opens files of a format that nobody else knows.\"\"\"
+
+    def recognises(self, data):
+        return data.startswith(b"NOTES\\0")
+
+    def load(self, data, bounds):
+        from vlmkit.ask.message import TextPart
+
+        if len(data) > bounds.max_media_bytes:
+            raise MediaError("the notes are too long")
+        return [TextPart(data[6:].decode(errors="replace"))]
+
+class Tools:
+    names = frozenset({"delete"})
+
+    async def describe(self, name):
+        return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+    async def call(self, name, arguments, limits):
+        open("called", "a").close()
+        return []
+
+    async def aclose(self):
+        pass
+
+def _fail(context):
+    raise ZeroDivisionError("no reason at all")
+
+@hookimpl
+def vlmkit_register_samplers(registry):
+    registry.add("hopeless", _fail)
+
+@hookimpl
+def vlmkit_register_media_loaders(registry):
+    registry.add("notes", lambda context: Notes())
+
+@hookimpl
+def vlmkit_register_tool_sources(registry):
+    registry.add("tools", lambda context: Tools())
+"""
+
+
+@pytest.fixture
+def hopeless(tmp_path: Path) -> Path:
+    (tmp_path / "hopeless.py").write_text(HOPELESS.replace('\\"', '"'))
+    return tmp_path
+
+
+LOCAL = ("--set", 'plugins=["hopeless.py"]')
+
+
+def test_what_cannot_be_built_fails_once_and_says_why(hopeless: Path) -> None:
+    code, report = checked(hopeless, "hopeless", *LOCAL)
+    assert (code, report["failed"], report["held"]) == (1, 1, 0)
+    (failed,) = [f for f in report["findings"] if f["outcome"] == "failed"]
+    assert failed["reason"].startswith("it cannot be built: sampler 'hopeless' from 'hopeless.py'")
+    assert {f["reason"] for f in report["findings"] if f["outcome"] == "skipped"} == {
+        "it cannot be built"
+    }
+
+
+def test_a_loader_is_tried_on_files_of_its_own_format(hopeless: Path) -> None:
+    _, report = checked(hopeless, "notes", *LOCAL)
+    reasons = {f["reason"] for f in report["findings"]}
+    assert "what it opens is not known here: name two files by --file" in reasons
+    for name in ("one", "two"):
+        (hopeless / name).write_bytes(b"NOTES\0" + name.encode() * 40)
+    _, report = checked(hopeless, "notes", *LOCAL, "--file", "one", "--file", "two")
+    held = {f["sentence"] for f in report["findings"] if f["outcome"] == "held"}
+    assert "it recognises its own files and no others" in held
+
+
+def test_the_loader_of_images_is_tried_on_images_that_are_drawn_for_it(tmp_path: Path) -> None:
+    code, report = checked(tmp_path, "image")
+    assert (code, report["failed"]) == (0, 0)
+    assert report["held"] > 3
+
+
+def test_no_tool_is_called_unless_that_is_allowed(hopeless: Path) -> None:
+    code, report = checked(hopeless, "tools", *LOCAL)
+    assert (code, report["held"]) == (1, 0)
+    assert "--call-tools" in report["findings"][0]["reason"]
+    _, report = checked(hopeless, "tools", *LOCAL, "--call-tools")
+    assert report["held"] > 0
+
+
+def test_without_pytest_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    config = read_config(environ={}).config
+    with pytest.raises(PluginError) as error:
+        contracts.check("array", load_plugins(config, environ={}), config, None)
+    assert str(error.value) == "contracts are run by pytest: hypothesis is not installed"
+    assert error.value.hint == install_command("vlmkit-testing")
+
+
+def test_options_before_the_command_are_not_dropped_in_silence(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vlmkit", "plugins", "--json", "check", "mock"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "options stand after 'check'" in done.stderr

@@ -1,0 +1,82 @@
+"""Components that keep every promise in a way of their own pass their contracts as they are."""
+
+from typing import ClassVar
+
+from broken.media_loader import OnLoader
+from broken.tokenizer_media import OnBlind, OnHearing
+from broken.tool_source import OnTools
+from honest.constraint import YEAR, UsualTokensCompiler, YearCompiler
+from honest.media_loader import SheetLoader
+from honest.monitor import Tally
+from honest.sampler import Dry, Greedy, Mirostat, Plain
+from honest.scheduler import ShortestPromptFirst
+from honest.tokenizer import HearingTokenizer, TextTokenizer
+from honest.tool_source import ToyTools
+
+from vlmkit.ask.constraint import OneOf, Regex
+from vlmkit_testing import ConstraintContract, MonitorContract, SamplerContract, SchedulerContract
+
+
+class TestPlain(SamplerContract):
+    make = Plain
+
+
+class TestGreedy(SamplerContract):
+    make = Greedy
+
+
+class TestDry(SamplerContract):
+    make = Dry
+
+
+class TestMirostat(SamplerContract):
+    make = Mirostat
+
+
+class TestTextTokenizer(OnBlind):
+    """Without pictures, tools and options, of which none is taken."""
+
+    __init__ = object.__init__
+    make = TextTokenizer
+
+
+class TestHearingTokenizer(OnHearing):
+    __init__ = object.__init__
+    make = HearingTokenizer
+
+
+class TestSheetLoader(OnLoader):
+    __init__ = object.__init__
+    make = SheetLoader
+
+
+class TestToyTools(OnTools):
+    __init__ = object.__init__
+    make = ToyTools
+
+
+class TestTally(MonitorContract):
+    make = Tally
+
+
+class TestShortestPromptFirst(SchedulerContract):
+    make = ShortestPromptFirst
+
+
+class TestUsualTokens(ConstraintContract):
+    """Where only one text can follow, its usual tokens will do."""
+
+    forms = (OneOf,)
+    make = UsualTokensCompiler
+
+
+class TestYearCompiler(ConstraintContract):
+    forms = (Regex,)
+    examples: ClassVar = {Regex: (YEAR, lambda said: len(said) == 4 and said.isdecimal())}
+
+    def make(self, vocabulary):
+        return YearCompiler(vocabulary)
+
+
+class TestYearCompilerAtItsWord(TestYearCompiler):
+    forms = None
