@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-collect_ignore_glob = ["packages/vlmkit-core/src/*"]
+collect_ignore_glob = ["packages/vlmkit-testing/src/*"]
 """Templates of plugins have tests, of names that are put in when a project is made of them."""
 
 Make = Callable[[Path], object]

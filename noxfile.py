@@ -20,16 +20,19 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests", "lint", "types"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
-CORE, MOCK, HF = "packages/vlmkit-core", "plugins/vlmkit-mock", "plugins/vlmkit-hf"
+CORE, SERVER, TESTING = (f"packages/vlmkit-{name}" for name in ("core", "server", "testing"))
+TOGETHER = "packages/vlmkit"  # has no code
+MOCK, HF = "plugins/vlmkit-mock", "plugins/vlmkit-hf"
 TORCH, ONNX, DEMO = "plugins/vlmkit-torch", "plugins/vlmkit-onnx", "plugins/vlmkit-demo"
 GUIDANCE, MCP, PDF = "plugins/vlmkit-guidance", "plugins/vlmkit-mcp", "plugins/vlmkit-pdf"
 HEIF = "plugins/vlmkit-heif"
 MONITOR = "plugins/vlmkit-monitor[otlp]"
 ONNX_CPU, ONNX_EXPORT = f"{ONNX}[cpu]", f"{ONNX}[cpu,export]"
 HF_CONVERT, TORCH_QUANTIZED = f"{HF}[convert]", f"{TORCH}[quantized]"
+TESTED = (CORE, SERVER, TESTING, MOCK)
+"""What tests of a plugin need beside it."""
 ALL = [
-    CORE,
-    MOCK,
+    *TESTED,
     HF_CONVERT,
     TORCH_QUANTIZED,
     ONNX_EXPORT,
@@ -39,8 +42,10 @@ ALL = [
     PDF,
     HEIF,
     MONITOR,
+    TOGETHER,
 ]
 PATHS = [path.partition("[")[0] for path in ALL]
+SOURCES = [f"{path}/src" for path in PATHS if path != TOGETHER]
 TORCH_PIN = (
     [] if os.environ.get("TORCH_BUILD") == "any" else PROJECT["tool"]["vlmkit"]["pins"]["torch-cpu"]
 )
@@ -50,15 +55,17 @@ NUM_PROCESSES = min(4, (3 * (os.cpu_count() or 1) + 1) // 2)
 SIDE_BY_SIDE = ("-n", str(NUM_PROCESSES), "--dist", "worksteal")
 # What is installed beside a distribution whose oldest dependencies are tried.
 OLDEST = {
-    CORE: [CORE, MOCK],
-    MOCK: [CORE, MOCK],
-    HF: [CORE, HF],
-    ONNX_CPU: [CORE, HF, ONNX_CPU, DEMO],
-    GUIDANCE: [CORE, MOCK, HF, GUIDANCE],
-    MCP: [CORE, MOCK, MCP],
-    PDF: [CORE, MOCK, PDF],
-    HEIF: [CORE, MOCK, HEIF],
-    MONITOR: [CORE, MOCK, MONITOR],
+    CORE: TESTED,
+    SERVER: (*TESTED, MONITOR),
+    TESTING: TESTED,
+    MOCK: TESTED,
+    HF: (*TESTED, HF),
+    ONNX_CPU: (*TESTED, HF, ONNX_CPU, DEMO),
+    GUIDANCE: (*TESTED, HF, GUIDANCE),
+    MCP: (*TESTED, MCP),
+    PDF: (*TESTED, PDF),
+    HEIF: (*TESTED, HEIF),
+    MONITOR: (*TESTED, MONITOR),
 }
 # What each client needs to be tried by the file of tests/clients that has its name.
 CLIENTS = {
@@ -169,7 +176,7 @@ def attack(session: nox.Session) -> None:
     Arguments go to ``python -m attack``: ``--minutes``, ``--fields PATTERN``, ``--seed``. Without
     them, texts are also sent to the packaged model, whose tokenizer is a real one.
     """
-    install(session, CORE, MOCK, GUIDANCE, PDF, HF, ONNX_CPU, DEMO)
+    install(session, *TESTED, GUIDANCE, PDF, HF, ONNX_CPU, DEMO)
     session.chdir("tests")
     if session.posargs:
         session.run("python", "-m", "attack", *session.posargs)
@@ -190,18 +197,21 @@ def contract(session: nox.Session) -> None:
 @nox.session
 def core_alone(session: nox.Session) -> None:
     """Install the core without any backend and run its tests on the mock."""
-    install(session, CORE, MOCK, groups=("test",))
-    for heavy in ("torch", "transformers", "tokenizers", "huggingface_hub"):
+    install(session, CORE, TESTING, MOCK, groups=("test",))
+    backends = ("torch", "transformers", "tokenizers", "huggingface_hub")
+    server = ("litestar", "uvicorn", "multipart", "prometheus_client", "vlmkit_server")
+    for heavy in (*backends, *server):
         session.run(
             "python", "-c", f"import importlib.util as u; assert not u.find_spec({heavy!r})"
         )
-    session.run("pytest", f"{CORE}/tests", f"{MOCK}/tests", "-m", "not torch", *session.posargs)
+    tests = [f"{path}/tests" for path in (CORE, TESTING, MOCK)]
+    session.run("pytest", *tests, "-m", "not torch and not server", *session.posargs)
 
 
 @nox.session
 def torchvision(session: nox.Session) -> None:
     """Compare our image processors with those that want torchvision; try towers of timm with it."""
-    install(session, CORE, HF, TORCH, groups=("test",))
+    install(session, *TESTED, HF, TORCH, groups=("test",))
     # Without what it requires: its builds want a torch of theirs, and pictures need none of that.
     session.install("-q", *TORCH_PIN, "pillow", "numpy")
     session.install("-q", "--no-deps", "torchvision==0.28.*", "timm>=1.0")
@@ -212,7 +222,7 @@ def torchvision(session: nox.Session) -> None:
 @nox.session
 def text_alone(session: nox.Session) -> None:
     """Install the text side without torch and run its tests."""
-    install(session, CORE, HF, groups=("test",))
+    install(session, *TESTED, HF, groups=("test",))
     session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
     session.run("pytest", f"{HF}/tests", "-m", "not torch", *session.posargs)
 
@@ -220,7 +230,7 @@ def text_alone(session: nox.Session) -> None:
 @nox.session
 def onnx_alone(session: nox.Session) -> None:
     """Install the ONNX engine without torch, run its tests and serve the packaged model."""
-    install(session, CORE, HF, ONNX_CPU, DEMO, groups=("test", "onnx"))
+    install(session, *TESTED, HF, ONNX_CPU, DEMO, groups=("test", "onnx"))
     session.run("python", "-c", "import importlib.util as u; assert not u.find_spec('torch')")
     tests = [f"{ONNX}/tests", f"{DEMO}/tests", "tests/test_end_to_end.py"]
     session.run("pytest", *tests, "-m", "not torch", *session.posargs)
@@ -262,7 +272,7 @@ def lowest(path: str) -> list[str]:
 @nox.session(default=False)
 def clients_server(session: nox.Session) -> None:
     """Install the server that ``clients`` meet."""
-    install(session, CORE, MOCK, HF, ONNX_CPU, TORCH, DEMO, GUIDANCE)
+    install(session, *TESTED, HF, ONNX_CPU, TORCH, DEMO, GUIDANCE)
 
 
 @nox.session(default=False, requires=["clients_server"])
@@ -305,7 +315,7 @@ def lint(session: nox.Session) -> None:
     session.install("-q", *nox.project.dependency_groups(PROJECT, "lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.env["PYTHONPATH"] = os.pathsep.join(f"{path}/src" for path in PATHS)
+    session.env["PYTHONPATH"] = os.pathsep.join(SOURCES)
     session.run("lint-imports")
 
 
@@ -326,7 +336,7 @@ def types(session: nox.Session) -> None:
     install(session, *ALL, groups=("test", "types"))
     for system in ("linux", "darwin", "win32"):
         options = ("--platform", system, "--cache-dir", f".mypy_cache/{system}")
-        session.run("mypy", *options, *(f"{path}/src" for path in PATHS))
+        session.run("mypy", *options, *SOURCES)
     session.run("mypy", "examples/vlmkit-typical")
     projects = Path(session.create_tmp()).resolve() / "projects"
     shutil.rmtree(projects, ignore_errors=True)
@@ -342,7 +352,7 @@ def types(session: nox.Session) -> None:
 @nox.session(default=False)
 def reference(session: nox.Session) -> None:
     """Write the reference of seams, values, Python, fields and protocol cases."""
-    install(session, CORE)
+    install(session, CORE, SERVER, TESTING)
     session.run("python", "tests/seams_page.py")
     session.run("python", "tests/fields_page.py")
     session.run("python", "tests/protocol_page.py")
@@ -351,7 +361,7 @@ def reference(session: nox.Session) -> None:
 @nox.session(default=False)
 def figures(session: nox.Session) -> None:
     """Record the terminals that the documentation shows, ``docs/figures``; names choose some."""
-    install(session, CORE, HF, ONNX_CPU, DEMO)
+    install(session, *TESTED, HF, ONNX_CPU, DEMO)
     session.install("-q", "pyte>=0.8", "rich>=14")
     session.run("python", "benchmarks/terminals.py", *session.posargs)
 

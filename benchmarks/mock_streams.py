@@ -58,21 +58,23 @@ def _options() -> argparse.Namespace:
 
 def _serve(port: int, profile: str | None, monitors: list[str]) -> None:
     from vlmkit.assembly import load_plugins
-    from vlmkit.config import read_config
+    from vlmkit.config import read_layers
     from vlmkit.pipeline import Pipeline
     from vlmkit.running.loop import Loop
-    from vlmkit_server.run import serve
-    from vlmkit_server.server_parts import monitors as built
     from vlmkit.settings.pipeline import PipelineSettings
-    from vlmkit_server.settings.server import ServerSettings
+    from vlmkit.settings.plugins import PluginSettings
     from vlmkit_mock.engine import MockEngine
     from vlmkit_mock.tokenizer import MockTokenizer
+    from vlmkit_server.run import serve
+    from vlmkit_server.server_parts import monitors as built
+    from vlmkit_server.settings.server import ServerSettings
 
     if profile == "loop":
         Loop._run = _profiled(Loop._run)  # type: ignore[method-assign]
     settings = PipelineSettings(max_output_tokens=100_000)
-    config = read_config(environ={}, arguments={"monitors": {"use": monitors}}).config
-    looking_on = built(config, load_plugins(config, environ={})) if monitors else {}
+    plugins = load_plugins(PluginSettings(), environ={})
+    layers = read_layers(environ={}, arguments={"monitors": {"use": monitors}})
+    looking_on = built(layers.read(plugins.tables).config, plugins) if monitors else {}
     made = {name: monitor.observer("mock") for name, monitor in looking_on.items()}
     pipeline = Pipeline(
         tokenizer=MockTokenizer(),

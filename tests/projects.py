@@ -6,12 +6,13 @@ For ``nox -s types``, which holds all of them to mypy's strict rules at once.
 import sys
 from pathlib import Path
 
-from vlmkit.plugins import project
 from vlmkit.plugins.kinds import KINDS
+from vlmkit_server.plugin import VLMKIT_KINDS
+from vlmkit_testing import project
 
 
 def main(folder: Path) -> None:
-    for kind in KINDS:
+    for kind in (*KINDS, *VLMKIT_KINDS):
         name = f"my-{kind.name.replace('_', '-')}"
         project.write(kind, folder / kind.name, name)
 

@@ -13,12 +13,16 @@ from pathlib import Path
 
 from vlmkit.kit.generation_config import FIELDS
 from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit_server.plugin import VLMKIT_KINDS
 
 FIELDS_BEGIN, FIELDS_END = "<!-- fields -->", "<!-- end of fields -->"
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs/reference"
 SOURCE = ROOT / "packages/vlmkit-core/src/vlmkit"
+SERVER = "vlmkit_server."
+"""What names of the server's modules begin with; those of the core are shortened."""
+ALL_KINDS = (*KINDS, *VLMKIT_KINDS)
 TEMPLATES = "../../packages/vlmkit-testing/src/vlmkit_testing/templates"
 
 HEAD = """# Seams
@@ -42,8 +46,8 @@ OF_KINDS = {
     "constraint": ("seams.constraint",),
     "observer": ("seams.observer",),
     "media_loader": ("seams.media_loader",),
-    "tool_source": ("seams.tool_source",),
-    "monitor": ("seams.monitor",),
+    "tool_source": ("vlmkit_server.interfaces.tool_source",),
+    "monitor": ("vlmkit_server.interfaces.monitor",),
     "model": ("kit.checkpoint",),
     "command": (),
 }
@@ -130,7 +134,7 @@ def values() -> str:
 def seams() -> str:
     """Return the page of the seams."""
     parts = [HEAD, _axes()]
-    for kind in KINDS:
+    for kind in ALL_KINDS:
         parts += [f"## {kind.words.capitalize()}", _introduction(kind)]
         parts += [part for module in OF_KINDS[kind.name] for part in _module(module)]
     for title, modules in SHARED.items():
@@ -158,7 +162,7 @@ def _introduction(kind: Kind[object]) -> str:
 def _module(name: str) -> Iterator[str]:
     """Yield a module's text, and each public thing in it."""
     tree = _tree(name)
-    yield f"### `vlmkit.{name}`"
+    yield f"### `{name if name.startswith(SERVER) else f'vlmkit.{name}'}`"
     yield _described(ast.get_docstring(tree) or "")
     yield _from_elsewhere(tree)
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
@@ -173,7 +177,8 @@ def _module(name: str) -> Iterator[str]:
 
 
 def _tree(name: str) -> ast.Module:
-    return ast.parse((SOURCE / f"{name.replace('.', '/')}.py").read_text())
+    source = ROOT / "packages/vlmkit-server/src" if name.startswith(SERVER) else SOURCE
+    return ast.parse((source / f"{name.replace('.', '/')}.py").read_text())
 
 
 def _public(node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
@@ -192,7 +197,7 @@ def _from_elsewhere(tree: ast.Module) -> str:
         f"`{alias.name}` of `{node.module}`"
         for block in blocks
         for node in block.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vlmkit.")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("vlmkit.", SERVER))
         for alias in node.names
         if not alias.name.startswith("_") and alias.name[0].isupper()
     ]

@@ -15,8 +15,8 @@ from vlmkit.running.sampler import ArraySampler  # noqa: E402
 from vlmkit.seams.constraint import Vocabulary  # noqa: E402
 from vlmkit.seams.sampler import Row  # noqa: E402
 from vlmkit.seams.step import WorkItem  # noqa: E402
-from vlmkit_testing import new_sequence  # noqa: E402
 from vlmkit_guidance.compiler import GuidanceCompiler  # noqa: E402
+from vlmkit_testing import new_sequence  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted([*ROOT.glob("packages/*/"), *ROOT.glob("plugins/*/")])
 IDS = [folder.name for folder in FOLDERS]
+CORE, TOGETHER = "vlmkit-core", "vlmkit"
 
 
 def project(folder):
@@ -20,8 +21,9 @@ def project(folder):
 def test_a_distribution_carries_licence_readme_and_type_marker(folder):
     assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert len((folder / "README.md").read_text()) > 200
-    package = folder / "src" / folder.name.replace("-", "_")
-    assert (package / "py.typed").is_file()
+    if folder.name != TOGETHER:
+        name = "vlmkit" if folder.name == CORE else folder.name.replace("-", "_")
+        assert (folder / "src" / name / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=IDS)
@@ -30,8 +32,8 @@ def test_all_share_one_version_and_one_range(folder):
     assert described["project"]["dynamic"] == ["version"]
     source = folder / described["tool"]["hatch"]["version"]["path"]
     assert source.resolve() == ROOT / "packages/vlmkit-core/src/vlmkit/_version.py"
-    if folder.name != "vlmkit":
-        assert "vlmkit>=0.1,<0.2" in described["project"]["dependencies"]
+    if folder.name != CORE:
+        assert "vlmkit-core>=0.1,<0.2" in described["project"]["dependencies"]
 
 
 @pytest.mark.parametrize(
@@ -65,15 +67,23 @@ def test_no_distribution_pins_torch(folder):
     assert not [d for d in wanted if d.startswith("torch") and ("==" in d or "~=" in d)]
 
 
-def test_the_core_needs_no_tensor_library():
-    names = {
-        d.split(">")[0].split("[")[0]
-        for d in project(ROOT / "packages/vlmkit-core")["project"]["dependencies"]
-    }
-    assert not names & {"torch", "transformers", "tokenizers", "huggingface-hub", "onnxruntime"}
+@pytest.mark.parametrize(
+    ("name", "forbidden"),
+    [
+        ("vlmkit-core", {"litestar", "uvicorn", "multipart", "prometheus-client", "pytest"}),
+        ("vlmkit-server", {"prometheus-client", "pytest"}),
+        ("vlmkit-testing", {"litestar", "uvicorn", "multipart", "prometheus-client"}),
+    ],
+)
+def test_a_part_of_vlmkit_needs_neither_a_tensor_library_nor_what_others_need(name, forbidden):
+    stated = project(ROOT / "packages" / name)["project"]["dependencies"]
+    names = {re.split(r"[>=<\[]", requirement)[0] for requirement in stated}
+    backends = {"torch", "transformers", "tokenizers", "huggingface-hub", "onnxruntime"}
+    assert not names & {*backends, *forbidden}
 
 
-def test_no_file_is_too_long_to_read():
-    sources = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]
-    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in sources}
-    assert not {path: n for path, n in lengths.items() if n > 450}
+def test_only_extensions_of_the_server_require_it():
+    own = {f.name: _own_dependencies(project(f)["project"]) for f in FOLDERS}
+    requiring = {name for name, needed in own.items() if "vlmkit-server" in needed}
+    assert requiring == {TOGETHER, "vlmkit-mcp", "vlmkit-monitor"}
+    assert not [name for name, needed in own.items() if TOGETHER in needed]

@@ -17,9 +17,10 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
+import seams_page
 import vlmkit
 from vlmkit import cli, errors
-from vlmkit.plugins.kinds import COMMAND, KINDS
+from vlmkit.plugins.kinds import COMMAND
 from vlmkit.plugins.registry import BuildContext, Registry
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ def test_the_table_of_kinds_is_that_of_the_code():
         )
         + f" | {kind.mode} | {code(kind.section and f'[{kind.section}]')} | "
         + f"{code(kind.contract.replace(':', '.'))} |"
-        for kind in KINDS
+        for kind in seams_page.ALL_KINDS
     ]
     page = (ROOT / "docs/reference/hooks.md").read_text()
     assert re.findall(r"^\|.*`vlmkit_register_.*$", page, re.MULTILINE) == rows
@@ -63,7 +64,7 @@ def test_the_hooks_page_names_all_that_a_provider_gives_and_all_that_it_gets():
 
 
 def test_every_kind_has_the_contract_that_it_names():
-    assert all(pkgutil.resolve_name(kind.contract) for kind in KINDS)
+    assert all(pkgutil.resolve_name(kind.contract) for kind in seams_page.ALL_KINDS)
 
 
 def test_the_table_of_errors_is_that_of_the_code():
@@ -115,12 +116,19 @@ def test_the_codes_of_errors_are_those_of_the_code():
 
 def test_the_examples_of_the_hooks_page_load_and_look_on(tmp_path):
     for name, program in zip(
-        ("kind.py", "slow.py", "store.py"), blocks("docs/reference/hooks.md", "python"), strict=True
+        ("kind.py", "table.py", "slow.py", "store.py"),
+        blocks("docs/reference/hooks.md", "python"),
+        strict=True,
     ):
         (tmp_path / name).write_text(program.replace("> 2.0", ">= 0.0"))
     (tmp_path / "slow.toml").write_text('plugins = ["./slow.py"]\n[observers]\nuse = ["slow"]\n')
     kind = runpy.run_path(str(tmp_path / "kind.py"))["WEIGHT_FORMAT"]
     assert kind.hook == "vlmkit_register_weight_formats"
+    table = tmp_path / "table.py"
+    table.write_text(f"{table.read_text()}\nVLMKIT_API = (1, 0)\n")
+    sets = f"--set plugins.files='[\"{table}\"]' --set cluster.address=here"
+    (shown,) = run_commands([f"vlmkit config show {sets}"], tmp_path)
+    assert re.search(r'^cluster.address +"here"', shown, re.MULTILINE)
     shown = run_commands(["vlmkit ask mock hello --config slow.toml"], tmp_path)
     assert "Timings(" in shown[0]
 
@@ -297,11 +305,11 @@ def test_a_plugin_of_the_guide_is_used_without_being_installed(tmp_path):
 def test_the_plugin_guide_leads_to_every_protocol_and_every_example():
     text = (ROOT / "docs/how-to/write-a-plugin.md").read_text()
     seams = (ROOT / "docs/reference/seams.md").read_text()
-    for kind in KINDS:
+    for kind in seams_page.ALL_KINDS:
         slug = kind.words.replace(" ", "-")
         assert f"[{kind.words}](../reference/seams.md#{slug})" in text
         assert f"\n## {kind.words.capitalize()}\n" in seams
-        assert f"/vlmkit/templates/{kind.name})" in text
+        assert f"/vlmkit_testing/templates/{kind.name})" in text
 
 
 def test_the_field_of_the_plugin_guide_changes_the_answer_that_asks_for_it(tmp_path):
@@ -319,7 +327,7 @@ def test_the_plugin_guide_names_every_contract():
     import vlmkit_testing
 
     text = (ROOT / "docs/how-to/write-a-plugin.md").read_text()
-    contracts = [name for name in vlmkit_testing.contracts.__all__ if name.endswith("Contract")]
+    contracts = [name for name in vlmkit_testing.__all__ if name.endswith("Contract")]
     assert len(contracts) == 14
     assert all(f"`{name}`" in text for name in contracts)
 

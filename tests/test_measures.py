@@ -22,9 +22,9 @@ PAGE = "## What is public\n\n`vlmkit.kit`\n\n## Later\n\n`vlmkit.x`\n"
 def project(tmp_path):
     """A checkout of one core before it is split and one plugin."""
     files = {
-        "packages/vlmkit-core/src/vlmkit/__init__.py": "from vlmkit_server.app import Shown as Shown\n",
-        "packages/vlmkit-server/src/vlmkit_server/__init__.py": "",
-        "packages/vlmkit-server/src/vlmkit_server/app.py": '''
+        "packages/vlmkit/src/vlmkit/__init__.py": "from vlmkit.server.app import Shown as Shown\n",
+        "packages/vlmkit/src/vlmkit/server/__init__.py": "",
+        "packages/vlmkit/src/vlmkit/server/app.py": '''
             """Doc.
 
             More of it.
@@ -37,8 +37,8 @@ def project(tmp_path):
                 def __init__(self, a, b, c, d, e, f, g, *rest, h):  # nine of them
                     """Doc."""
         ''',
-        "packages/vlmkit-core/src/vlmkit/kit/__init__.py": "",
-        "packages/vlmkit-core/src/vlmkit/kit/part.py": BLOCK,
+        "packages/vlmkit/src/vlmkit/kit/__init__.py": "",
+        "packages/vlmkit/src/vlmkit/kit/part.py": BLOCK,
         "plugins/vlmkit-one/src/vlmkit_one/__init__.py": f"import vlmkit\n\n# ours\n{BLOCK}\n",
         "docs/reference/stability.md": PAGE,
     }
@@ -57,7 +57,7 @@ def test_a_cycle_is_one_component_and_one_link_of_a_chain():
 
 def test_parts_keep_their_names_when_the_core_is_split(project):
     parts = {module.name: module.part for module in project.modules}
-    assert parts["vlmkit_server.app"] == "vlmkit-server"
+    assert parts["vlmkit.server.app"] == "vlmkit-server"
     assert parts["vlmkit.kit.part"] == "vlmkit-core"
     assert parts["vlmkit_one"] == "vlmkit-one"
 
@@ -81,8 +81,8 @@ def test_a_constructor_with_nine_parameters_beside_self_is_listed(project):
 def test_what_the_page_or_the_front_package_names_is_public(project):
     assert project.public.has("vlmkit.kit.part", "Thing")
     assert not project.public.has("vlmkit.kit.part", "Thing._hidden")
-    assert project.public.has("vlmkit_server.app", "Shown.method")
-    assert not project.public.has("vlmkit_server.app", "Other")
+    assert project.public.has("vlmkit.server.app", "Shown.method")
+    assert not project.public.has("vlmkit.server.app", "Other")
     assert not project.public.has("vlmkit.x", "")
 
 

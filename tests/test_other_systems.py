@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CORE = [f"packages/vlmkit-core/tests/{name}.py" for name in ("test_commands", "test_heap", "test_load")]
+CORE = [
+    f"packages/vlmkit-core/tests/{name}.py" for name in ("test_commands", "test_heap", "test_load")
+]
 SERVER = ["packages/vlmkit-server/tests/test_run.py"]
 ONNX = [
     f"plugins/vlmkit-onnx/tests/test_{name}.py"

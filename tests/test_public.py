@@ -8,14 +8,15 @@ import pytest
 import vlmkit
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"ask", "errors", "kit", "seams", "settings", "testing"}
+PACKAGES = {"ask", "errors", "kit", "seams", "settings"}
+OF_THE_SERVER = ("vlmkit_server.interfaces.", "vlmkit_server.settings.")
 MODULES = {"plugins.hookspecs", "plugins.kinds", "plugins.registry"}
 PLACES = ("plugins/*/src/**/*.py", "examples/*/*.py", "tests/hearing/*.py")
 SOURCES = sorted(source for place in PLACES for source in ROOT.glob(place))
 
 
 def imports(program):
-    """Return the names below vlmkit that a program imports, with dots between them."""
+    """Return the names of the core and the server that a program imports; the core's without it."""
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -23,13 +24,15 @@ def imports(program):
             names = [alias.name for alias in node.names]
         else:
             continue
-        yield from (n.removeprefix("vlmkit.") for n in names if n.startswith("vlmkit."))
+        own = (name for name in names if name.startswith(("vlmkit.", "vlmkit_server.")))
+        yield from (name.removeprefix("vlmkit.") for name in own)
 
 
 def is_public(name):
     package, _, rest = name.partition(".")
     module = f"{package}.{rest.partition('.')[0]}"
-    return package in PACKAGES or module in MODULES or name in vlmkit.__all__
+    is_core = package in PACKAGES or module in MODULES or name in vlmkit.__all__
+    return is_core or name.startswith(OF_THE_SERVER)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -44,6 +47,8 @@ def test_a_plugin_of_ours_imports_only_what_is_public(source):
         ("def f():\n    import vlmkit.cli.loading", ["cli.loading"]),
         ("from vlmkit import pipeline", ["pipeline"]),
         ("from vlmkit.plugins import loader", ["plugins.loader"]),
+        ("from vlmkit_server.app import create_app", ["vlmkit_server.app.create_app"]),
+        ("from vlmkit_server.interfaces.monitor import Monitor", []),
         ("from vlmkit.plugins.kinds import Kind", []),
         ("from vlmkit import hookimpl\nimport vlmkit_mock.engine", []),
     ],
@@ -55,6 +60,8 @@ def test_what_is_private_is_found(program, found):
 def test_the_page_on_stability_names_all_that_is_public():
     page = (ROOT / "docs/reference/stability.md").read_text()
     assert all(f"`vlmkit.{name}`" in page for name in PACKAGES | MODULES)
+    assert all(f"`{name[:-1]}`" in page for name in OF_THE_SERVER)
+    assert "`vlmkit_testing`" in page
 
 
 def test_each_public_package_says_so():

@@ -8,8 +8,8 @@ import seams_page
 import vlmkit.ask
 import vlmkit.kit
 import vlmkit.seams
-from vlmkit.plugins import project
-from vlmkit.plugins.kinds import KINDS
+import vlmkit_server.interfaces
+from vlmkit_testing import project
 
 
 def test_the_pages_are_what_the_sources_say():
@@ -22,15 +22,16 @@ def test_the_page_of_fields_is_what_the_table_says():
 
 
 def test_every_seam_is_on_it():
-    named = set(re.findall(r"^### `vlmkit\.(seams\.\w+)`$", seams_page.seams(), re.MULTILINE))
-    assert named == {
-        f"seams.{module.name}" for module in pkgutil.iter_modules(vlmkit.seams.__path__)
-    }
+    named = set(re.findall(r"^### `(vlmkit\S*\.\w+)`$", seams_page.seams(), re.MULTILINE))
+    seams = {m.name for m in pkgutil.iter_modules(vlmkit.seams.__path__)}
+    of_the_server = {m.name for m in pkgutil.iter_modules(vlmkit_server.interfaces.__path__)}
+    assert {f"vlmkit.seams.{name}" for name in seams} <= named
+    assert {f"vlmkit_server.interfaces.{name}" for name in of_the_server - {"kinds"}} <= named
 
 
 def test_every_kind_has_its_protocol_its_contract_and_its_example():
     text = seams_page.seams()
-    for kind in KINDS:
+    for kind in seams_page.ALL_KINDS:
         section = re.split(r"^## ", text, flags=re.MULTILINE)
         (own,) = [part for part in section if part.startswith(f"{kind.words.capitalize()}\n")]
         assert f"templates/{kind.name})" in own

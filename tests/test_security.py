@@ -19,7 +19,9 @@ RUNNING = {  # calls that run, or may run, what they are given
 STARTS_A_SERVER = {"running", "running_server", "watched", "served", "serve", "process", "target"}
 """Names of what starts a server in tests; a module over HTTP uses one of them."""
 
-OF_CONTRACTS = Path("packages/vlmkit-testing/src/vlmkit_testing")  # which pickle what they wrote themselves
+OF_CONTRACTS = Path(
+    "packages/vlmkit-testing/src/vlmkit_testing"
+)  # which pickle what they wrote themselves
 
 
 def paths_of(module: str) -> list[Path]:

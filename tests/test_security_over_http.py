@@ -80,8 +80,8 @@ def server(folder, keys):
     listed = ["vlmkit-mock", "vlmkit-demo", "vlmkit-hf", "vlmkit-onnx"]
     settings = {
         "server.keys_file": "keys.jsonl",
-        "server.fetch.enabled": True,
-        "server.fetch.allow_http": True,
+        "fetch.enabled": True,
+        "fetch.allow_http": True,
         "plugins.only": listed,
     }
     command = [sys.executable, "-m", "vlmkit", "serve", "mock", "demo", "--port", "0"]

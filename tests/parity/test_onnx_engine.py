@@ -9,10 +9,10 @@ import pytest
 from parity import runner
 from vlmkit.errors import OutOfMemory
 from vlmkit.seams.prompt import Prompt
-from vlmkit_testing import EngineHost
 from vlmkit_onnx.sessions import products
 from vlmkit_onnx.slots import device_memory
 from vlmkit_onnx.slots.device_memory import DeviceMemory
+from vlmkit_testing import EngineHost
 
 pytestmark = pytest.mark.torch
 

@@ -1329,7 +1329,7 @@ IMAGES = [
         messages=shown("https://huggingface.co/ggml-org/tinygemma3-GGUF/resolve/main/11.png"),
         status=400,
         names="image_url",
-        rejected="the server fetches from nowhere unless the operator sets `server.fetch`",
+        rejected="the server fetches from nowhere unless the operator sets `fetch.enabled`",
     ),
     plain(
         f"{VISION}test_vision_completion",

@@ -1975,7 +1975,7 @@ BLOCKS = [
         {"type": "image", "source": {"type": "url", "url": "https://example.com/img.png"}},
         status=400,
         names="source",
-        rejected="the server fetches from nowhere unless the operator sets `server.fetch`",
+        rejected="the server fetches from nowhere unless the operator sets `fetch.enabled`",
     ),
     block(
         "test_tool_reference_block_passes",

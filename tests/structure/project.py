@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 PARTS = {
-    "vlmkit-server": ("vlmkit_server", "vlmkit_server"),
-    "vlmkit-testing": ("vlmkit_testing", "vlmkit_testing", "vlmkit_testing.verify", "vlmkit.templates"),
+    "vlmkit-server": ("vlmkit_server", "vlmkit.server"),
+    "vlmkit-testing": ("vlmkit_testing", "vlmkit.testing", "vlmkit.verify", "vlmkit.templates"),
     "vlmkit-core": ("vlmkit",),
 }
 """The parts of the core, by the names that their modules have before or after it is split."""

@@ -25,11 +25,12 @@ from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.request_field import RequestField
 from vlmkit.seams.sampler import FOLLOWED, SamplerClaims
-from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
-from vlmkit_testing import new_sequence, sampler_subject
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_server.operate.capabilities import BODIES, GENERATE_BODIES
+from vlmkit_testing import new_sequence
+from vlmkit_testing.contracts import sampler_subject
 
 
 def mock_model(**parts: Any) -> vlmkit.Model:

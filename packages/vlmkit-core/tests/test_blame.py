@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_model import picture, script
 
 import vlmkit
+from mock_model import picture, script
 from vlmkit.ask.constraint import OneOf
 from vlmkit.errors import EngineError, EngineFailed, MediaError
 from vlmkit.running.blame import Makers, culprit

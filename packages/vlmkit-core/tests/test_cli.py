@@ -26,6 +26,7 @@ from PIL import Image
 import vlmkit
 from vlmkit.ask.completion import Chunk
 from vlmkit.ask.delta import ReasoningDelta, TextDelta
+from vlmkit.assembly import load_plugins
 from vlmkit.cli import (
     config as config_command,
     models as models_command,
@@ -34,11 +35,13 @@ from vlmkit.cli import (
     vlmkit as group,
 )
 from vlmkit.cli.models import describe
-from vlmkit_server.commands.serve import _example
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.safetensors_header import BITS, weights_of
 from vlmkit.plugins import machine
+from vlmkit.plugins.registry import BuildContext
+from vlmkit.settings.plugins import PluginSettings
+from vlmkit_server.commands.serve import _example
 from vlmkit_server.settings.server import ServerSettings
 
 VLMKIT = [sys.executable, "-m", "vlmkit"]
@@ -1171,11 +1174,20 @@ def test_sizes_are_written_in_the_unit_that_suits_them() -> None:
 DOCS = Path(__file__).parents[3] / "docs"
 
 
+def added_commands(group: str) -> Iterator[click.Command]:
+    """Yield the commands that other parts of vlmkit add to a group."""
+    commands = load_plugins(PluginSettings(only=())).commands
+    prefix = f"{group} ".removeprefix("vlmkit ")
+    for each in commands:
+        if each.name.startswith(prefix) and " " not in each.name.removeprefix(prefix):
+            yield commands.build(each.name, {}, BuildContext())
+
+
 def leaf_commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
     if isinstance(command, click.Group):
         if command.invoke_without_command and command is not group:
             yield name, command
-        for inner in command.commands.values():
+        for inner in (*command.commands.values(), *added_commands(name)):
             yield from leaf_commands(inner, f"{name} {inner.name}")
     else:
         yield name, command

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from vlmkit.cli import run, vlmkit as group
+from vlmkit.kit.install_command import install_command
 from vlmkit.plugins import loader
 from vlmkit.plugins.kinds import COMMAND
 
@@ -142,7 +143,42 @@ def test_a_name_of_ours_is_refused_and_ours_runs(
 
 
 def test_every_command_of_ours_is_among_the_reserved_names() -> None:
-    assert sorted(group.commands) == sorted(COMMAND.reserved)
+    own = [name for name, owner in COMMAND.reserved.items() if owner == "vlmkit"]
+    assert sorted(group.commands) == sorted(own)
+
+
+@pytest.mark.parametrize("name", ["serve", "keys", "verify", "plugins check", "plugins new"])
+def test_a_command_of_a_part_that_is_not_installed_says_how_to_install_it(
+    name: str, capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
+    owner = COMMAND.reserved[name]
+    assert run(name.split()) == 1
+    assert capsys.readouterr().err == (
+        f"error: `vlmkit {name}` is a command of {owner}, which is not installed\n"
+        f"hint: {install_command(owner)}\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["serve", "plugins check"])
+def test_a_command_of_a_part_of_vlmkit_is_no_other_plugins(
+    name: str, install: Install, capsys: Shown
+) -> None:
+    file = install(registering(f"registry.add({name!r}, lambda context: None)"))
+    error = loader.load(files=[file]).broken[str(file)]
+    assert str(error) == (
+        f"command {name!r} from {str(file)!r} has the name of one of vlmkit's own"
+    )
+
+
+def test_a_plugin_adds_a_command_to_a_group_of_ours(install: Install, capsys: Shown) -> None:
+    install(GREET.replace('"greet"', '"models greet"'))
+    assert run(["models", "--help"]) == 0
+    _, _, listed = capsys.readouterr().out.partition("Commands of plugins:\n")
+    assert re.search(r"^  greet +Greet somebody\.$", listed, re.MULTILINE)
+    assert run(["models", "greet", "you"]) == 0
+    assert capsys.readouterr().out == "hello you\n"
+    assert run(["greet", "you"]) == 2
 
 
 def test_of_two_plugins_with_one_command_the_one_that_is_named_runs(
@@ -215,7 +251,7 @@ def test_a_blocked_plugin_adds_no_command(
     assert "Greet somebody." not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["models", "--help"], ["chat", "--nope"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["ask", "--help"], ["chat", "--nope"]])
 def test_a_command_of_ours_is_found_without_loading_plugins(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

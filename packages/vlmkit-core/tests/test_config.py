@@ -1,5 +1,6 @@
 """Where settings come from, who wins, and what is said about a wrong one."""
 
+import importlib.metadata
 import json
 import re
 from pathlib import Path
@@ -9,15 +10,16 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from vlmkit.config import COMPONENTS, RESERVED_VARIABLES, Component, Config, ModelEntry, read_config
+from vlmkit.config import COMPONENTS, RESERVED_VARIABLES, Component, Config, ModelEntry, read_layers
 from vlmkit.config.paths import named_paths
 from vlmkit.config.providers import check_components, paths_of, with_provider_paths
 from vlmkit.config.schema import json_schema
-from vlmkit.config.structs import descriptions, known_paths
+from vlmkit.config.structs import descriptions, known_paths, with_tables
 from vlmkit.errors import ConfigError, PluginUnavailable, UnknownPlugin
 from vlmkit.plugins import loader
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
+from vlmkit_server.plugin import VLMKIT_TABLES
 from vlmkit_server.settings.server import ServerSettings
 
 PLUGIN = '''
@@ -57,6 +59,10 @@ def vlmkit_register_engines(registry):
 '''
 
 
+SERVER = importlib.metadata.EntryPoint("server", "vlmkit_server.plugin", "vlmkit")
+CONFIG: Any = with_tables(VLMKIT_TABLES)
+
+
 def write(folder: Path, text: str, name: str = "vlmkit.toml") -> Path:
     file = folder / name
     file.write_text(text)
@@ -66,7 +72,8 @@ def write(folder: Path, text: str, name: str = "vlmkit.toml") -> Path:
 def read(
     file: Path | None = None, *sets: str, arguments: dict[str, Any] | None = None, **environ: Any
 ) -> Any:
-    return read_config(file, environ=environ, assignments=sets, arguments=arguments)
+    layers = read_layers(file, environ=environ, assignments=sets, arguments=arguments)
+    return layers.read(VLMKIT_TABLES)
 
 
 def origin(layered: Any, path: str) -> str:
@@ -75,7 +82,7 @@ def origin(layered: Any, path: str) -> str:
 
 @pytest.fixture
 def plugins(tmp_path: Path) -> loader.Plugins:
-    return loader.load(files=[write(tmp_path, PLUGIN, "toy.py")], entry_points=[])
+    return loader.load(files=[write(tmp_path, PLUGIN, "toy.py")], entry_points=[SERVER])
 
 
 # Layers.
@@ -83,7 +90,7 @@ def plugins(tmp_path: Path) -> loader.Plugins:
 
 def test_without_any_layer_every_value_is_a_default() -> None:
     layered = read()
-    assert layered.config == Config()
+    assert layered.config == CONFIG()
     assert {s.origin for s in layered.settings()} == {"default"}
 
 
@@ -157,7 +164,7 @@ def test_a_value_replaces_a_table_and_a_table_a_value(tmp_path: Path) -> None:
 def test_an_empty_section_changes_nothing(tmp_path: Path) -> None:
     file = write(tmp_path, "[engine]\nuse='toy'\n[server]\n")
     layered = read(file, VLMKIT_ENGINE="{}")
-    assert layered.config == Config(engine=Component(use="toy"))
+    assert layered.config == CONFIG(engine=Component(use="toy"))
 
 
 def test_paths_in_a_file_count_from_its_folder(tmp_path: Path) -> None:
@@ -169,6 +176,101 @@ def test_paths_in_a_file_count_from_its_folder(tmp_path: Path) -> None:
     text = "[plugins]\nonly=['one']\nfiles=['./a.py']"
     plugins = PluginSettings(only=("one",), files=(str(tmp_path / "a.py"),))
     assert read(write(tmp_path, text)).config.plugins == plugins
+
+
+OWNER = """
+import msgspec
+from vlmkit.plugins.kinds import Kind
+from vlmkit.settings.paths import InputFile
+
+VLMKIT_API = (1, 0)
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    '''How the workers of a cluster are found.
+
+    Attributes:
+        address: where.
+        secret_file: a file.
+    '''
+
+    address: str = "here"
+    secret_file: InputFile = ""
+
+CODEC = Kind("codec", None, "all", "what packs numbers", is_optional=True)
+VLMKIT_KINDS = (CODEC,)
+VLMKIT_TABLES = {"cluster": ClusterSettings, "codecs": CODEC}
+"""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> loader.Plugins:
+    return loader.load(files=[write(tmp_path, OWNER, "owner.py")], entry_points=[])
+
+
+def test_a_plugin_owns_tables_of_the_config(owner: loader.Plugins, tmp_path: Path) -> None:
+    cluster: Any = owner.tables["cluster"]
+    file = write(tmp_path, "[cluster]\naddress = 'there'\nsecret_file = 'key'\n")
+    layers = read_layers(file, environ={"VLMKIT_CODECS__USE": '["none"]'})
+    layered = layers.read(owner.tables)
+    found = layered.config.table("cluster", cluster)
+    assert (found.address, found.secret_file) == ("there", str(tmp_path / "key"))
+    assert layered.config.group("codecs").use == ("none",)
+    assert origin(layered, "cluster.address") == str(file)
+    settings = {setting.path: setting.description for setting in layered.settings()}
+    assert settings["cluster.secret_file"] == "a file."
+    properties = json_schema(owner)["properties"]
+    assert properties["cluster"]["properties"]["address"]["default"] == "here"
+    assert set(properties["codecs"]["properties"]) == {"use"}
+    paths = paths_of(layered.config, owner)
+    assert ("cluster.secret_file", str(tmp_path / "key"), "read") in paths
+
+
+def test_what_is_wrong_in_tables_of_plugins_and_the_core_is_told_at_once(
+    owner: loader.Plugins,
+) -> None:
+    wrong = (
+        "cluster.adress=x",
+        "clusters.address=x",
+        "pipeline.max_images=0",
+        "codecs.use=7",
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_layers(environ={}, assignments=wrong).read(owner.tables)
+    told = "\n".join(f"{error} {error.hint}" for error in caught.value.each())
+    assert "unknown setting 'cluster.adress'" in told
+    assert "did you mean 'cluster.address'?" in told
+    assert "unknown setting 'clusters'" in told
+    assert "pipeline.max_images = 0" in told
+    assert "codecs.use = 7" in told
+
+
+def test_a_table_whose_plugin_is_not_there_is_an_error_unless_it_is_vlmkits_own() -> None:
+    layers = read_layers(environ={}, assignments=["server.no_such=1", "monitors.use=[]"])
+    layered = layers.read()
+    assert layered.unread == {"server", "monitors"}
+    assert layered.config == Config()
+    with pytest.raises(ConfigError, match="unknown setting 'cluster'"):
+        read_layers(environ={}, assignments=["cluster.address=x"]).read()
+
+
+def test_without_its_plugin_a_table_has_its_defaults() -> None:
+    assert Config().table("server", ServerSettings) == ServerSettings()
+    assert Config().group("monitors").use == ()
+
+
+@pytest.mark.parametrize(
+    ("sets", "environ", "hint"),
+    [
+        ((), {"VLMKIT_SERVER__FETCH__ENABLED": "true"}, "it is 'VLMKIT_FETCH__ENABLED' now"),
+        (("server.fetch.allow_http=true",), {}, "it is 'fetch.allow_http' now"),
+    ],
+)
+def test_the_old_name_of_a_setting_is_refused_with_the_new_one(
+    sets: tuple[str, ...], environ: dict[str, str], hint: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'server\.fetch'") as caught:
+        read_layers(environ=environ, assignments=sets).read(VLMKIT_TABLES)
+    assert caught.value.hint == hint
 
 
 PATHS = """
@@ -282,10 +384,11 @@ def test_a_folder_stays_a_folder_where_the_files_own_path_is_relative(
 
 def test_a_config_can_be_the_base_of_another() -> None:
     base = Config(model="a", engine=Component(use="toy", settings={"device": "x"}))
-    layered = read_config(environ={}, base=base, arguments={"engine": {"num_lanes": 3}})
+    layers = read_layers(environ={}, base=base, arguments={"engine": {"num_lanes": 3}})
+    layered = layers.read()
     assert layered.config.engine == Component(use="toy", settings={"device": "x", "num_lanes": 3})
     assert layered.config.model == "a"
-    assert read_config(environ={}, base=base).config == base
+    assert read_layers(environ={}, base=base).read().config == base
 
 
 scalars = st.one_of(
@@ -299,7 +402,7 @@ scalars = st.one_of(
     )
 )
 def test_settings_of_providers_pass_through_untouched(sections: dict[str, dict[str, Any]]) -> None:
-    config = read_config(environ={}, arguments=sections).config
+    config = read_layers(environ={}, arguments=sections).read(VLMKIT_TABLES).config
     for section, given_settings in sections.items():
         assert config.component(section).settings == given_settings
 
@@ -350,7 +453,7 @@ def test_a_setting_like_no_other_points_to_the_list_of_all() -> None:
 
 
 def test_variables_of_others_and_reserved_ones_are_no_settings() -> None:
-    assert read(VLMKIT_BLOCK="a,b", VLMKITTEN="1", PATH="x").config == Config()
+    assert read(VLMKIT_BLOCK="a,b", VLMKITTEN="1", PATH="x").config == CONFIG()
 
 
 def service_variables(name: str) -> dict[str, str]:
@@ -377,7 +480,7 @@ def service_variables(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["VLMKIT", "VLMKIT_SERVER", "VLMKIT_SERVICE", "VLMKIT_PORT"])
 def test_what_kubernetes_tells_of_a_service_is_no_setting(name: str) -> None:
     layered = read(VLMKIT_SERVER__PORT="9000", **service_variables(name))
-    assert layered.config == Config(server=ServerSettings(port=9000))
+    assert layered.config == CONFIG(server=ServerSettings(port=9000))
 
 
 @pytest.mark.parametrize(
@@ -491,7 +594,7 @@ def test_values_that_contradict_each_other_are_told_in_words() -> None:
 
 def test_everything_wrong_with_models_is_told_by_their_places() -> None:
     wrong = 'models=[{model=5, engine=7}, {}, {model="a", aliases="b"}]'
-    found = read_config(None, environ={}, assignments=[wrong], diagnoses=True)
+    found = read_layers(None, environ={}, assignments=[wrong]).read(VLMKIT_TABLES, diagnoses=True)
     told = [str(each).replace(" (--set models)", "") for each in found.errors]
     assert told == [
         "models[0].engine = 7: expected a table",
@@ -537,7 +640,7 @@ def test_wrong_settings_can_be_left_out_and_reported(tmp_path: Path) -> None:
     [[models]]
     model = "b"
     """
-    found = read_config(write(tmp_path, text), environ={}, diagnoses=True)
+    found = read_layers(write(tmp_path, text), environ={}).read(VLMKIT_TABLES, diagnoses=True)
     told = [str(each).partition(" (")[0] for each in found.errors]
     assert told == [
         "unknown setting 'server.prot'",

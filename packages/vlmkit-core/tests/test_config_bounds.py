@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from vlmkit.assembly import load_plugins
-from vlmkit.config import read_config
 from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.config_bounds import refuse_unreasonable
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit.sources import resolve
 
 CONFIG: dict[str, Any] = {
@@ -172,4 +172,4 @@ def test_a_model_is_refused_before_any_plugin_looks_at_it(tmp_path: Path) -> Non
     written(tmp_path, config=changed(CONFIG, "vision_config", 5))
 
     with pytest.raises(CheckpointError, match="'vision_config' is 5, expected an object"):
-        resolve(str(tmp_path), load_plugins(read_config(environ={}).config, environ={}))
+        resolve(str(tmp_path), load_plugins(PluginSettings(), environ={}))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
+
 from mock_model import answers, hesitant, picture, script
 from spelling import Spelling, SpellingCompiler
-
 from vlmkit.ask.constraint import (
     MAX_CHARS,
     MAX_TEXTS,

@@ -4,16 +4,16 @@ import random
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mock_model import answers, hesitant, picture, script
 
+from mock_model import answers, hesitant, picture, script
 from vlmkit.ask.message import Message
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.running.ngram import NgramProposer
 from vlmkit.settings.ngram import NgramSettings
-from vlmkit_testing import ProposerContract, new_sequence
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.vocabulary import END, VOCAB_SIZE
+from vlmkit_testing import ProposerContract, new_sequence
 
 
 class Adversary:

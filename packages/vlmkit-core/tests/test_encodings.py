@@ -7,8 +7,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from mock_model import picture, script, wait_until
 
+from mock_model import picture, script, wait_until
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import Message
 from vlmkit.ask.request import Request

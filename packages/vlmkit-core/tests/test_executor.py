@@ -7,9 +7,9 @@ from vlmkit.running.executor import Executor, Outcome
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.step import WorkItem
-from vlmkit_testing import new_sequence
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_testing import new_sequence
 
 TEXT = Prompt(tuple(MockTokenizer().encode("a prompt of some words")))
 

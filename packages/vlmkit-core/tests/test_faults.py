@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from mock_model import picture, script, wait_until
 
+from mock_model import picture, script, wait_until
 from vlmkit.ask.delta import text_of
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import Message

@@ -11,9 +11,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from mock_model import script, wait_until
 
 import vlmkit
+from mock_model import script, wait_until
 from vlmkit.kit import heap
 from vlmkit.running import loop
 

@@ -15,10 +15,10 @@ from vlmkit.pipeline import Pipeline
 from vlmkit.running.image_detail import sized
 from vlmkit.settings.image_tokens import ImageTokens
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit_testing.contracts.tokenizer_image_sizes_contract import TokenizerImageSizesContract
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_testing.contracts.tokenizer_image_sizes_contract import TokenizerImageSizesContract
 
 
 def model(tokenizer: MockTokenizer | None = None, **tokens: int) -> Model:

@@ -33,21 +33,24 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "prefix", str(place))
     monkeypatch.setattr(sys, "executable", str(place / "bin/python"))
     monkeypatch.setenv("PATH", str(place / "bin"))
-    (tmp_path / "vlmkit-0.1.0.dist-info").mkdir()
-    metadata = "Metadata-Version: 2.1\nName: vlmkit\nVersion: 0.1.0\n"
-    (tmp_path / "vlmkit-0.1.0.dist-info/METADATA").write_text(metadata)
+    for name in ("vlmkit", "vlmkit-core"):
+        folder = tmp_path / f"{name.replace('-', '_')}-0.1.0.dist-info"
+        folder.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n"
+        (folder / "METADATA").write_text(metadata)
     monkeypatch.syspath_prepend(str(tmp_path))
     return place
 
 
 def came_from(folder: Path, url: str, **more: Any) -> None:
     stated = json.dumps({"url": url, **more})
-    (folder / "vlmkit-0.1.0.dist-info/direct_url.json").write_text(stated)
+    (folder / "vlmkit_core-0.1.0.dist-info/direct_url.json").write_text(stated)
 
 
 def source_tree(root: Path) -> Path:
     projects = {
         "packages/vlmkit-core": "dependencies = []",
+        "packages/vlmkit-testing": 'dependencies = ["vlmkit-core"]',
         "plugins/vlmkit-new": 'dependencies = ["vlmkit>=0.1", "vlmkit-other[fast]>=0.1", "numpy"]',
         "plugins/vlmkit-other": 'dependencies = ["vlmkit>=0.1"]\n'
         'optional-dependencies = { fast = ["vlmkit-third"] }',
@@ -72,7 +75,7 @@ def test_an_environment_that_the_shell_does_not_know_is_named_by_its_python(
 
 
 def test_from_a_wheel_its_folder_is_searched(environment: Path, tmp_path: Path) -> None:
-    came_from(tmp_path, "file:///the%20wheels/vlmkit-0.1.0-py3-none-any.whl", archive_info={})
+    came_from(tmp_path, "file:///the%20wheels/vlmkit_core-0.1.0-py3-none-any.whl", archive_info={})
     assert install_command("vlmkit-demo") == ('pip install --find-links "/the wheels" vlmkit-demo')
 
 
@@ -84,14 +87,14 @@ def test_from_sources_what_is_lacking_comes_from_them(environment: Path, tmp_pat
     assert told == f'pip install -e {new} timm -e "{other}[fast]" -e {third}'
     came_from(tmp_path, (root / "packages/vlmkit-core").as_uri(), dir_info={})
     assert install_command("vlmkit-third") == f"pip install {third}"
-    assert install_command("vlmkit-testing") == f'pip install "{root}/packages/vlmkit-core[testing]"'
+    assert install_command("vlmkit-testing") == f"pip install {root}/packages/vlmkit-testing"
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", '{"url": 7}', '{"url": "file:///nowhere"}'])
 def test_a_record_that_cannot_be_read_is_none(
     broken: str, environment: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "vlmkit-0.1.0.dist-info/direct_url.json").write_text(broken)
+    (tmp_path / "vlmkit_core-0.1.0.dist-info/direct_url.json").write_text(broken)
     assert install_command("a") == "pip install a"
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import PIL.Image
 import pytest
 from hypothesis import assume, given, settings, strategies as st
-from mock_model import picture, script, wait_until
 
 import vlmkit.ask.image
+from mock_model import picture, script, wait_until
 from vlmkit.ask.file_type import is_image
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import Message

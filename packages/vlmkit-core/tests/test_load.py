@@ -229,7 +229,7 @@ def noted(folder: Path, **sections: str) -> list[str]:
     config = Config(plugins=PluginSettings(files=(str(plugin),)), **chosen)  # type: ignore[arg-type]
     entry = ModelEntry(model="mock")
     with pytest.raises((EngineError, ConfigError, PluginError, KeyboardInterrupt)):
-        assemble(entry, config, load_plugins(config))
+        assemble(entry, config, load_plugins(config.plugins))
     log = plugin.with_suffix(".log")
     return log.read_text().splitlines() if log.exists() else []
 
@@ -268,7 +268,7 @@ def test_a_wrong_setting_of_the_last_component_costs_no_building(tmp_path: Path)
         sampler=Component(settings={"heat": 1}),
     )
     with pytest.raises(ConfigError, match="sampler 'array' has no setting 'heat'"):
-        assemble(ModelEntry(model="mock"), config, load_plugins(config))
+        assemble(ModelEntry(model="mock"), config, load_plugins(config.plugins))
     assert not plugin.with_suffix(".log").exists()
 
 
@@ -453,7 +453,7 @@ def test_a_missing_provider_is_explained_by_the_plugins_that_broke(tmp_path: Pat
 def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
     broken = plugin_file(tmp_path, "1 / 0")
     with pytest.raises(PluginError) as caught:
-        load_plugins(Config(plugins=PluginSettings(files=(str(broken),))))
+        load_plugins(PluginSettings(files=(str(broken),)))
     assert str(caught.value) == (
         f"plugin file {str(broken)!r} could not be loaded: ZeroDivisionError: division by zero"
     )
@@ -463,12 +463,12 @@ def test_a_broken_plugin_file_of_the_config_is_fatal(tmp_path: Path) -> None:
 def test_a_plugin_file_that_is_refused_says_what_to_do(tmp_path: Path) -> None:
     unmarked = plugin_file(tmp_path, "VLMKIT_API = 1\ndef vlmkit_register_samplers(registry): ...")
     with pytest.raises(PluginError) as caught:
-        load_plugins(Config(plugins=PluginSettings(files=(str(unmarked),))))
+        load_plugins(PluginSettings(files=(str(unmarked),)))
     assert caught.value.hint == "put @hookimpl above it"
 
 
 def test_blocked_plugins_offer_nothing() -> None:
-    plugins = load_plugins(Config(), environ={"VLMKIT_BLOCK": "nobody, VLMKIT_MOCK"})
+    plugins = load_plugins(PluginSettings(), environ={"VLMKIT_BLOCK": "nobody, VLMKIT_MOCK"})
     assert "mock" not in packaged_models(plugins)
     assert {p.name for p in plugins.found if p.blocked} == {"mock"}
 

@@ -5,13 +5,13 @@ import logging
 import threading
 
 import pytest
-from mock_model import script, wait_until
 
+from mock_model import script, wait_until
 from vlmkit.ask.message import Message
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import assemble, load_plugins
-from vlmkit.config import ModelEntry, read_config
+from vlmkit.config import ModelEntry, read_layers
 from vlmkit.config.providers import check_components
 from vlmkit.config.schema import json_schema
 from vlmkit.errors import ConfigError, EngineError, QueueFull, UnknownPlugin
@@ -23,6 +23,7 @@ from vlmkit.running.observers import Observers
 from vlmkit.running.request_log import RequestLog
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.seams.observer import Observer
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit.settings.request_log import RequestLogSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
@@ -284,13 +285,13 @@ def test_the_counters_are_sums_that_the_statistics_show():
 
 
 def settings_of(*assignments):
-    return read_config(environ={}, assignments=assignments)
+    return read_layers(environ={}, assignments=assignments).read()
 
 
 def test_each_pipeline_has_the_observers_that_the_config_names(tmp_path):
     file = tmp_path / "requests.jsonl"
     config = settings_of('observers.use=["log", "counters"]', f"observers.log.file={file}").config
-    plugins = load_plugins(config, environ={})
+    plugins = load_plugins(config.plugins, environ={})
     with Model(assemble(ModelEntry(model="mock"), config, plugins)) as model:
         model.generate("hello", max_tokens=2)
         assert set(model.stats().observed) == {"log", "counters"}
@@ -333,14 +334,14 @@ def test_each_pipeline_has_the_observers_that_the_config_names(tmp_path):
     ],
 )
 def test_a_mistake_in_the_section_is_named(assignments, kind, message, hint):
-    plugins = load_plugins(settings_of().config, environ={})
+    plugins = load_plugins(PluginSettings(), environ={})
     with pytest.raises(kind) as error:
         check_components(settings_of(*assignments).config, plugins)
     assert (str(error.value), error.value.hint) == (message, hint)
 
 
 def test_the_schema_lists_the_observers_and_their_settings():
-    plugins = load_plugins(settings_of().config, environ={})
+    plugins = load_plugins(PluginSettings(), environ={})
     section = json_schema(plugins)["properties"]["observers"]
     assert set(section["properties"]["use"]["items"]["enum"]) == {"auto", "counters", "log"}
     assert section["properties"]["log"]["properties"]["steps"]["description"]

@@ -7,8 +7,8 @@ import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mock_model import picture, script, wait_until
 
+from mock_model import picture, script, wait_until
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import ImagePart, Message, TextPart
 from vlmkit.ask.request import Request

@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import _adapters
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from vlmkit.config import Config
 from vlmkit.errors import ConfigError, PluginError, UnknownPlugin
 from vlmkit.plugins import api_version, hookspecs, loader
 from vlmkit.plugins.kinds import KINDS, Kind
@@ -399,10 +401,60 @@ def test_a_plugin_without_any_hook_is_refused(site: Site) -> None:
             "known: vlmkit_register_tokenizers, vlmkit_register_media_encoders, "
             "vlmkit_register_engines, vlmkit_register_schedulers, vlmkit_register_samplers, "
             "vlmkit_register_proposers, vlmkit_register_constraints, vlmkit_register_observers, "
-            "vlmkit_register_media_loaders, vlmkit_register_tool_sources, "
-            "vlmkit_register_monitors, vlmkit_register_models, vlmkit_register_commands"
+            "vlmkit_register_media_loaders, vlmkit_register_models, vlmkit_register_commands"
         ),
     )
+
+
+TABLES = """
+import msgspec
+from vlmkit.plugins.kinds import Kind
+
+class Own(msgspec.Struct): ...
+
+ONE = Kind("codec", None, "one", "what packs numbers")
+VLMKIT_API = 1
+VLMKIT_KINDS = (ONE,)
+VLMKIT_TABLES = {tables}
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ("[Own]", "VLMKIT_TABLES is of type 'list'"),
+        ("{7: Own}", "VLMKIT_TABLES has 7"),
+        ("{'a b': Own}", "VLMKIT_TABLES has 'a b'"),
+        ("{'own': Own()}", "VLMKIT_TABLES has 'own'"),
+        ("{'codec': ONE}", "VLMKIT_TABLES has 'codec'"),
+        ("{'engine': Own}", "there is a table 'engine' in the config already"),
+        ("{'pipeline': Own}", "there is a table 'pipeline' in the config already"),
+    ],
+)
+def test_a_table_that_cannot_be_a_plugins_is_refused(site: Site, tables: str, message: str) -> None:
+    site.install("tables", TABLES.replace("{tables}", tables))
+    assert refusal(site.load(), "tables")[0].startswith(message)
+
+
+def test_two_plugins_cannot_own_one_table(site: Site) -> None:
+    for number in (1, 2):
+        text = TABLES.replace('"codec"', f'"codec_{number}"').replace("{tables}", "{'own': Own}")
+        site.install(f"tables-{number}", text)
+    assert refusal(site.load(), "tables-2")[0] == "there is a table 'own' in the config already"
+
+
+def test_every_table_of_the_core_is_reserved() -> None:
+    fields = {field.encode_name for field in msgspec.structs.fields(Config)}
+    assert fields - loader.Plugins().sections.keys() == loader.RESERVED_TABLES
+
+
+def test_a_hook_for_a_kind_of_the_server_says_what_to_install_without_it(site: Site) -> None:
+    site.install("watch", sampler("x").replace("_samplers", "_monitors"))
+    message, hint = refusal(site.load(), "watch")
+    assert message == (
+        "hook 'vlmkit_register_monitors' is of a kind that vlmkit-server owns, which is not loaded"
+    )
+    assert "vlmkit-server" in hint
 
 
 def test_a_hook_that_returns_what_it_should_register_is_refused(site: Site) -> None:

@@ -162,7 +162,7 @@ def test_a_url_is_fetched_where_that_is_allowed_and_nowhere_else(model, web):
     assert "fetch" in caught.value.hint
     fetch = {"enabled": True, "allow_http": True}
     with (
-        vlmkit.load("mock", server={"fetch": fetch}) as fetching,
+        vlmkit.load("mock", fetch=fetch) as fetching,
         pytest.raises(ImageError) as caught,
     ):
         fetching.generate("what?", images=web)  # a private address, as for clients of a server

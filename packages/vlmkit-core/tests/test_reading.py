@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from mock_model import picture, script, wait_until
 
+from mock_model import picture, script, wait_until
 from vlmkit.ask.image import Image
 from vlmkit.ask.message import ImagePart, Message, TextPart
 from vlmkit.ask.request import Request
@@ -21,11 +21,11 @@ from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.step import WorkItem
 from vlmkit.settings.scheduler import SchedulerSettings
-from vlmkit_testing import new_sequence
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_testing import new_sequence
 
 TEXTS = ["a", "an old red house by the sea", "an old red house by the river, far from all roads"]
 LAST, MEAN, CLS = Pooling(), Pooling("mean"), Pooling("cls", normalises=False)

@@ -1,7 +1,6 @@
 """A registry says what it has, picks what can serve, and explains what cannot."""
 
 import asyncio
-import functools
 import inspect
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,8 +208,6 @@ def test_every_member_of_each_protocol_is_needed() -> None:
         "constraints",
         "observers",
         "media_loaders",
-        "tool_sources",
-        "monitors",
     }
 
 
@@ -339,32 +336,6 @@ def test_a_member_that_is_not_what_the_protocol_says_is_refused(
         f"media encoder 'odd' from 'my-plugin' was built as {make.__name__!r}, which does not fit "
         f"the protocol MediaEncoder: {problem}"
     )
-
-
-async def describe(name: str) -> Any: ...
-
-
-@functools.wraps(describe)
-def counted(name: str) -> Any:
-    return describe(name)
-
-
-def promised(name: str) -> "asyncio.Future[Any]":
-    return asyncio.ensure_future(describe(name))
-
-
-@pytest.mark.parametrize("own", [describe, counted, promised, functools.partial(describe)])
-def test_what_is_waited_for_may_be_promised_in_other_ways(own: Any) -> None:
-    registry = Registries("my-plugin").tool_sources
-    registry.add("tools", lambda _: part("tool_sources", describe=own))
-    assert registry.build("tools", {}, BuildContext())
-
-
-def test_what_is_waited_for_and_promises_nothing_is_refused() -> None:
-    registry = Registries("my-plugin").tool_sources
-    registry.add("tools", lambda _: part("tool_sources", describe=lambda name: {}))
-    with pytest.raises(PluginError, match="'describe' is no async function, but is waited for"):
-        registry.build("tools", {}, BuildContext())
 
 
 async def built_later(context: BuildContext) -> Any: ...

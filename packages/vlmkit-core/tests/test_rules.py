@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+
 from mock_model import answers, hesitant, script
 from spelling import SpellingCompiler
-
 from vlmkit.ask.constraint import OneOf
 from vlmkit.ask.message import Message
 from vlmkit.ask.request import Request
@@ -14,8 +14,8 @@ from vlmkit.errors import ConstraintError, RequestError
 from vlmkit.running.bits import holds
 from vlmkit.running.rules import AllowedTokens, BadWords, RuledGuide, spellings
 from vlmkit.seams.sampler import FOLLOWED
-from vlmkit_testing import new_sequence
 from vlmkit_mock.engine import MockEngine
+from vlmkit_testing import new_sequence
 
 VOCAB = 40
 

@@ -4,16 +4,16 @@ import asyncio
 
 import numpy as np
 import pytest
-from mock_model import picture, script, wait_until
-from replicas import Replicas
 
 import vlmkit
+from mock_model import picture, script, wait_until
+from replicas import Replicas
 from vlmkit.errors import EngineError
 from vlmkit.seams.runner import Runner
-from vlmkit_testing import RunnerContract
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_testing import RunnerContract
 
 CRASH = script(text="abc", crash_at_token=1)
 

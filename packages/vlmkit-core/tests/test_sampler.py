@@ -17,7 +17,7 @@ from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.sampler import FOLLOWED, Row
 from vlmkit.seams.sequence import Sequence
 from vlmkit.seams.step import WorkItem
-from vlmkit_testing import sampler_subject
+from vlmkit_testing.contracts import sampler_subject
 
 VOCAB = 50
 

@@ -1,8 +1,8 @@
 """The loop tells an engine what may be shared when a block of it is whole, not at each token."""
 
 import pytest
-from mock_model import hesitant, script
 
+from mock_model import hesitant, script
 from vlmkit.ask.message import Message
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams

@@ -13,7 +13,7 @@ from hypothesis import example, given, strategies as st
 import vlmkit
 from vlmkit.assembly import assemble, chosen
 from vlmkit.cli.doctor import verdicts
-from vlmkit.config import Component, Config, ModelEntry, read_config
+from vlmkit.config import Component, Config, ModelEntry, read_layers
 from vlmkit.errors import CheckpointError, PluginError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.model_uri import model_uri, scheme_of, shown, without_secrets
@@ -184,11 +184,11 @@ def test_no_secret_of_a_reference_is_told_or_logged(
 
 def test_secrets_of_configured_models_are_not_shown() -> None:
     uri, models = "s3://me:hush@bucket/tiny?token=hush", ["s3://me:hush@bucket/a", {"model": "b"}]
-    config = read_config(environ={}, arguments={"model": uri})
+    config = read_layers(environ={}, arguments={"model": uri}).read()
     settings = {setting.path: setting.shown for setting in config.settings()}
     assert settings["model"] == "s3://***@bucket/tiny"
     several = {"models": [{"model": m} if isinstance(m, str) else m for m in models]}
-    layered = read_config(environ={}, arguments=several)
+    layered = read_layers(environ={}, arguments=several).read()
     assert "hush" not in str([setting.shown for setting in layered.settings()])
     assert layered.config.entries()[0].names == ("s3://***@bucket/a",)
 

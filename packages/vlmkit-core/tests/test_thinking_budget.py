@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from mock_model import answers, hesitant, script
 from test_rules import Guesser
 
+from mock_model import answers, hesitant, script
 from vlmkit.ask.message import Message
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.ask.request import Request
@@ -21,8 +21,8 @@ from vlmkit.running.thinking_budget import thinking_budget
 from vlmkit.seams.chat_format import Mark
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.sampler import FOLLOWED
-from vlmkit_testing import new_sequence
 from vlmkit_mock.engine import MockEngine
+from vlmkit_testing import new_sequence
 
 TEXTS = ["<", "a>", "</", "a", " ", "b", ">", "<a>", "</a>"]
 """What tokens 0 to 8 spell; the marks are ``<a>`` and ``</a>``."""

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings, strategies as st
-from mock_model import script, wait_until
 
+from mock_model import script, wait_until
 from vlmkit.ask.message import Message, TextPart
 from vlmkit.ask.request import BACKGROUND, Request
 from vlmkit.ask.sampling import SamplingParams
@@ -17,10 +17,10 @@ from vlmkit.seams.engine import EngineLimits
 from vlmkit.seams.prompt import Prompt
 from vlmkit.seams.sequence import Sequence
 from vlmkit.settings.scheduler import SchedulerSettings
-from vlmkit_testing.contracts.strict_cache import StrictCache
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_testing.contracts.strict_cache import StrictCache
 
 
 @dataclass(eq=False)

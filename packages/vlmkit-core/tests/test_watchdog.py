@@ -4,8 +4,8 @@ import logging
 import threading
 
 import pytest
-from mock_model import script, wait_until
 
+from mock_model import script, wait_until
 from vlmkit.errors import EngineFailed
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from spelling import SpellingCompiler
-
 from vlmkit.plugins.hookspecs import hookimpl
 
 VLMKIT_API = (1, 0)

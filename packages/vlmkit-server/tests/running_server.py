@@ -27,19 +27,20 @@ from vlmkit.pipeline import Pipeline
 from vlmkit.running.blame import UNKNOWN, Makers
 from vlmkit.running.constraints import MakeCompiler
 from vlmkit.running.scheduler import ContinuousScheduler
-from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit.seams.runner import Runner
-from vlmkit_server.offer import Loader, Offer
-from vlmkit_server.run import Server
-from vlmkit_server.tools.toolbox import Toolbox
-from vlmkit_server.work.service import Service
+from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.scheduler import SchedulerSettings
-from vlmkit_server.settings.server import ServerSettings
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_server.interfaces.monitor import Monitor
+from vlmkit_server.offer import Loader, Offer
+from vlmkit_server.run import Server
+from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.tools.toolbox import Toolbox
+from vlmkit_server.work.service import Service
 
 
 def mock_pipeline(
@@ -177,13 +178,14 @@ def running(
     toolbox: Toolbox | None = None,
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
     makers: Makers = UNKNOWN,
+    fetch: FetchSettings | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Run a server in a thread of this process; what is under way at the end is soon cut off."""
     settings = {"drain_timeout_s": 0.5} | settings
     served = {"mock": mock_pipeline()} if models is None else models
     settled = ServerSettings(port=0, **settings)
-    service = Service(served, settled, toolbox, monitors, makers=makers)
+    service = Service(served, settled, toolbox, monitors, makers=makers, fetch=fetch)
     server = Server(service)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

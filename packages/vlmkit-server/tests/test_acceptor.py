@@ -66,7 +66,7 @@ PROGRAM = textwrap.dedent("""
     from pathlib import Path
     logging.basicConfig(level=logging.INFO)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
+    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parents[2] / "tests")]
     from running_server import mock_pipeline
     from vlmkit_server.run import serve
     from vlmkit_server.settings.server import ServerSettings

@@ -21,7 +21,7 @@ PROGRAM = textwrap.dedent("""
     import json, logging, os, sys
     from pathlib import Path
     logging.basicConfig(level=logging.INFO)
-    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
+    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parents[2] / "tests")]
     import msgspec
     from running_server import mock_pipeline
     from vlmkit.pipeline import Pipeline

@@ -4,17 +4,17 @@ import pytest
 from bodies import MINIMAL, with_field
 from litestar.routes import HTTPRoute
 from running_server import chat, mock_pipeline, running
-from spelling import SpellingCompiler
 
+from spelling import SpellingCompiler
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.sampler import ArraySampler
 from vlmkit.seams.sampler import FOLLOWED
-from vlmkit_server.app import create_app
-from vlmkit_server.fields.forms import Formed
-from vlmkit_server.fields.table import TABLE
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_server.app import create_app
+from vlmkit_server.fields.forms import Formed
+from vlmkit_server.fields.table import TABLE
 
 
 def told(server, name="mock"):

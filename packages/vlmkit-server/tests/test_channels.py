@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 import openai
 import pytest
 from running_server import running, scripted
-from spelling import SpellingCompiler
 
+from spelling import SpellingCompiler
 from vlmkit.ask.constraint import Lark
 from vlmkit.kit.call_formats import CHANNELS
 from vlmkit.kit.channel_reader import ChannelReader

@@ -7,9 +7,9 @@ import openai
 import pytest
 from openai.types import Completion, completion_create_params as openai_params
 from running_server import chat, eventually, mock_pipeline, running, scripted
-from spelling import SpellingCompiler
 
 import vlmkit
+from spelling import SpellingCompiler
 from vlmkit.ask.request import Request
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit_server.completions.wire import CompletionRequest

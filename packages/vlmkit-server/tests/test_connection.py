@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from vlmkit_server.http.connection import Connection
 from vlmkit_server.run import Server
 
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 PAIRS = [(Connection, HttpToolsProtocol), (Server, uvicorn.Server)]
 
 

@@ -19,7 +19,7 @@ from running_server import eventually, listening
 
 pytestmark = pytest.mark.posix
 
-GUIDE = Path(__file__).parents[4] / "docs/how-to/run-a-service.md"
+GUIDE = Path(__file__).parents[3] / "docs/how-to/run-a-service.md"
 PART = GUIDE.read_text().partition("## Run it under systemd\n")[2].partition("\n## ")[0]
 [CONFIG], [UNIT], [COMMANDS] = (
     re.findall(rf"```{language}\n(.*?)```", PART, re.DOTALL)

@@ -19,7 +19,7 @@ PROGRAM = textwrap.dedent("""
     import json, logging, sys
     from pathlib import Path
     logging.basicConfig(level=logging.INFO)
-    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parent)]
+    sys.path += [sys.argv[1], str(Path(sys.argv[1]).parents[2] / "tests")]
     from replicas import Replicas
     from running_server import mock_pipeline
     from vlmkit_server.run import serve

@@ -16,9 +16,10 @@ from vlmkit.ask.media import FilePart
 from vlmkit.errors import ImageError, OutOfMemory
 from vlmkit.kit.image_fetcher import ImageFetcher
 from vlmkit.kit.public_address import is_public
+from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.chat.convert import Converter
 from vlmkit_server.chat.wire import CHAT
-from vlmkit_server.settings.server import FetchSettings, ServerSettings
+from vlmkit_server.settings.server import ServerSettings
 
 CONTENT = b"x" * 1000
 PICTURE = base64.b64decode(picture(9, 7).partition(",")[2])
@@ -238,15 +239,15 @@ def test_a_file_over_the_limit_is_given_up_while_it_comes(site):
 
 
 def test_a_fetched_file_is_opened_like_any_other(site):
-    settings = ServerSettings(fetch=FetchSettings(enabled=True, allow_http=True))
-    fetcher = ImageFetcher(settings.fetch, may_connect=lambda _: True)
+    settings = FetchSettings(enabled=True, allow_http=True)
+    fetcher = ImageFetcher(settings, may_connect=lambda _: True)
 
     def convert(*paths):
         parts = [image_part(f"{site.url}{path}") for path in paths]
         body = chat(messages=[{"role": "user", "content": parts}])
         with mock_pipeline() as pipeline:
             request, _ = CHAT.read(json.dumps(body).encode())
-            converting = Converter(settings, fetcher).request(request, pipeline.facts, "id")
+            converting = Converter(ServerSettings(), fetcher).request(request, pipeline.facts, "id")
             return asyncio.run(converting)[0]
 
     (part,) = convert("/picture").messages[0].parts

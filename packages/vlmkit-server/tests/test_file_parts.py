@@ -10,8 +10,8 @@ from anthropic_client import ask, body, client_of, text, user
 from running_server import chat, image_part, mock_pipeline, picture, running
 
 from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit.settings.fetch import FetchSettings
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit_server.settings.server import FetchSettings
 
 URL = picture(9, 7)
 PICTURE = base64.b64decode(URL.partition(",")[2])

@@ -13,7 +13,7 @@ from running_server import chat, eventually, mock_pipeline, process, running
 from vlmkit_server.offer import Offer
 from vlmkit_server.settings.fleet import FleetSettings
 
-GUIDE = (Path(__file__).parents[4] / "docs/how-to/serve.md").read_text()
+GUIDE = (Path(__file__).parents[3] / "docs/how-to/serve.md").read_text()
 MIB = 2**20
 
 

@@ -13,13 +13,13 @@ from vlmkit.ask.request import Request
 from vlmkit.errors import VlmkitError
 from vlmkit.pipeline import Pipeline
 from vlmkit.seams.observer import Observer
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_server.fleet import load_thread
 from vlmkit_server.fleet.fleet import Fleet
 from vlmkit_server.fleet.roster import Roster
 from vlmkit_server.settings.fleet import FleetSettings
-from vlmkit_mock.engine import MockEngine
-from vlmkit_mock.settings import MockEngineSettings
-from vlmkit_mock.tokenizer import MockTokenizer
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 4}
 BUDGET_BYTES = 4

@@ -4,8 +4,8 @@ import json
 
 import pytest
 from running_server import chat, mock_pipeline, running
-from spelling import Spelling, SpellingCompiler
 
+from spelling import Spelling, SpellingCompiler
 from vlmkit.ask.constraint import JsonObject, JsonSchema, Lark, OneOf, Regex
 from vlmkit.errors import RequestError
 from vlmkit_server.chat.wire import CHAT

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
-from spelling import SpellingCompiler
 
-from vlmkit_server.prompts.wire_generate import GENERATE
+from spelling import SpellingCompiler
 from vlmkit_mock import vocabulary as v
+from vlmkit_server.prompts.wire_generate import GENERATE
 
 PATH = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"

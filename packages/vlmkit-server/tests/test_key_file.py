@@ -11,10 +11,10 @@ import pytest
 
 from vlmkit.cli import run
 from vlmkit.errors import ConfigError
+from vlmkit.settings.scope import SCOPES
 from vlmkit_server.identity import key_file
 from vlmkit_server.identity.key import Key, digest_of, made
 from vlmkit_server.identity.key_file import Revoked, add_line, read_lines, valid_keys
-from vlmkit.settings.scope import SCOPES
 
 
 @pytest.fixture

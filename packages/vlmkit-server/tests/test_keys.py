@@ -11,13 +11,13 @@ from litestar.routes import HTTPRoute
 from running_server import chat, eventually, http_client, running
 
 from vlmkit.errors import ConfigError
+from vlmkit.settings.scope import SCOPES
 from vlmkit_server.app import create_app
 from vlmkit_server.identity.key import made
 from vlmkit_server.identity.key_file import Revoked, add_line
-from vlmkit_server.work.service import Service
 from vlmkit_server.settings.fleet import FleetSettings
-from vlmkit.settings.scope import SCOPES
 from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.work.service import Service
 
 LIVENESS = {"/healthz", "/health", "/ping"}
 SPECIAL = {

@@ -8,8 +8,8 @@ import pytest
 from running_server import chat, eventually, process
 
 from vlmkit.assembly import load_plugins
-from vlmkit.config import read_config
 from vlmkit.config.schema import json_schema
+from vlmkit.settings.plugins import PluginSettings
 
 OTHERWISE = {
     "server.port": 0,
@@ -41,7 +41,7 @@ def whole_numbers(schema, path=""):
 
 @pytest.fixture(scope="module")
 def numbers():
-    schema = json_schema(load_plugins(read_config(environ={}).config, environ={}))
+    schema = json_schema(load_plugins(PluginSettings(), environ={}))
     return dict(whole_numbers(schema))
 
 

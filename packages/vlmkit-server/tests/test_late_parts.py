@@ -18,7 +18,7 @@ pytestmark = pytest.mark.posix
 
 @pytest.fixture(autouse=True)
 def _finds_its_modules(monkeypatch):
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parents[2] / "tests"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 

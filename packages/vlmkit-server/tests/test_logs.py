@@ -34,9 +34,9 @@ from vlmkit_server.logs.audit import MAX_STRANGERS, AuditLog
 from vlmkit_server.logs.flood import MAX_KINDS, Floods
 from vlmkit_server.logs.format import JsonFormat, TextFormat
 from vlmkit_server.logs.line_file import LateLineFile, LineFile
-from vlmkit_server.work.service import Service
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.work.service import Service
 
 SECRET = "ZxSecretQy"
 
@@ -543,7 +543,7 @@ def test_what_an_unexpected_error_says_is_for_debugging_alone(caplog, monkeypatc
     with running() as server:
         for level, is_told in ((logging.INFO, False), (logging.DEBUG, True)):
             caplog.clear()
-            with caplog.at_level(level, "vlmkit"):
+            with caplog.at_level(level, "vlmkit_server"):
                 assert server.post(chat()).status_code == 500
             assert "builtins.ValueError" in caplog.text
             assert (SECRET in caplog.text) == is_told

@@ -7,9 +7,9 @@ import openai
 import pytest
 from running_server import chat, eventually, mock_pipeline, running, scripted
 
+from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit_server.identity.key import made
 from vlmkit_server.identity.key_file import add_line
-from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit_server.settings.server import DataSettings
 
 HEADER = "x-vlmkit-max-tokens"

@@ -25,8 +25,8 @@ from running_server import (
     said,
     scripted,
 )
-from spelling import SpellingCompiler
 
+from spelling import SpellingCompiler
 from vlmkit.ask.constraint import OneOf
 
 

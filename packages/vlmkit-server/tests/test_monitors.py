@@ -9,13 +9,13 @@ from running_server import chat, eventually, mock_pipeline, running, scripted
 
 from vlmkit.pipeline import Pipeline
 from vlmkit.running.blame import Makers
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_server.interfaces.monitor import Monitor, Page
 from vlmkit_server.offer import Offer
 from vlmkit_server.operate import metrics
-from vlmkit_server.work.monitors import Monitors
 from vlmkit_server.settings.fleet import FleetSettings
-from vlmkit_mock.engine import MockEngine
-from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_server.work.monitors import Monitors
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OWN = "00-0af7651916cd43dd8448eb211c80319c-00000000000000ff-01"

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.posix
 MARKER = "ZxMarkerQy"
 KEY = f"{MARKER} key"  # no name: a header of the answer names ignored keys that are
 MAX_DEPTH = 7
-OWN_LOGGERS = ("vlmkit", "uvicorn", "litestar")
+OWN_LOGGERS = ("vlmkit", "vlmkit_server", "uvicorn", "litestar")
 TEST_LOGGERS = ("httpx", "httpcore", "hypothesis", "faker")
 VALUES: tuple[Any, ...] = (
     MARKER,

@@ -29,9 +29,9 @@ from vlmkit.errors import ConfigError
 from vlmkit_server.identity.key import made
 from vlmkit_server.identity.key_file import add_line, read_lines
 from vlmkit_server.limits.cost import NOTHING
-from vlmkit_server.work.service import Service
 from vlmkit_server.settings.limits import LimitsSettings
 from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.work.service import Service
 
 MANY = "1000000/day"
 

@@ -9,6 +9,7 @@ from msgspec.structs import fields
 from running_server import running
 
 from vlmkit.kit.call_formats import CHANNELS, FORMATS
+from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.batches.wire import BatchBody, BatchesQuery, BatchRequest
 from vlmkit_server.batches.wire_messages import (
     MessageBatchesQuery,
@@ -21,13 +22,12 @@ from vlmkit_server.messages.wire import CountRequest, DocumentBlock, MessagesReq
 from vlmkit_server.responses.wire import InputTokensRequest, Item, ResponsesRequest
 from vlmkit_server.settings.server import (
     DataSettings,
-    FetchSettings,
     FilesSettings,
     ResponsesSettings,
     ServerSettings,
 )
 
-DOCS = Path(__file__).parents[4] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 REFERENCE = (DOCS / "reference/http.md").read_text()
 GUIDE = (DOCS / "how-to/serve.md").read_text()
 GUIDE_TO_BATCHES = (DOCS / "how-to/serve-files-and-batches.md").read_text()
@@ -97,7 +97,8 @@ def test_the_guides_example_config_is_valid():
     import tomllib
 
     table = tomllib.loads(re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)[0])
-    assert msgspec.convert(table["server"], ServerSettings).fetch.enabled
+    assert msgspec.convert(table["server"], ServerSettings)
+    assert msgspec.convert(table["fetch"], FetchSettings).enabled
 
 
 def test_the_guides_clients_work(tmp_path, monkeypatch, capsys):

@@ -19,14 +19,15 @@ from vlmkit.ask.message import ImagePart
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.errors import RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher
+from vlmkit.settings.fetch import FetchSettings
+from vlmkit.settings.images import ImageLimits
+from vlmkit.settings.pipeline import PipelineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_server.chat.convert import Converter
 from vlmkit_server.chat.images import Images
 from vlmkit_server.chat.wire import CHAT as CHAT_BODY
+from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.work.offload import OffloadExecutor
-from vlmkit.settings.images import ImageLimits
-from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit_server.settings.server import FetchSettings, ServerSettings
-from vlmkit_mock.tokenizer import MockTokenizer
 
 CHAT = "/v1/chat/completions/render"
 

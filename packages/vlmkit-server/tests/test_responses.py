@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel
 from responding import PATH, body, checked, events, image, refused, text, user, whole
 from running_server import eventually, mock_pipeline, picture, running, scripted
-from spelling import SpellingCompiler
 
+from spelling import SpellingCompiler
 from vlmkit.ask.constraint import OneOf
 
 TOOL = {

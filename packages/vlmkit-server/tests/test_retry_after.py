@@ -11,10 +11,10 @@ from vlmkit_server.fleet.roster import Roster
 from vlmkit_server.fleet.served_model import ServedModel
 from vlmkit_server.http.errors import LONGEST_WAIT_S, RETRY_AFTER_S, waiting_s
 from vlmkit_server.offer import Offer
-from vlmkit_server.work import service
-from vlmkit_server.work.service import Service
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.work import service
+from vlmkit_server.work.service import Service
 
 
 class Clock:

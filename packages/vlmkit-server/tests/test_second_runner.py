@@ -5,10 +5,10 @@ import socket
 
 import openai
 import pytest
-from replicas import Replicas
 from running_server import chat, eventually, image_part, mock_pipeline, picture, running, scripted
 
 import vlmkit
+from replicas import Replicas
 from vlmkit.errors import EngineError
 from vlmkit_server.app import create_app
 from vlmkit_server.run import serve

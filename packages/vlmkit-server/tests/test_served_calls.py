@@ -13,8 +13,8 @@ from responding import body, checked, events, refused, whole
 from running_server import Running, asked, eventually, mock_pipeline, running, said
 from serving_tools import Tools, calls
 
-from vlmkit_server.tools.toolbox import Toolbox
 from vlmkit_mock.settings import Reply, ScriptedCall
+from vlmkit_server.tools.toolbox import Toolbox
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 _EVENT: TypeAdapter[Any] = TypeAdapter(BetaRawMessageStreamEvent)

@@ -11,10 +11,10 @@ from running_server import Running, chat, eventually, mock_pipeline, running
 from serving_tools import Tools, calls
 
 from vlmkit.errors import ConfigError
-from vlmkit_server.tools.toolbox import Toolbox
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit_testing import ToolSourceContract
 from vlmkit_mock.settings import Reply, ScriptedCall
+from vlmkit_server.tools.toolbox import Toolbox
+from vlmkit_testing import ToolSourceContract
 
 
 class TestTools(ToolSourceContract):

@@ -107,7 +107,7 @@ def test_a_key_that_is_encrypted_is_told_and_nobody_is_asked_for_its_password(tm
 def test_the_guides_list_for_strangers_does_what_it_says(tmp_path):
     """As it stands, but for the address, which is this machine's own, and a mock to be served."""
     pytest.importorskip("vlmkit_hf")
-    guide = (Path(__file__).parents[4] / "docs/how-to/secure-a-server.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs/how-to/secure-a-server.md").read_text()
     part = guide.partition("### Before strangers reach it")[2].partition("\n## ")[0]
     [config], [command] = (
         re.findall(rf"```{language}\n(.*?)```", part, re.DOTALL) for language in ("toml", "console")

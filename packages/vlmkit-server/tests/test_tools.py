@@ -5,8 +5,8 @@ import json
 import openai
 import pytest
 from running_server import asked, chat, mock_pipeline, running, scripted
-from spelling import SpellingCompiler
 
+from spelling import SpellingCompiler
 from vlmkit.ask.constraint import OneOf
 
 TOOL = {

@@ -109,7 +109,7 @@ def test_the_error_of_a_body_without_a_content_type_has_the_header_to_add(one):
     assert '"content":"hello"' in ran(f"{command} {header}")
 
 
-PICTURE = Path(__file__).parents[4] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png"
+PICTURE = Path(__file__).parents[3] / "plugins/vlmkit-demo/src/vlmkit_demo/pictures/shapes.png"
 JSON = '-H "Content-Type: application/json"'
 COMMON_COMMANDS = (
     f"""curl -s -X POST URL/v1/chat/completions \\

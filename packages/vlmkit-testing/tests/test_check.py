@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import spelling
 from vlmkit.assembly import load_plugins
-from vlmkit.config import read_config
+from vlmkit.config import Config
 from vlmkit.errors import PluginError
 from vlmkit.kit.install_command import install_command
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit_testing.verify import contracts
 
 BROKEN = """
@@ -111,7 +113,7 @@ def test_what_needs_a_model_is_skipped_without_one(tmp_path: Path) -> None:
 
 def test_what_it_says_it_cannot_do_is_no_fault(tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY)
-    shutil.copy(Path(__file__).with_name("spelling.py"), tmp_path)
+    shutil.copy(Path(spelling.__file__), tmp_path)
     code, report = checked(tmp_path, "picky", "mock", "--set", 'plugins=["picky.py"]')
     assert (code, report["failed"]) == (0, 0)
     reasons = {(f["kind"], f["reason"]) for f in report["findings"] if f["outcome"] == "skipped"}
@@ -260,9 +262,9 @@ def test_no_tool_is_called_unless_that_is_allowed(hopeless: Path) -> None:
 
 def test_without_pytest_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    config = read_config(environ={}).config
+    config = Config()
     with pytest.raises(PluginError) as error:
-        contracts.check("array", load_plugins(config, environ={}), config, None)
+        contracts.check("array", load_plugins(PluginSettings(), environ={}), config, None)
     assert str(error.value) == "contracts are run by pytest: hypothesis is not installed"
     assert error.value.hint == install_command("vlmkit-testing")
 

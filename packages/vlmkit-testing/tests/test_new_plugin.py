@@ -12,10 +12,12 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from vlmkit.errors import ConfigError
-from vlmkit.plugins import project
 from vlmkit.plugins.kinds import COMMAND, KINDS, PROPOSER, SAMPLER
+from vlmkit_server.plugin import VLMKIT_KINDS
+from vlmkit_testing import project
 
-NAMES = {kind.name: f"my-{kind.name.replace('_', '-')}" for kind in KINDS}
+ALL_KINDS = (*KINDS, *VLMKIT_KINDS)
+NAMES = {kind.name: f"my-{kind.name.replace('_', '-')}" for kind in ALL_KINDS}
 WORDS = ("yourname", "yoursummary", "yourkind", "yourneeds", "yourtests")
 
 
@@ -24,7 +26,7 @@ def written(made_once):
     """Give a folder with a project of each kind, and a site that has all of them installed."""
 
     def write(root):
-        for kind in KINDS:
+        for kind in ALL_KINDS:
             made = project.write(kind, root / "projects" / kind.name, NAMES[kind.name])
             described = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
             info = root / "site" / f"{made.distribution.replace('-', '_')}-0.1.0.dist-info"
@@ -58,7 +60,7 @@ def outcomes(root):
         timeout=1000,
         check=False,
     )
-    found = {kind.name: {"passed": 0, "skipped": 0, "failed": []} for kind in KINDS}
+    found = {kind.name: {"passed": 0, "skipped": 0, "failed": []} for kind in ALL_KINDS}
     for case in ET.parse(root / "report.xml").iter("testcase"):
         kind = case.get("classname").split(".")[1]
         kept = {child.tag for child in case} & {"failure", "error", "skipped"}
@@ -69,7 +71,7 @@ def outcomes(root):
     return found
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+@pytest.mark.parametrize("kind", [kind.name for kind in ALL_KINDS])
 def test_the_tests_of_a_new_project_pass(kind, written):
     outcome = outcomes(written)[kind]
     assert outcome["failed"] == []
@@ -91,7 +93,7 @@ def test_all_of_them_can_be_installed_side_by_side(written):
     assert not [p["source"] for p in found["plugins"] if p["error"] and "-my-" in p["source"]]
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+@pytest.mark.parametrize("kind", [kind.name for kind in ALL_KINDS])
 def test_a_project_says_who_it_is_and_leaves_its_license_to_its_author(kind, written):
     folder = written / "projects" / kind
     described = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
@@ -99,7 +101,7 @@ def test_a_project_says_who_it_is_and_leaves_its_license_to_its_author(kind, wri
     assert described["name"] == f"vlmkit-{name}"
     assert {"vlmkit-plugin", f"vlmkit-{kind.replace('_', '-')}"} <= set(described["keywords"])
     assert "license" not in described
-    assert described["dependencies"][0] == "vlmkit>=0.1,<0.2"
+    assert described["dependencies"][0] == "vlmkit-core>=0.1,<0.2"
     assert not {"LICENSE", "COPYING"} & {path.name for path in folder.iterdir()}
     assert (folder / f"src/vlmkit_{name.replace('-', '_')}/py.typed").is_file()
     texts = {p: p.read_text() for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
@@ -107,7 +109,7 @@ def test_a_project_says_who_it_is_and_leaves_its_license_to_its_author(kind, wri
     assert f"vlmkit plugins check {' '.join(check_of(kind))}\n" in texts[folder / "README.md"]
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+@pytest.mark.parametrize("kind", [kind.name for kind in ALL_KINDS])
 def test_a_project_names_what_it_imports(kind, written):
     folder = written / "projects" / kind
     described = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
@@ -115,7 +117,9 @@ def test_a_project_names_what_it_imports(kind, written):
     tested = named | {
         re.match(r"[\w-]+", need)[0] for need in described["optional-dependencies"]["test"]
     }
-    homes = {"PIL": "pillow", "array_api_compat": "array-api-compat", "pytest": "vlmkit"}
+    homes = {"PIL": "pillow", "array_api_compat": "array-api-compat", "pytest": "vlmkit-testing"}
+    homes |= {"vlmkit": "vlmkit-core", "vlmkit_server": "vlmkit-server"}
+    homes |= {"vlmkit_testing": "vlmkit-testing"}
     own = described["name"].replace("-", "_")
     for place, known in (("src", named), ("tests", tested)):
         sources = [path.read_text() for path in (folder / place).rglob("*.py")]
@@ -226,13 +230,13 @@ def test_a_kind_that_is_none_is_told_with_those_that_are(tmp_path):
 
 
 def test_there_is_a_template_of_every_kind_and_of_nothing_else():
-    kinds = {kind.name for kind in KINDS}
+    kinds = {kind.name for kind in ALL_KINDS}
     assert set(project.EXAMPLES) == kinds
     assert {path.name for path in project.TEMPLATES.iterdir()} == kinds | {project.COMMON}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+@pytest.mark.parametrize("kind", [kind.name for kind in ALL_KINDS])
 def test_a_provider_of_a_new_project_is_checked_without_its_tests(kind, written):
     done = subprocess.run(
         [sys.executable, "-m", "vlmkit", "plugins", "check", *check_of(kind), "--json"],

@@ -21,10 +21,10 @@ from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.step import StepOutput
-from vlmkit_testing.verify.answers import agreements
-from vlmkit_testing.verify.features import Difference, differences, levels_of
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_testing.verify.answers import agreements
+from vlmkit_testing.verify.features import Difference, differences, levels_of
 
 ENCODERS = """
 import dataclasses

@@ -8,8 +8,8 @@ import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_testing import ModelContract
 from vlmkit_demo import plugin
+from vlmkit_testing import ModelContract
 
 FILES = {
     "chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",

@@ -1,7 +1,7 @@
 """llguidance keeps the contract."""
 
-from vlmkit_testing import ConstraintContract
 from vlmkit_guidance.compiler import GuidanceCompiler
+from vlmkit_testing import ConstraintContract
 
 
 class TestGuidanceCompiler(ConstraintContract):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from vlmkit.kit.checkpoint import Checkpoint
-from vlmkit_testing import TokenizerContract
 from vlmkit_hf.tokenizer import HfTokenizer
+from vlmkit_testing import TokenizerContract
 
 SMALLER: dict[str, Mapping[str, Any]] = {
     "qwen2_vl": {"min_pixels": 28 * 28, "max_pixels": 28 * 28},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmkit_testing import ModelContract
 from vlmkit_hf import plugin
+from vlmkit_testing import ModelContract
 
 FETCH = """
 from vlmkit_hf.hub import fetching

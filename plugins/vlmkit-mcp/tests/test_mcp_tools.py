@@ -13,9 +13,9 @@ import pytest
 from vlmkit.ask.message import TextPart
 from vlmkit.errors import ConfigError, EngineError
 from vlmkit.settings.images import ImageLimits
-from vlmkit_testing import ToolSourceContract
 from vlmkit_mcp.settings import McpServer, McpSettings
 from vlmkit_mcp.tools import McpTools
+from vlmkit_testing import ToolSourceContract
 
 COMMAND = (sys.executable, str(Path(__file__).with_name("tool_server.py")))
 ALLOWED = ("say", "show", "broken", "fail", "hang", "die", "environ", "number")

@@ -10,12 +10,12 @@ from vlmkit.errors import EngineError, RequestError
 from vlmkit.model import Model
 from vlmkit.pipeline import Pipeline
 from vlmkit.seams.prompt import Prompt
-from vlmkit_testing import picture
 from vlmkit_mock.answer import answer_to
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEncoderSettings, MockEngineSettings, Reply, Script
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_testing import picture
 
 
 def assemble(

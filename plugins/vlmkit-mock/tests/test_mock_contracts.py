@@ -5,6 +5,12 @@ from collections.abc import Mapping
 from vlmkit.ask.message import Message
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot, Prompt
+from vlmkit_mock import plugin
+from vlmkit_mock.engine import MockEngine
+from vlmkit_mock.settings import MockEngineSettings
+from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_mock.vocabulary import REASONING, REASONING_END, SPECIAL_TOKENS
 from vlmkit_testing import (
     EngineContract,
     MediaEncoderContract,
@@ -13,12 +19,6 @@ from vlmkit_testing import (
     awkward_pictures,
     picture,
 )
-from vlmkit_mock import plugin
-from vlmkit_mock.engine import MockEngine
-from vlmkit_mock.settings import MockEngineSettings
-from vlmkit_mock.tokenizer import MockTokenizer
-from vlmkit_mock.vision_encoder import MockVisionEncoder
-from vlmkit_mock.vocabulary import REASONING, REASONING_END, SPECIAL_TOKENS
 
 
 class TestMockTokenizer(TokenizerContract):

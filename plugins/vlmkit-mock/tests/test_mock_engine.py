@@ -9,12 +9,12 @@ import pytest
 from vlmkit.errors import ConfigError, EngineError
 from vlmkit.seams.prompt import Prompt, PromptPlan
 from vlmkit.seams.step import WorkItem
-from vlmkit_testing import EngineHost, picture
-from vlmkit_testing.contracts.engine_host import item_of
-from vlmkit_testing.contracts.engine_sequence import EngineSequence
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_testing import EngineHost, picture
+from vlmkit_testing.contracts.engine_host import item_of
+from vlmkit_testing.contracts.engine_sequence import EngineSequence
 
 SMALL = MockEngineSettings(capacity_tokens=128, max_sequence_tokens=100, max_chunk_tokens=64)
 

@@ -9,9 +9,10 @@ import pytest
 from test_dashboard import SERIES
 
 from vlmkit.assembly import load_plugins
-from vlmkit.config import read_config
-from vlmkit_server.server_parts import monitors
+from vlmkit.config import read_layers
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit_monitor import genai
+from vlmkit_server.server_parts import monitors
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/observe.md").read_text()
 
@@ -23,8 +24,9 @@ def blocks(language):
 def test_its_config_builds_the_monitors_that_it_says(tmp_path):
     (toml,) = blocks("toml")
     (tmp_path / "vlmkit.toml").write_text(toml)
-    config = read_config(tmp_path / "vlmkit.toml", environ={}).config
-    built = monitors(config, load_plugins(config, environ={}))
+    layers = read_layers(tmp_path / "vlmkit.toml", environ={})
+    plugins = load_plugins(PluginSettings(), environ={})
+    built = monitors(layers.read(plugins.tables).config, plugins)
     assert list(built) == ["prometheus"]
     for monitor in built.values():
         monitor.close()

@@ -5,10 +5,10 @@ from collector import attributes, collecting
 from served import scripted, seen, served
 
 from vlmkit.errors import ConfigError
-from vlmkit_testing import MonitorContract
 from vlmkit_monitor import genai
 from vlmkit_monitor.otlp import OtlpMonitor
 from vlmkit_monitor.settings import OtlpSettings
+from vlmkit_testing import MonitorContract
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

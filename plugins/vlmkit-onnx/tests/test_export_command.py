@@ -10,15 +10,15 @@ from click.testing import CliRunner
 
 import vlmkit
 from vlmkit.assembly import load_plugins
-from vlmkit.config import Config
 from vlmkit.errors import CheckpointError, PluginUnavailable
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.kit.install_command import install_command
 from vlmkit.plugins.registry import BuildContext, Provider
-from vlmkit_testing import CommandContract
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit_onnx import text_side
 from vlmkit_onnx.export.command import Progress, export_command, warnings_of
 from vlmkit_onnx.folder import export_cache, manifest
+from vlmkit_testing import CommandContract
 
 
 class TestExport(CommandContract):
@@ -58,7 +58,7 @@ def test_a_folder_becomes_a_folder_of_graphs(tmp_path: Path) -> None:
     import zoo
 
     zoo.save("llama", tmp_path / "model")
-    offered = BuildContext(registries=load_plugins(Config()).by_kind)
+    offered = BuildContext(registries=load_plugins(PluginSettings()).by_kind)
     result = CliRunner().invoke(
         export_command(offered),
         [str(tmp_path / "model"), str(tmp_path / "out"), "--precision", "int8"],

@@ -16,10 +16,10 @@ from vlmkit.ask.pages import Pages
 from vlmkit.errors import MediaError, RequestError
 from vlmkit.settings.images import ImageLimits
 from vlmkit.settings.pipeline import PipelineSettings
-from vlmkit_testing import MediaLoaderContract
 from vlmkit_pdf import process
 from vlmkit_pdf.loader import PdfLoader
 from vlmkit_pdf.settings import PdfSettings
+from vlmkit_testing import MediaLoaderContract
 
 BOUNDS = PipelineSettings()
 PATIENT_S = 1000.0  # the machine may be busy

@@ -7,15 +7,17 @@ with vlmkit.load("demo") as model:
 
 These few names are what programs and plugins start from; each is imported when it is first used,
 so ``import vlmkit`` costs nothing. Public are also :mod:`vlmkit.ask`, :mod:`vlmkit.seams`,
-:mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit_testing`, :mod:`vlmkit.errors`, and of
-:mod:`vlmkit.plugins` the modules ``hookspecs``, ``kinds`` and ``registry``. What stands elsewhere
-may change with any version.
+:mod:`vlmkit.settings`, :mod:`vlmkit.kit`, :mod:`vlmkit.errors`, and of :mod:`vlmkit.plugins` the
+modules ``hookspecs``, ``kinds`` and ``registry``. What stands elsewhere may change with any
+version.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vlmkit._version import __version__
+from vlmkit.deprecated import MovedModules
 
 if TYPE_CHECKING:
     from vlmkit.ask.completion import Completion
@@ -51,6 +53,8 @@ __all__ = [
     "hookimpl",
     "load",
 ]
+
+sys.meta_path.insert(0, MovedModules())
 
 _HOMES = {
     "API_VERSION": "plugins.hookspecs",

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_config
+from vlmkit.config import COMPONENTS, GROUPS, Component, Config, ModelEntry, read_layers
 from vlmkit.config.paths import expanded
 from vlmkit.config.providers import (
     check_groups,
@@ -27,7 +27,7 @@ from vlmkit.config.providers import (
     with_provider_paths,
 )
 from vlmkit.config.structs import SECTIONS
-from vlmkit.config.text_side import renderers
+from vlmkit.config.text_side import WorkerProcesses, renderers
 from vlmkit.errors import (
     CheckpointError,
     ConfigError,
@@ -46,6 +46,7 @@ from vlmkit.plugins.registry import BuildContext, Provider, Registry, tell_nobod
 from vlmkit.seams.constraint import Vocabulary
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.request_field import RequestField
+from vlmkit.settings.plugins import PluginSettings
 from vlmkit.sources import Check, name_of, reference_of, resolve, wrong_type
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def load(
     if on_stage is not None and not callable(on_stage):
         raise wrong_type("on_stage", on_stage, "a function", "print")
     if isinstance(config, Config):
-        layered = read_config(environ={}, base=config, arguments=sections)
+        layers = read_layers(environ={}, base=config, arguments=sections)
     elif isinstance(config, Mapping):
         raise ConfigError(
             "config is the path of a TOML file or a Config, and was a mapping",
@@ -100,15 +101,15 @@ def load(
                 "config", config, "the path of a TOML file or a Config", '"vlmkit.toml"'
             )
         file = None if config is None else Path(config)
-        layered = read_config(file, arguments=sections)
+        layers = read_layers(file, arguments=sections)
     entry = ModelEntry(model=reference_of(model), revision=revision)
-    plugins = load_plugins(layered.config)
-    config = with_provider_paths(layered, plugins).config
+    plugins = load_plugins(layers.plugins())
+    config = with_provider_paths(layers.read(plugins.tables), plugins).config
     runner = assemble(entry, config, plugins, on_stage or notebook_stages())
     from vlmkit.kit.image_source import fetcher_of
     from vlmkit.model import Model  # commands that run none import no arrays
 
-    return Model(runner, fetcher_of(config.server.fetch))
+    return Model(runner, fetcher_of(config.fetch))
 
 
 def fetch(
@@ -128,8 +129,9 @@ def fetch(
         ConfigError: a setting is unknown or its value is not what was expected.
         CheckpointError: the model cannot be found, or its files are broken.
     """
-    config = read_config().config
-    plugins = load_plugins(config)
+    layers = read_layers()
+    plugins = load_plugins(layers.plugins())
+    config = layers.read(plugins.tables).config
     return resolve(reference_of(model), plugins, revision or config.revision, check=check)
 
 
@@ -168,7 +170,7 @@ def refuse_unservable(
 
 
 def load_plugins(
-    config: Config,
+    settings: PluginSettings,
     *,
     environ: Mapping[str, str] | None = None,
     diagnoses: bool = False,
@@ -179,7 +181,7 @@ def load_plugins(
     Where ``plugins.only`` names some, of those that are installed only these are imported.
 
     Args:
-        config: names the files, and who may be loaded.
+        settings: name the files, and the distributions that may be loaded.
         environ: has VLMKIT_BLOCK; that of the process when None.
         diagnoses: take note of a plugin file that cannot be loaded, as of any other plugin.
         is_lenient: take note of a wrong name in ``plugins.only``, too.
@@ -189,10 +191,10 @@ def load_plugins(
         PluginError: a plugin file that the config names cannot be loaded.
     """
     block = (os.environ if environ is None else environ).get("VLMKIT_BLOCK", "").split(",")
-    files = [expanded(file) for file in config.plugins.files]
-    plugins = loader.load(files=files, block=block, only=config.plugins.only, is_lenient=is_lenient)
+    files = [expanded(file) for file in settings.files]
+    plugins = loader.load(files=files, block=block, only=settings.only, is_lenient=is_lenient)
     if not diagnoses:
-        refuse_broken_files(config, plugins)
+        refuse_broken_files(settings, plugins)
     return plugins
 
 
@@ -202,14 +204,18 @@ def assemble(
     plugins: Plugins,
     on_stage: OnStage | None = None,
     observers: "Mapping[str, MakeObserver]" = MappingProxyType({}),
-    num_renderers: int = 0,
-    *,
-    is_served: bool = False,
+    workers: WorkerProcesses | None = None,
 ) -> "Runner":
     """Build a runner; errors as for :func:`load`.
 
-    ``observers`` are made besides the config's. Of ``num_renderers`` processes, 0 makes prompts in
-    threads. What is late is built now if it is served: all requests would wait for it.
+    Args:
+        entry: the model.
+        config: how it is built.
+        plugins: of what.
+        on_stage: called with the name of each stage as it begins.
+        observers: what makes observers besides the config's, by name.
+        workers: the processes beside this one, of a model that is served. What is late is then
+            built now: all requests would wait for it.
     """
     tell = on_stage or tell_nobody
     tell("model files")
@@ -238,8 +244,6 @@ def assemble(
             if close := getattr(parts[section], "close", None):
                 built.callback(close)
         for section in GROUPS:
-            if SECTIONS[section].part_of == "server":
-                continue
             registry, group = registry_of(plugins, section), config.group(section)
             parts[section] = members(registry, group, context, built)
         makers = makers_of(plugins, choice, parts)
@@ -249,9 +253,9 @@ def assemble(
                 built.callback(observer.close)
         _show_pictures(parts, choice, context)
         own = choice["tokenizer"]
-        pool = renderers(num_renderers, parts, own, config, context, name_of(entry))
+        pool = renderers(workers, parts, own, config, context, name_of(entry))
         parts["renderers"] = built.enter_context(pool) if pool else None
-        parts["constraint_worker"] = _constraint_worker(choice, config, context, is_served)
+        parts["constraint_worker"] = _constraint_worker(choice, config, context, workers)
         from vlmkit.kit.pooling import read_pooling  # commands that run none import no arrays
         from vlmkit.pipeline import Pipeline
 
@@ -266,7 +270,7 @@ def assemble(
         )
         built.pop_all()  # the runner closes them from now on
         built.callback(runner.close)
-        if is_served and "constraint" in parts:
+        if workers is not None and "constraint" in parts:
             tell("constraint")
             runner.prepare()
         built.pop_all()
@@ -279,11 +283,11 @@ def _constraint_worker(
     choice: Mapping[str, tuple[str, dict[str, Any]]],
     config: Config,
     context: BuildContext,
-    is_served: bool,
+    workers: WorkerProcesses | None,
 ) -> "ConstraintWorker | None":
     """Return what tries constraints, if there are any and a process can be forked."""
     compiler = choice.get("constraint")
-    if compiler is None or not is_served or not config.server.constraint_workers:
+    if compiler is None or workers is None or not workers.compiles_constraints:
         return None
     if not hasattr(os, "fork"):
         log.warning("constraints are compiled in the server's process: this system has no fork")

@@ -10,7 +10,6 @@ import os
 import msgspec
 
 from vlmkit.assembly import load_plugins
-from vlmkit.config import Config
 from vlmkit.config.constraint_plan import ConstraintPlan
 from vlmkit.config.providers import registry_of
 from vlmkit.errors import PluginUnavailable, VlmkitError
@@ -48,7 +47,7 @@ def built(plan: ConstraintPlan) -> ConstraintCompiler:
     Raises:
         VlmkitError: it cannot be built.
     """
-    plugins = load_plugins(Config(plugins=plan.plugins))
+    plugins = load_plugins(plan.plugins)
     context = BuildContext(
         plan.reference,
         plan.checkpoint,

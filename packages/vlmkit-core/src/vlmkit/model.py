@@ -76,7 +76,7 @@ class Model:
         Args:
             prompt: a question, or messages, also as dictionaries of OpenAI's API.
             images: a picture to show with the question, or several: paths, bytes, PIL images or
-                arrays, ``data:`` and ``file:`` URLs, and ``http(s)`` URLs where ``server.fetch``
+                arrays, ``data:`` and ``file:`` URLs, and ``http(s)`` URLs where ``fetch.enabled``
                 allows them; or a :class:`vlmkit.ask.message.ImagePart`, which also says how large
                 it is shown. A media loader opens what is no image, such as each page of a PDF file.
             media: sounds and the like to go with it, one or several: paths or bytes of files that

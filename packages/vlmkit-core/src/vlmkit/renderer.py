@@ -15,7 +15,6 @@ import msgspec
 
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.assembly import load_plugins
-from vlmkit.config import Config
 from vlmkit.config.providers import makers_of, registry_of
 from vlmkit.config.text_side import Part, TextSide
 from vlmkit.errors import PluginUnavailable, VlmkitError
@@ -62,7 +61,7 @@ def built(plan: TextSide) -> Prompts:
     Raises:
         VlmkitError: a part of it cannot be built.
     """
-    plugins = load_plugins(Config(plugins=plan.plugins))
+    plugins = load_plugins(plan.plugins)
     context = BuildContext(
         plan.reference, plan.checkpoint, revision=plan.revision, registries=plugins.by_kind
     )

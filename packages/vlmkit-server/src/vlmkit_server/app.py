@@ -42,10 +42,10 @@ from vlmkit_server.prompts.render import RenderController
 from vlmkit_server.prompts.tokens import TokensController
 from vlmkit_server.responses.route import ResponsesController
 from vlmkit_server.responses.store import ResponseStore
+from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.work.detached import Detached
 from vlmkit_server.work.gate import Gate
 from vlmkit_server.work.service import Service
-from vlmkit_server.settings.server import ServerSettings
 
 
 def create_app(
@@ -69,11 +69,10 @@ def create_app(
         service = models
     else:
         service = Service(models, settings or ServerSettings())
-    fetch = service.settings.fetch
     data = service.settings.data
     on_disk = FilesOnDisk(Folder(data, files_of(service.settings))) if data.folder else None
     files: KeptFiles = on_disk or FilesInMemory(FileStore(service.settings.files))
-    fetcher = ImageFetcher(fetch) if fetch.enabled else None
+    fetcher = ImageFetcher(service.fetch) if service.fetch.enabled else None
     converter = Converter(service.settings, fetcher, files, service.offload)
     scraper = scraper or Scraper(service)
     responses, detached = ResponseStore(service.settings.responses), Detached(service)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vlmkit.model import Model
 from vlmkit.seams.runner import Runner
-from vlmkit_server.settings.fleet import OnFailure, When
+from vlmkit.settings.lifecycle import OnFailure, When
 
 Served = Runner | Model
 """Who answers; of a model, its runner does."""

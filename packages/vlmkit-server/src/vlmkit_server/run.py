@@ -30,8 +30,7 @@ from vlmkit._version import __version__
 from vlmkit.errors import ConfigError
 from vlmkit.kit import heap
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit_server.interfaces.monitor import Monitor, Page
-from vlmkit_server.interfaces.tool_source import ToolSource
+from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.app import create_app
 from vlmkit_server.fleet.fleet import OnLoaded
 from vlmkit_server.http.acceptor import Acceptor
@@ -40,14 +39,16 @@ from vlmkit_server.http.connection import Connection
 from vlmkit_server.http.errors import Unavailable
 from vlmkit_server.http.listening import health_listener, listener, shown
 from vlmkit_server.http.open_files import SpareFile, room_for_connections
+from vlmkit_server.interfaces.monitor import Monitor, Page
+from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_server.offer import Loader, Offer, Served
 from vlmkit_server.operate.health_listener import HealthListener
 from vlmkit_server.operate.metrics import Scraper
 from vlmkit_server.operate.notify import Notifier
 from vlmkit_server.operate.supervisor import Supervisor
+from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
 from vlmkit_server.work.service import KnownFields, Service
-from vlmkit_server.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ def serve(
     models: Mapping[str, Served | Loader | Offer],
     settings: ServerSettings | None = None,
     *,
+    fetch: FetchSettings | None = None,
     tool_sources: Mapping[str, ToolSource] = MappingProxyType({}),
     monitors: Mapping[str, Monitor] = MappingProxyType({}),
     request_fields: KnownFields = MappingProxyType({}),
@@ -75,6 +77,7 @@ def serve(
             offers, which say more of when that is done. Those run one after the other in a thread
             of their own, while the port answers already.
         settings: the defaults when None.
+        fetch: whether images are fetched that requests name by URL; none are when None.
         tool_sources: whose tools requests may ask for; they are closed at the end.
         monitors: who looks on; they are closed at the end. How the requests of a model fare they
             are told by their observers, which are the pipeline's.
@@ -94,7 +97,7 @@ def serve(
     if settings.tls_certificate or settings.tls_private_key:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings)
     toolbox = Toolbox(tool_sources, makers)
-    service = Service(models, settings, toolbox, monitors, request_fields, makers)
+    service = Service(models, settings, toolbox, monitors, request_fields, makers, fetch)
     service.fleet.on_loaded = partial(_settle, on_loaded)
     with contextlib.ExitStack() as last:
         try:

@@ -1,85 +1,31 @@
 """Contracts that every component must keep: inherit one in your plugin's tests and fill it in.
 
-Public. Each protocol of :mod:`vlmkit.seams` has a class here whose test methods pytest collects
-from your subclass. Needs pytest and hypothesis (the extra ``vlmkit-testing``); the core never
-imports this package, but for ``vlmkit plugins check``.
+Public. Each protocol of :mod:`vlmkit.seams` and of :mod:`vlmkit_server.interfaces` has a class here
+whose test methods pytest collects from your subclass. Contracts of what a server owns need
+vlmkit-server. Each name is imported when it is first used.
 """
 
-try:
-    import hypothesis  # noqa: F401 - asked for here, and used by nearly all contracts
-    import pytest
-except ModuleNotFoundError as error:
-    from vlmkit.kit.install_command import install_command
+import importlib
+from typing import TYPE_CHECKING, Any
 
-    brings = install_command("vlmkit-testing")
-    raise ModuleNotFoundError(
-        f"no module named {error.name!r}, which contracts need: {brings}",
-        name=error.name,
-    ) from None
-
-pytest.register_assert_rewrite(
-    *(
-        f"vlmkit_testing.{name}"
-        for name in (
-            "command_contract",
-            "constraint_contract",
-            "engine_contract",
-            "engine_host",
-            "engine_life_contract",
-            "engine_prefix_contract",
-            "engine_room_contract",
-            "engine_rows_contract",
-            "engine_subject",
-            "engine_sequence",
-            "media_encoder_contract",
-            "media_loader_contract",
-            "model_contract",
-            "monitor_contract",
-            "observer_contract",
-            "proposer_contract",
-            "runner_contract",
-            "chance",
-            "sampler_batch_contract",
-            "sampler_chance_contract",
-            "sampler_contract",
-            "sampler_params_contract",
-            "scheduler_contract",
-            "scheduler_rules",
-            "scheduler_sharing_contract",
-            "scheduler_simulation",
-            "scheduler_subject",
-            "scheduler_turns_contract",
-            "strict_cache",
-            "tokenizer_contract",
-            "tokenizer_image_sizes_contract",
-            "tokenizer_media_contract",
-            "tokenizer_prompt_contract",
-            "tokenizer_reader_contract",
-            "tokenizer_subject",
-            "tool_source_contract",
-        )
-    )
-)
-
-from vlmkit_testing.contracts.command_contract import (  # noqa: E402 - after the rewrite hook
-    CommandContract,
-)
-from vlmkit_testing.contracts.constraint_contract import ConstraintContract  # noqa: E402
-from vlmkit_testing.contracts.engine_contract import EngineContract  # noqa: E402
-from vlmkit_testing.contracts.engine_host import EngineHost  # noqa: E402
-from vlmkit_testing.contracts.media_encoder_contract import MediaEncoderContract  # noqa: E402
-from vlmkit_testing.contracts.media_loader_contract import MediaLoaderContract  # noqa: E402
-from vlmkit_testing.contracts.model_contract import ModelContract  # noqa: E402
-from vlmkit_testing.contracts.monitor_contract import MonitorContract  # noqa: E402
-from vlmkit_testing.contracts.observer_contract import ObserverContract  # noqa: E402
-from vlmkit_testing.contracts.pictures import awkward_pictures, picture  # noqa: E402
-from vlmkit_testing.contracts.proposer_contract import ProposerContract  # noqa: E402
-from vlmkit_testing.contracts.runner_contract import RunnerContract  # noqa: E402
-from vlmkit_testing.contracts.sampler_contract import SamplerContract  # noqa: E402
-from vlmkit_testing.contracts.scheduler_contract import SchedulerContract  # noqa: E402
-from vlmkit_testing.contracts.sequences import new_sequence  # noqa: E402
-from vlmkit_testing.contracts.tokenizer_contract import TokenizerContract  # noqa: E402
-from vlmkit_testing.contracts.tool_source_contract import ToolSourceContract  # noqa: E402
+if TYPE_CHECKING:
+    from vlmkit_testing.contracts.command_contract import CommandContract
+    from vlmkit_testing.contracts.constraint_contract import ConstraintContract
+    from vlmkit_testing.contracts.engine_contract import EngineContract
+    from vlmkit_testing.contracts.engine_host import EngineHost
+    from vlmkit_testing.contracts.media_encoder_contract import MediaEncoderContract
+    from vlmkit_testing.contracts.media_loader_contract import MediaLoaderContract
+    from vlmkit_testing.contracts.model_contract import ModelContract
+    from vlmkit_testing.contracts.monitor_contract import MonitorContract
+    from vlmkit_testing.contracts.observer_contract import ObserverContract
+    from vlmkit_testing.contracts.pictures import awkward_pictures, picture
+    from vlmkit_testing.contracts.proposer_contract import ProposerContract
+    from vlmkit_testing.contracts.runner_contract import RunnerContract
+    from vlmkit_testing.contracts.sampler_contract import SamplerContract
+    from vlmkit_testing.contracts.scheduler_contract import SchedulerContract
+    from vlmkit_testing.contracts.sequences import new_sequence
+    from vlmkit_testing.contracts.tokenizer_contract import TokenizerContract
+    from vlmkit_testing.contracts.tool_source_contract import ToolSourceContract
 
 __all__ = [
     "CommandContract",
@@ -101,3 +47,45 @@ __all__ = [
     "new_sequence",
     "picture",
 ]
+
+_MODULES = {
+    "CommandContract": "command_contract",
+    "ConstraintContract": "constraint_contract",
+    "EngineContract": "engine_contract",
+    "EngineHost": "engine_host",
+    "MediaEncoderContract": "media_encoder_contract",
+    "MediaLoaderContract": "media_loader_contract",
+    "ModelContract": "model_contract",
+    "MonitorContract": "monitor_contract",
+    "ObserverContract": "observer_contract",
+    "ProposerContract": "proposer_contract",
+    "RunnerContract": "runner_contract",
+    "SamplerContract": "sampler_contract",
+    "SchedulerContract": "scheduler_contract",
+    "TokenizerContract": "tokenizer_contract",
+    "ToolSourceContract": "tool_source_contract",
+    "awkward_pictures": "pictures",
+    "new_sequence": "sequences",
+    "picture": "pictures",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.contracts.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "vlmkit_server":
+            raise
+        from vlmkit.kit.install_command import install_command
+
+        raise ModuleNotFoundError(
+            f"{name} is of a kind that vlmkit-server owns: {install_command('vlmkit-server')}",
+            name=error.name,
+        ) from None
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

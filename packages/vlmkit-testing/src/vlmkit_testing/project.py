@@ -13,13 +13,16 @@ from pathlib import Path
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.plugins.kinds import Kind
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 COMMON = "common"
 PREFIX = "vlmkit-"
 MAX_NAME_CHARS = 40
 NAME = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
 TAKEN = frozenset(
-    {"demo", "guidance", "heif", "hf", "mcp", "mock", "monitor", "onnx", "pdf", "torch", "typical"}
+    {
+        *("core", "demo", "guidance", "heif", "hf", "mcp", "mock", "monitor", "onnx", "pdf"),
+        *("server", "testing", "torch", "typical"),
+    }
 )
 """Names of distributions that belong to vlmkit."""
 MEANINGFUL = frozenset({"auto", "builtin", "none", "vlmkit"})
@@ -44,6 +47,7 @@ class Template:
 
 
 MSGSPEC, NUMPY, CLICK = "msgspec>=0.22", "numpy>=2.1", "click>=8.2"
+SERVER = "vlmkit-server>=0.1,<0.2"
 EXAMPLES = {
     "tokenizer": Template("Characters as tokens, for vlmkit", tried_with="tests/model"),
     "media_encoder": Template(
@@ -66,9 +70,9 @@ EXAMPLES = {
     "observer": Template("A line of CSV for each request to vlmkit", (MSGSPEC,)),
     "media_loader": Template("Pages of TIFF files as pictures, for vlmkit", ("pillow>=13",)),
     "tool_source": Template(
-        "A tool that calculates, for vlmkit", (MSGSPEC,), tried_with="--call-tools"
+        "A tool that calculates, for vlmkit", (MSGSPEC, SERVER), tried_with="--call-tools"
     ),
-    "monitor": Template("Requests by route and status as JSON, for vlmkit", (MSGSPEC,)),
+    "monitor": Template("Requests by route and status as JSON, for vlmkit", (MSGSPEC, SERVER)),
     "model": Template("Models in one folder, by short names, for vlmkit"),
     "command": Template(
         "Asks a model of vlmkit about every picture in a folder", (CLICK,), ("vlmkit-mock",)
@@ -141,7 +145,7 @@ def _refuse_name(name: str, kind: Kind[object]) -> None:
             f"to {MAX_NAME_CHARS} characters, and begin with a letter",
             hint="give one by --name, or name the folder so",
         )
-    if name in TAKEN | MEANINGFUL | kind.reserved:
+    if name in {*TAKEN, *MEANINGFUL, *kind.reserved}:
         raise ConfigError(
             f"plugin name {name!r} is one of vlmkit's own", hint="give another by --name"
         )

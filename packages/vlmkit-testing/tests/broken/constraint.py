@@ -4,9 +4,9 @@ import time
 import unicodedata
 
 import numpy as np
-from spelling import Spelling, SpellingCompiler
 
 from broken.broken import Broken, Table
+from spelling import Spelling, SpellingCompiler
 from vlmkit.ask.constraint import OneOf
 from vlmkit_testing import ConstraintContract
 from vlmkit_testing.contracts.constraint_contract import TRIED

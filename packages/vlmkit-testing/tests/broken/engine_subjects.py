@@ -9,11 +9,11 @@ from vlmkit.ask.message import Message
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import Prompt
-from vlmkit_testing import EngineContract, picture
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.settings import MockEngineSettings
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_testing import EngineContract, picture
 
 
 class OnAttention(EngineContract):

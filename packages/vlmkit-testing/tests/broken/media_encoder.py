@@ -12,9 +12,9 @@ from broken.broken import Broken, Table
 from vlmkit.ask.message import Message
 from vlmkit.seams.features import MediaFeatures
 from vlmkit.seams.prompt import MediaSlot
-from vlmkit_testing import MediaEncoderContract, picture
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vision_encoder import MockVisionEncoder
+from vlmkit_testing import MediaEncoderContract, picture
 
 
 class HonestEncoder(MockVisionEncoder):

@@ -10,8 +10,8 @@ from honest.monitor import Tally, Tokens
 from broken.broken import Broken, Table
 from vlmkit.ask.completion import Chunk
 from vlmkit.errors import VlmkitError
-from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Page, ServerState
 from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Page, ServerState
 from vlmkit_testing import MonitorContract
 
 

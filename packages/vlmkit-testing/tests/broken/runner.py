@@ -6,18 +6,18 @@ import threading
 from pickle import PicklingError
 
 import pytest
-from mock_model import script
 
 import vlmkit
 from broken.broken import Broken, Table
+from mock_model import script
 from vlmkit.ask.completion import Timings
 from vlmkit.errors import RequestError, VlmkitError
 from vlmkit.running.scheduler import ContinuousScheduler
 from vlmkit.seams.runner import CONSTRAINT
 from vlmkit.settings.scheduler import SchedulerSettings
-from vlmkit_testing import RunnerContract
 from vlmkit_mock.engine import MockEngine
 from vlmkit_mock.tokenizer import MockTokenizer
+from vlmkit_testing import RunnerContract
 
 
 class CountsItsFacts(vlmkit.Pipeline):

@@ -24,9 +24,9 @@ from vlmkit.seams.chat_format import Mark
 from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.seams.reader import AnswerReader
 from vlmkit.seams.tokenizer import PLAIN
-from vlmkit_testing import TokenizerContract
 from vlmkit_mock.tokenizer import MockTokenizer, MockTokenStream
 from vlmkit_mock.vocabulary import END, REASONING, REASONING_END, SPECIAL_TOKENS
+from vlmkit_testing import TokenizerContract
 
 
 class ParsesSpecialTexts(MockTokenizer):

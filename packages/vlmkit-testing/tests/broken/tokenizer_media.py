@@ -15,9 +15,9 @@ from vlmkit.ask.message import ImagePart, Message, image_parts_of
 from vlmkit.ask.prompt_options import PromptOptions
 from vlmkit.seams.prompt import MediaSlot, Prompt
 from vlmkit.seams.tokenizer import PLAIN
-from vlmkit_testing import TokenizerContract
 from vlmkit_mock.tokenizer import MockTokenizer
 from vlmkit_mock.vocabulary import IMAGE
+from vlmkit_testing import TokenizerContract
 
 
 class LeavesFilesOut(Changed):

@@ -1,8 +1,8 @@
 """Compilers that allow the usual tokens alone where only one text can follow, or one pattern."""
 
 import numpy as np
-from spelling import Spelling, SpellingCompiler
 
+from spelling import Spelling, SpellingCompiler
 from vlmkit.ask.constraint import Regex
 from vlmkit.errors import ConstraintError
 

@@ -10,7 +10,7 @@ import click
 
 import vlmkit
 from vlmkit.errors import VlmkitError
-from vlmkit_server.settings.server import FetchSettings
+from vlmkit.settings.fetch import FetchSettings
 from vlmkit_mcp.late_model import LateModel
 from vlmkit_mcp.pictures import Pictures
 

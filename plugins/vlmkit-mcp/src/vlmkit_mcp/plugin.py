@@ -5,8 +5,8 @@ from typing import Any
 
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_mcp.settings import McpSettings
+from vlmkit_server.interfaces.tool_source import ToolSource
 
 VLMKIT_API = (1, 0)
 

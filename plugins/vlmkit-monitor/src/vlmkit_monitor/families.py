@@ -9,9 +9,9 @@ from prometheus_client.core import (
     Metric,
 )
 
-from vlmkit_server.interfaces.monitor import ModelState, ServerState
 from vlmkit_monitor.names import METRICS, Named
 from vlmkit_monitor.tally import Buckets, Tally
+from vlmkit_server.interfaces.monitor import ModelState, ServerState
 
 _MODEL_STATES = ("unloaded", "waiting", "loading", "ready", "unloading", "failed")
 _COUNTED = {

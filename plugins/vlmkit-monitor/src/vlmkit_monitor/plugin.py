@@ -6,8 +6,8 @@ from vlmkit.kit.install_command import install_command
 from vlmkit.kit.objection import Objection
 from vlmkit.plugins.hookspecs import hookimpl
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_monitor.settings import OtlpSettings, PrometheusSettings
+from vlmkit_server.interfaces.monitor import Monitor
 
 VLMKIT_API = (1, 0)
 
@@ -30,6 +30,10 @@ def _why_no_otlp() -> str | None:
     )
 
 
+def _can_serve(_: object) -> None:
+    """Have ``auto`` take it: it sends nothing by itself."""
+
+
 def _build_prometheus(context: BuildContext) -> Monitor:
     from vlmkit_monitor.prometheus import PrometheusMonitor
 
@@ -49,6 +53,7 @@ def vlmkit_register_monitors(registry: Registry[Monitor]) -> None:
         "prometheus",
         _build_prometheus,
         why_not=_why_no_prometheus,
+        cannot_serve=_can_serve,
         settings=PrometheusSettings,
         description="numbers for Prometheus at /metrics",
     )

@@ -11,13 +11,13 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
 from vlmkit.seams.observer import Observer
 from vlmkit_monitor.families import Families
 from vlmkit_monitor.request_tally import RequestTally
 from vlmkit_monitor.settings import PrometheusSettings
 from vlmkit_monitor.tally import Tally
 from vlmkit_monitor.vllm_names import vllm_families
+from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, Monitor, Page, ServerState
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_CODES = 256  # far more than there are; no label may have more values than that

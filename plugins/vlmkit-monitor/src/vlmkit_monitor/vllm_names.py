@@ -14,9 +14,9 @@ from prometheus_client.core import (
     Metric,
 )
 
-from vlmkit_server.interfaces.monitor import ModelState, ServerState
 from vlmkit_monitor.families import text
 from vlmkit_monitor.tally import Tally
+from vlmkit_server.interfaces.monitor import ModelState, ServerState
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"

@@ -19,13 +19,13 @@ from vlmkit.errors import CheckpointError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.prompt import Prompt
-from vlmkit_testing import EngineContract
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.decoders.concat_decoder import ConcatDecoder
 from vlmkit_onnx.folder.community import community_layout
 from vlmkit_onnx.prompts.graph_embeddings import GraphEmbeddings
 from vlmkit_onnx.settings import EngineSettings
 from vlmkit_onnx.trials.continuity import refuse_discontinuous
+from vlmkit_testing import EngineContract
 
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16

@@ -10,7 +10,6 @@ from vlmkit.errors import ConfigError
 from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.prompt import Prompt
-from vlmkit_testing import EngineContract
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.decoders.masked_decoder import MaskedDecoder
 from vlmkit_onnx.folder import external_data
@@ -21,6 +20,7 @@ from vlmkit_onnx.settings import EngineSettings
 from vlmkit_onnx.trials.continuity import refuse_discontinuous
 from vlmkit_onnx.trials.invariance import keeps_rows_apart
 from vlmkit_onnx.trials.neighbours import tokens_without_effect
+from vlmkit_testing import EngineContract
 
 pytestmark = pytest.mark.torch
 SLOTS, SLOT_TOKENS, NUM_TOKENS = 4, 96, 16

@@ -11,9 +11,9 @@ from vlmkit.kit.checkpoint import Checkpoint
 from vlmkit.plugins.registry import BuildContext
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.prompt import Prompt
-from vlmkit_testing import EngineContract
 from vlmkit_onnx.build import build_engine
 from vlmkit_onnx.settings import EngineSettings
+from vlmkit_testing import EngineContract
 
 CONFIG = {"hidden_size": 16, "num_attention_heads": 1, "max_position_embeddings": 60}
 

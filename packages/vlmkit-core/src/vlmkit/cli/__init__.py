@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from vlmkit import __version__
-from vlmkit.cli import ask, chat, config, doctor, keys, models, output, plugins, serve, verify
+from vlmkit.cli import ask, chat, config, doctor, models, output, plugins
 from vlmkit.cli.group import CommandGroup, show_help
 from vlmkit.errors import ConfigError, EngineFailed, UnknownPlugin, VlmkitError
 
@@ -70,13 +70,10 @@ def vlmkit(context: click.Context, *, debug: bool) -> None:
 for _command in (
     ask.ask,
     chat.chat,
-    serve.serve,
     plugins.plugins,
     doctor.doctor,
     config.config,
-    keys.keys,
     models.models,
-    verify.verify,
     show_help,
 ):
     vlmkit.add_command(_command)

@@ -8,14 +8,14 @@ import click
 import msgspec
 
 from vlmkit.cli import options, output
-from vlmkit.cli.group import Subcommands
+from vlmkit.cli.group import CommandGroup
 
 if TYPE_CHECKING:
     from vlmkit.config import LayeredConfig, Setting
     from vlmkit.plugins.loader import Plugins
 
 
-@click.group(cls=Subcommands)
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Show, check and describe settings.
 
@@ -53,13 +53,17 @@ def check(*, config_file: Path | None, assignments: Sequence[str]) -> None:
     The settings of providers that are chosen by name are checked too.
     """
     from vlmkit.cli import EXIT_FAILED, EXIT_USAGE
-    from vlmkit_server.commands.check_serve import setting_errors, write_all
     from vlmkit.cli.loading import diagnosed
+    from vlmkit.config.providers import setting_errors
     from vlmkit.errors import ConfigError, UnknownPlugin
+    from vlmkit.plugins.names import OWNERS_OF_TABLES
 
     layered, plugins = diagnosed(config_file, assignments, {})
+    for table in sorted(layered.unread):
+        owner = OWNERS_OF_TABLES[table]
+        click.echo(f"note: [{table}] is not checked: {owner} is not loaded", err=True)
     if errors := setting_errors(layered, plugins):
-        write_all(errors)
+        output.errors(errors)
         is_misused = any(isinstance(error, ConfigError | UnknownPlugin) for error in errors)
         click.get_current_context().exit(EXIT_USAGE if is_misused else EXIT_FAILED)
     click.echo(f"valid: {len(layered.origins)} settings, the rest by default")
@@ -82,14 +86,14 @@ def schema(*, config_file: Path | None, assignments: Sequence[str]) -> None:
 
 def _all_settings(layered: "LayeredConfig", plugins: "Plugins") -> "Iterator[Setting]":
     """Yield the settings of the core, and all those of providers that are chosen by name."""
-    from vlmkit.config import COMPONENTS, GROUPS, Setting
-    from vlmkit.config.providers import registry_of
+    from vlmkit.config import COMPONENTS, Setting
+    from vlmkit.config.providers import groups_of, registry_of
     from vlmkit.config.structs import descriptions
 
     stated = {setting.path: setting for setting in layered.settings()}
     yield from stated.values()
     named = [(section, section, layered.config.component(section).use) for section in COMPONENTS]
-    for section in GROUPS:
+    for section in groups_of(plugins):
         names = layered.config.group(section).use
         named += [(section, f"{section}.{name}", name) for name in names]
     for section, table, name in named:

@@ -1,7 +1,8 @@
-"""The list of commands: those that come with vlmkit, and those of plugins.
+"""The list of commands: those of the core, and those of plugins.
 
-Plugins are loaded only where a command may be theirs: for the list, and for a name that is none of
-ours. What is wrong with a plugin never keeps the command line from working.
+Plugins are loaded only where a command may be theirs: for the list, and for a name that the core
+does not have. Vlmkit's own commands that other distributions have are found without loading any
+other plugin. A broken plugin never keeps the command line from working.
 """
 
 import difflib
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vlmkit.errors import PluginError, VlmkitError
+from vlmkit.errors import PluginError, PluginUnavailable, VlmkitError
+from vlmkit.kit.install_command import install_command
+from vlmkit.plugins.names import OWN_PLUGINS, OWNERS_OF_COMMANDS
 
 if TYPE_CHECKING:
     from vlmkit.plugins.loader import Plugins
+    from vlmkit.plugins.provider import Provider
     from vlmkit.plugins.registry import Registry
 
 
@@ -41,7 +45,7 @@ class _Offer:
     """The commands of plugins, and what kept others from being among them."""
 
     plugins: "Plugins"
-    problems: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
     @property
     def commands(self) -> "Registry[click.Command]":
@@ -49,30 +53,33 @@ class _Offer:
         return self.plugins.commands
 
 
-class Subcommands(click.Group):
-    """A group that names the nearest command where one is misspelt."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the arguments name."""
-        is_known = args[0] in self.commands or args[0].startswith("-")
-        if is_known or ctx.resilient_parsing:  # a shell asks how the line may go on
-            return super().resolve_command(ctx, args)
-        raise _unknown(args[0], [*self.commands], (), ctx)
-
-
 class CommandGroup(click.Group):
-    """A group to which plugins add commands."""
+    """A group to which plugins add commands.
+
+    A command of one of the groups inside has two words as its name, that of the group first.
+    """
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands; those of plugins are not built for it."""
-        super().format_commands(ctx, formatter)
-        commands = _offer().commands
-        rows = [(commands.key(offered), offered.description) for offered in commands]
-        if rows:
-            with formatter.section("Commands of plugins"):
-                formatter.write_dl(rows)
+        prefix, commands = _prefix(ctx), _offer().commands
+        offered = {
+            commands.key(each).removeprefix(prefix): each
+            for each in commands
+            if each.name.startswith(prefix) and " " not in each.name.removeprefix(prefix)
+        }
+        names = [*self.commands, *offered]
+        width = formatter.width - 6 - max(map(len, names), default=0)  # as click has it
+        own = {
+            name: command.get_short_help_str(width)
+            for name, command in self.commands.items()
+            if not command.hidden
+        }
+        own |= {name: each.description for name, each in offered.items() if _is_own(each)}
+        others = {name: each.description for name, each in offered.items() if not _is_own(each)}
+        for title, rows in (("Commands", own), ("Commands of plugins", others)):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(sorted(rows.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -81,44 +88,55 @@ class CommandGroup(click.Group):
         name = args[0]
         if name in self.commands or name.startswith("-"):
             return super().resolve_command(ctx, args)
-        offer = _offer()
-        is_offered = offer.commands.offers(name)
+        full = _prefix(ctx) + name
+        offer = _owner(full) or _offer()
+        is_offered = offer.commands.offers(full)
         if not is_offered and ctx.resilient_parsing:  # a shell asks how the line may go on
             return None, None, args[1:]
         if not is_offered:
-            names = map(offer.commands.key, offer.commands)
-            raise _unknown(name, [*self.commands, *names], offer.problems, ctx)
-        return name, _built(name, offer.plugins), args[1:]
+            raise _unknown(name, full, [*self.commands], offer, ctx)
+        return name, _built(full, offer.plugins), args[1:]
+
+
+def _prefix(context: click.Context) -> str:
+    """Return what the names of a group's commands begin with among those of plugins."""
+    return "" if context.parent is None else f"{context.info_name} "
+
+
+def _is_own(offered: "Provider[click.Command]") -> bool:
+    return offered.plugin in OWN_PLUGINS
+
+
+def _owner(command: str) -> _Offer | None:
+    """Load the one plugin that has a command of vlmkit's own; None where that does not have it."""
+    from vlmkit.assembly import load_plugins
+    from vlmkit.cli.streams import apart
+    from vlmkit.settings.plugins import PluginSettings
+
+    if OWNERS_OF_COMMANDS.get(command) not in OWN_PLUGINS:
+        return None
+    with apart():
+        offer = _Offer(load_plugins(PluginSettings(only=())))
+    return offer if offer.commands.offers(command) else None
 
 
 def _offer() -> _Offer:
-    """Load the plugins, or none but the built-in ones where the config cannot be read."""
+    """Load the plugins, or none but vlmkit's own where the config does not say which."""
     from vlmkit.assembly import load_plugins
     from vlmkit.cli.streams import apart
-    from vlmkit.config import Config, read_config
+    from vlmkit.config import read_layers
     from vlmkit.config.providers import described
     from vlmkit.settings.plugins import PluginSettings
 
     problems = []
     with apart():
         try:
-            plugins = load_plugins(read_config().config, diagnoses=True)
+            plugins = load_plugins(read_layers().plugins(), diagnoses=True)
         except VlmkitError as error:
-            plugins = load_plugins(Config(plugins=PluginSettings(only=_listed())))
+            plugins = load_plugins(PluginSettings(only=()))
             problems.append(described(error))
     problems += [f"{source}: {described(error)}" for source, error in plugins.broken.items()]
     return _Offer(plugins, tuple(problems))
-
-
-def _listed() -> tuple[str, ...] | None:
-    """Return the distributions that may be loaded; none where nobody can tell."""
-    from vlmkit.config import read_config
-
-    try:
-        listed = read_config().config.plugins.only
-    except VlmkitError:
-        return ()
-    return None if listed is None else ()
 
 
 def _built(name: str, plugins: "Plugins") -> click.Command:
@@ -135,14 +153,31 @@ def _built(name: str, plugins: "Plugins") -> click.Command:
 
 
 def _unknown(
-    name: str, known: list[str], problems: tuple[str, ...], context: click.Context
+    name: str, full: str, known: list[str], offer: _Offer, context: click.Context
 ) -> click.UsageError:
-    """Return click's words for a command that nobody has, with what may be the reason."""
+    """Return click's words for a command that nobody has, with what may be the reason.
+
+    Raises:
+        PluginError: it is one of vlmkit's own, of a distribution that is not here.
+    """
+    owner = OWNERS_OF_COMMANDS.get(full)
+    problems = "; ".join(offer.problems)
+    if owner is not None:
+        is_there = any(plugin.source == owner for plugin in offer.plugins.found)
+        what = "was not loaded" if is_there else "is not installed"
+        raise PluginUnavailable(
+            f"`vlmkit {full}` is a command of {owner}, which {what}"
+            + (f"; could not be loaded: {problems}" if problems else ""),
+            hint="" if is_there else install_command(owner),
+        )
+    prefix, commands = _prefix(context), offer.commands
+    names = [commands.key(each) for each in commands]
+    known += [each.removeprefix(prefix) for each in names if each.startswith(prefix)]
     meant = [each for each in SYNONYMS.get(name, ()) if each in known]
     near = meant or difflib.get_close_matches(name, known, n=1)
     text = f"no such command {name!r}" + (f". Did you mean {near[0]!r}?" if near else "")
     if problems:
-        text += f"; could not be loaded: {'; '.join(problems)}"
+        text += f"; could not be loaded: {problems}"
     return click.UsageError(text, context)
 
 

@@ -97,7 +97,7 @@ def matching(sources: Iterable[str]) -> list[str]:
 def _fetcher(bounds: "PipelineSettings") -> "ImageFetcher":
     """Return what fetches what the owner of this machine asks for, at any address."""
     from vlmkit.kit.image_fetcher import ImageFetcher
-    from vlmkit_server.settings.server import FetchSettings
+    from vlmkit.settings.fetch import FetchSettings
 
     settings = FetchSettings(enabled=True, allow_http=True, max_bytes=bounds.images.max_bytes)
     return ImageFetcher(settings, may_connect=lambda _: True, is_for_owner=True)

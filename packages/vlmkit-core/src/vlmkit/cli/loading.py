@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from vlmkit.cli.output import told
 from vlmkit.cli.streams import apart
-from vlmkit.config import Config, LayeredConfig, ModelEntry, read_config
+from vlmkit.config import Config, LayeredConfig, ModelEntry, read_layers
+from vlmkit.errors import ConfigError
 from vlmkit.plugins.loader import Plugins
 from vlmkit.settings.plugins import PluginSettings
 
@@ -148,11 +148,11 @@ def read_with_plugins(
     from vlmkit.assembly import load_plugins
     from vlmkit.config.providers import with_provider_paths
 
-    layered = read_config(config_file, assignments=assignments, options=options)
+    layers = read_layers(config_file, assignments=assignments, options=options)
     with apart():
-        plugins = load_plugins(layered.config, diagnoses=diagnoses)
+        plugins = load_plugins(layers.plugins(), diagnoses=diagnoses)
     told(plugins)
-    return with_provider_paths(layered, plugins), plugins
+    return with_provider_paths(layers.read(plugins.tables), plugins), plugins
 
 
 def diagnosed(
@@ -165,13 +165,15 @@ def diagnosed(
     from vlmkit.assembly import load_plugins
     from vlmkit.config.providers import with_provider_paths
 
-    layered = read_config(config_file, assignments=assignments, options=options, diagnoses=True)
-    config = layered.config
-    if any(setting.split(".")[0] == "plugins" for setting in layered.unsound):
-        config = msgspec.structs.replace(config, plugins=PluginSettings(only=()))
+    layers = read_layers(config_file, assignments=assignments, options=options)
+    try:
+        settings = layers.plugins()
+    except ConfigError:
+        settings = PluginSettings(only=())
     with apart():
-        plugins = load_plugins(config, diagnoses=True, is_lenient=True)
+        plugins = load_plugins(settings, diagnoses=True, is_lenient=True)
     told(plugins)
+    layered = layers.read(plugins.tables, diagnoses=True)
     return with_provider_paths(layered, plugins), plugins
 
 

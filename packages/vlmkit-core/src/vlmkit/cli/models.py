@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from vlmkit.cli import options, output
-from vlmkit.cli.group import Subcommands
+from vlmkit.cli.group import CommandGroup
 from vlmkit.kit.install_command import install_command
 from vlmkit.kit.model_uri import shown
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
-@click.group(cls=Subcommands)
+@click.group(cls=CommandGroup)
 def models() -> None:
     """List, fetch and describe models."""
 

@@ -5,7 +5,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -42,6 +42,17 @@ def error(problem: VlmkitError, debug: bool = False) -> None:
     _error(problem, debug=debug)
     for other in problem.others if isinstance(problem, ConfigError) else ():
         _error(other, debug=debug)
+
+
+def errors(problems: Iterable[VlmkitError]) -> None:
+    """Write errors to standard error, each once."""
+    each = [one for problem in problems for one in _single(problem)]
+    for problem in {(str(problem), problem.hint): problem for problem in each}.values():
+        error(problem)
+
+
+def _single(problem: VlmkitError) -> Sequence[VlmkitError]:
+    return problem.each() if isinstance(problem, ConfigError) else (problem,)
 
 
 def _error(problem: VlmkitError, *, debug: bool) -> None:

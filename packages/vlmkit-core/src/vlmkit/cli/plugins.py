@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
-from vlmkit_testing.commands.check_plugin import check
-from vlmkit.cli.group import Subcommands
-from vlmkit_testing.commands.new_plugin import new
+from vlmkit.cli.group import CommandGroup
 
 if TYPE_CHECKING:
     from vlmkit.plugins.loader import Plugins
 
 
-@click.group(cls=Subcommands, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--times", is_flag=True, help="Show how long each plugin's import took.")
 @click.option("--check", "demands", is_flag=True, help="Exit with 1 if any has a problem.")
 @options.as_json
@@ -75,10 +73,6 @@ def _write(found: "Plugins", *, times: bool) -> None:
             click.echo(f"left out by VLMKIT_BLOCK: {plugin.source}")
         if plugin.unlisted:
             click.echo(f"left out by plugins.only: {plugin.source}")
-
-
-plugins.add_command(check)
-plugins.add_command(new)
 
 
 def providers(found: "Plugins") -> Iterator[dict[str, Any]]:

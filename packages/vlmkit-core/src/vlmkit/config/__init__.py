@@ -6,7 +6,7 @@ are is known only once plugins are loaded: they are kept as they are until then.
 """
 
 from vlmkit.config.layers import RESERVED_VARIABLES
-from vlmkit.config.reading import LayeredConfig, Setting, read_config
+from vlmkit.config.reading import LayeredConfig, Layers, Setting, read_layers
 from vlmkit.config.structs import COMPONENTS, GROUPS, Component, Config, Group, ModelEntry
 
 __all__ = [
@@ -17,7 +17,8 @@ __all__ = [
     "Config",
     "Group",
     "LayeredConfig",
+    "Layers",
     "ModelEntry",
     "Setting",
-    "read_config",
+    "read_layers",
 ]

@@ -12,14 +12,14 @@ import msgspec
 from vlmkit.config.layers import Keys, Leaf, nested
 from vlmkit.config.paths import NamedPath, anchored, expanded, named_paths
 from vlmkit.config.reading import LayeredConfig
-from vlmkit.config.structs import COMPONENTS, GROUPS, SECTIONS, Component, Config, Group, ModelEntry
+from vlmkit.config.structs import COMPONENTS, SECTIONS, Component, Config, Group, ModelEntry
 from vlmkit.errors import ConfigError, PluginError, PluginUnavailable, VlmkitError
 from vlmkit.kit.one_line import named, text_of
-from vlmkit.plugins.kinds import MEDIA_LOADER
+from vlmkit.plugins.kinds import MEDIA_LOADER, Kind
 from vlmkit.plugins.loader import Plugins
 from vlmkit.plugins.registry import BuildContext, Provider, Registry
 from vlmkit.running.blame import Makers
-from vlmkit_server.settings.server import ServerSettings
+from vlmkit.settings.plugins import PluginSettings
 
 if TYPE_CHECKING:
     from vlmkit.seams.media_loader import MediaLoader
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 def registry_of(plugins: Plugins, section: str) -> Registry[Any]:
     """Return the registry that a section of the config selects from."""
-    return plugins.of(SECTIONS[section])
+    return plugins.of(plugins.sections[section])
+
+
+def groups_of(plugins: Plugins) -> list[str]:
+    """Return the sections of the config whose providers are all used."""
+    return [name for name, kind in plugins.sections.items() if kind.mode == "all"]
 
 
 def is_left_out(section: str, component: Component) -> bool:
@@ -53,14 +58,14 @@ def with_provider_paths(layered: LayeredConfig, plugins: Plugins) -> LayeredConf
 
     Which of these are paths, only the plugins know, so this follows once they are loaded.
     """
-    config = layered.config
+    config, groups = layered.config, groups_of(plugins)
 
     def resolve(leaf: Leaf) -> Leaf:
         section, *keys = leaf.path
         if section == "models" and isinstance(leaf.value, list | tuple):
             entries = [_resolved_entry(entry, config, plugins, leaf.folder) for entry in leaf.value]
             return replace(leaf, value=entries)
-        if section in GROUPS and keys and keys[0] != "use":
+        if section in groups and keys and keys[0] != "use":
             name, *keys = keys
         elif section in COMPONENTS:
             name = config.component(section).use
@@ -144,6 +149,22 @@ def component_errors(
             yield error
 
 
+def setting_errors(layered: LayeredConfig, plugins: Plugins) -> list[VlmkitError]:
+    """Return what is wrong with settings, those of providers too, and with plugin files."""
+    return [
+        *layered.errors,
+        *plugins.errors,
+        *broken_files(layered.config.plugins, plugins),
+        *component_errors(layered.config, plugins, is_complete=has_all_plugins(layered, plugins)),
+    ]
+
+
+def has_all_plugins(layered: LayeredConfig, plugins: Plugins) -> bool:
+    """Tell whether each plugin that may be loaded is known."""
+    tables = {setting.partition(".")[0] for setting in layered.unsound}
+    return not plugins.errors and "plugins" not in tables
+
+
 def wrong_sections(
     config: Config, plugins: Plugins, entry: ModelEntry | None, *, is_complete: bool = True
 ) -> dict[str, VlmkitError]:
@@ -161,7 +182,7 @@ def wrong_sections(
 
 def _wrong_groups(config: Config, plugins: Plugins) -> Iterator[tuple[str, str, VlmkitError]]:
     """Yield the section, the name and the error of each provider of a group that is wrong."""
-    for section in GROUPS:
+    for section in groups_of(plugins):
         group = config.group(section)
         for name in dict.fromkeys((*group.use, *group.settings)):
             settings = group.settings.get(name, {})
@@ -183,15 +204,18 @@ def _check_component(section: str, component: Component, plugins: Plugins) -> No
 
 
 def paths_of(config: Config, plugins: Plugins) -> list[NamedPath]:
-    """Return every path that the server and the providers name that the config chooses."""
-    found = named_paths(config.server, ServerSettings, "server")
+    """Return every path in tables of plugins, and of the providers that the config chooses."""
+    found = []
+    for name, table in plugins.tables.items():
+        if not isinstance(table, Kind):
+            found += named_paths(config.table(name, table), table, name)
     for entry in (None, *config.entries()):
         for section in COMPONENTS:
             with suppress(ConfigError):  # its use is no text, which is an error elsewhere
                 component = config.component(section, entry)
                 for kind in _settings_of(section, component.use, plugins):
                     found += named_paths(component.settings, kind, section)
-    for section in GROUPS:
+    for section in groups_of(plugins):
         group = config.group(section)
         for name in group.use:
             own = group.settings.get(name, {})
@@ -242,9 +266,10 @@ def makers_of(
         choice: who makes the part of each section that chooses one, and with which settings.
         parts: has those of each section of several by the names of their providers.
     """
-    named = {SECTIONS[each].name: _who(plugins, each, name) for each, (name, _) in choice.items()}
-    for section in (section for section in GROUPS if section in parts):
-        kind = SECTIONS[section].name
+    kinds = plugins.sections
+    named = {kinds[each].name: _who(plugins, each, name) for each, (name, _) in choice.items()}
+    for section in (section for section in groups_of(plugins) if section in parts):
+        kind = kinds[section].name
         named |= {f"{kind}.{name}": _who(plugins, section, name) for name in parts[section]}
     return Makers(named)
 
@@ -254,19 +279,19 @@ def _who(plugins: Plugins, section: str, name: str) -> str:
     return registry.who(registry.get(name))
 
 
-def refuse_broken_files(config: Config, plugins: Plugins) -> None:
+def refuse_broken_files(settings: PluginSettings, plugins: Plugins) -> None:
     """Raise if a plugin file that the config names was not loaded.
 
     Raises:
         PluginError: one was not; says why.
     """
-    for error in broken_files(config, plugins):
+    for error in broken_files(settings, plugins):
         raise error
 
 
-def broken_files(config: Config, plugins: Plugins) -> Iterator[PluginError]:
+def broken_files(settings: PluginSettings, plugins: Plugins) -> Iterator[PluginError]:
     """Yield why each plugin file was not loaded that the config names and that was not."""
-    for file in (str(expanded(file)) for file in config.plugins.files):
+    for file in (str(expanded(file)) for file in settings.files):
         if error := plugins.broken.get(file):
             hint = error.hint if isinstance(error, VlmkitError) else ""
             problem = PluginError(

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +23,6 @@ from vlmkit.config.layers import (
 )
 from vlmkit.config.paths import anchored, expanded
 from vlmkit.config.structs import (
-    SECTIONS,
     Component,
     Config,
     Group,
@@ -30,14 +30,21 @@ from vlmkit.config.structs import (
     descriptions,
     field_type,
     known_paths,
+    sections_of,
     struct_of,
+    with_tables,
 )
 from vlmkit.errors import ConfigError
 from vlmkit.kit.model_uri import shown
 from vlmkit.kit.setting_values import Place, fits, flaws, is_secret
+from vlmkit.plugins.kinds import Table
+from vlmkit.plugins.names import OWNERS_OF_TABLES
+from vlmkit.settings.plugins import PluginSettings
 
 DEFAULT = "default"
 ARGUMENT = "argument"
+RENAMED: Mapping[Keys, Keys] = MappingProxyType({("server", "fetch"): ("fetch",)})
+"""Tables and settings that had another name, and what they are called now."""
 BASE = "config"
 
 
@@ -79,12 +86,14 @@ class LayeredConfig:
         given: who set a value to what, by its path; what is not here is a default.
         errors: why settings were left out, where that was asked for.
         unsound: these settings, dotted, and those that were probably meant.
+        unread: tables of vlmkit's own that no installed plugin decodes.
     """
 
     config: Config
     given: Mapping[Keys, Leaf]
     errors: tuple[ConfigError, ...] = ()
     unsound: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
 
     @property
     def origins(self) -> Mapping[str, str]:
@@ -98,10 +107,10 @@ class LayeredConfig:
             ConfigError: a value is not what was expected.
         """
         given = {path: change(leaf) for path, leaf in self.given.items()}
-        return replace(self, config=_converted(given), given=given)
+        return replace(self, config=_converted(given, type(self.config)), given=given)
 
     def settings(self) -> Iterator[Setting]:
-        """Yield every setting of the core, and those of providers that somebody set."""
+        """Yield every setting but those of providers, and of these the ones that somebody set."""
         yield from self._of(self.config, ())
 
     def _of(self, struct: msgspec.Struct, prefix: Keys) -> Iterator[Setting]:
@@ -130,7 +139,53 @@ class _Refusal(NamedTuple):
     place: Place
 
 
-def read_config(
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What each layer states, of tables that the core decodes and of tables that plugins do.
+
+    Which tables there are is known once plugins are loaded, and which plugins are loaded, once
+    their own table is read.
+    """
+
+    leaves: tuple[Leaf, ...]
+
+    def plugins(self) -> PluginSettings:
+        """Return which plugins are loaded.
+
+        Raises:
+            ConfigError: that cannot be told.
+        """
+        given = [leaf for leaf in self.leaves if leaf.path[0] == "plugins"]
+        return Layers(tuple(given)).read().config.plugins
+
+    def read(
+        self, tables: Mapping[str, Table] = MappingProxyType({}), *, diagnoses: bool = False
+    ) -> LayeredConfig:
+        """Return the config that the layers come to.
+
+        A table of vlmkit's own stays unread where what decodes it is not installed.
+
+        Args:
+            tables: what decodes the tables of plugins.
+            diagnoses: leave wrong settings out and report them in the result, in place of raising.
+
+        Raises:
+            ConfigError: a setting is unknown, or its value is not what was expected.
+        """
+        struct = with_tables(tables)
+        absent = OWNERS_OF_TABLES.keys() - tables.keys()
+        given = [leaf for leaf in self.leaves if leaf.path[0] not in absent]
+        unread = {leaf.path[0] for leaf in self.leaves if leaf.path[0] in absent}
+        merged, unknown = _merged(given, struct)
+        if diagnoses:
+            return replace(_sound(merged, unknown, struct), unread=frozenset(unread))
+        if unknown:
+            refused = [refusal.error for refusal in _refusals(merged, struct)]
+            raise ConfigError.together([*(each.error for each in unknown), *refused])
+        return LayeredConfig(_converted(merged, struct), merged, unread=frozenset(unread))
+
+
+def read_layers(
     file: Path | None = None,
     *,
     environ: Mapping[str, str] | None = None,
@@ -138,9 +193,8 @@ def read_config(
     options: Mapping[str, str] | None = None,
     arguments: Mapping[str, Any] | None = None,
     base: Config | None = None,
-    diagnoses: bool = False,
-) -> LayeredConfig:
-    """Read and check all layers.
+) -> Layers:
+    """Read all layers.
 
     Args:
         file: the TOML file; None takes what ``VLMKIT_CONFIG`` names, if anything.
@@ -149,10 +203,9 @@ def read_config(
         options: what the command line's own options for some settings say, by dotted path.
         arguments: nested values that a Python program gave; these win.
         base: a config to start from in place of the defaults.
-        diagnoses: leave wrong settings out and report them in the result, in place of raising.
 
     Raises:
-        ConfigError: a setting is unknown, or its value is not what was expected.
+        ConfigError: the file cannot be read, or an assignment is none.
     """
     environ = os.environ if environ is None else environ
     named = environ.get("VLMKIT_CONFIG")
@@ -165,36 +218,32 @@ def read_config(
     given += from_assignments(assignments)
     given += from_options(options or {})
     given += leaves(arguments or {}, ARGUMENT)
-    merged, unknown = _merged(given)
-    if diagnoses:
-        return _sound(merged, unknown)
-    if unknown:
-        refused = [refusal.error for refusal in _refusals(merged)]
-        raise ConfigError.together([*(each.error for each in unknown), *refused])
-    return LayeredConfig(_converted(merged), merged)
+    return Layers(tuple(map(_files_of_plugins, given)))
 
 
-def _sound(merged: Mapping[Keys, Leaf], unknown: Sequence[_Refusal]) -> LayeredConfig:
+def _sound(
+    merged: Mapping[Keys, Leaf], unknown: Sequence[_Refusal], struct: type[Config]
+) -> LayeredConfig:
     """Return the config without what is wrong in it, and all that is."""
     refusals = [*unknown]
-    pending = _refusals(merged) or _contradictions(merged)
+    pending = _refusals(merged, struct) or _contradictions(merged, struct)
     while pending:
         refusals += pending
         merged = _without([refusal.place for refusal in pending], merged)
-        pending = _refusals(merged) or _contradictions(merged)
+        pending = _refusals(merged, struct) or _contradictions(merged, struct)
     errors = tuple(refusal.error for refusal in refusals)
     unsound = frozenset(
         ".".join(key for key in refusal.place if isinstance(key, str)) for refusal in refusals
     )
-    return LayeredConfig(_converted(merged), merged, errors, unsound)
+    return LayeredConfig(_converted(merged, struct), merged, errors, unsound)
 
 
-def _merged(given: Iterable[Leaf]) -> tuple[dict[Keys, Leaf], list[_Refusal]]:
+def _merged(given: Iterable[Leaf], struct: type[Config]) -> tuple[dict[Keys, Leaf], list[_Refusal]]:
     """Return the last leaf of each path that exists, and the errors of the others."""
     merged: dict[Keys, Leaf] = {}
     unknown: list[_Refusal] = []
-    for leaf in map(_files_of_plugins, given):
-        if refusal := _unknown_path(leaf):
+    for leaf in given:
+        if refusal := _unknown_path(leaf, struct):
             unknown.append(refusal)
             continue
         inside = [path for path in merged if path[: len(leaf.path)] == leaf.path]
@@ -204,7 +253,7 @@ def _merged(given: Iterable[Leaf]) -> tuple[dict[Keys, Leaf], list[_Refusal]]:
         above = [path for path in merged if leaf.path[: len(path)] == path]
         for path in {*inside, *above}:
             del merged[path]
-        merged[leaf.path] = _anchored(_as_text_if_needed(leaf))
+        merged[leaf.path] = _anchored(_as_text_if_needed(leaf, struct), struct)
     return merged, unknown
 
 
@@ -214,9 +263,9 @@ def _files_of_plugins(leaf: Leaf) -> Leaf:
     return replace(leaf, path=("plugins", "files")) if is_short else leaf
 
 
-def _unknown_path(leaf: Leaf) -> _Refusal | None:
+def _unknown_path(leaf: Leaf, config: type[Config]) -> _Refusal | None:
     """Return an error unless the core, or perhaps a provider, knows a path."""
-    struct: type[msgspec.Struct] | None = Config
+    struct: type[msgspec.Struct] | None = config
     for depth, key in enumerate(leaf.path):
         if struct is None:  # a value of the core's has no keys of its own
             parent = ".".join(leaf.path[:depth])
@@ -229,7 +278,7 @@ def _unknown_path(leaf: Leaf) -> _Refusal | None:
             return _outside_group(leaf)
         fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
         if key not in fields:
-            return _unknown(leaf, depth, list(fields))
+            return _unknown(leaf, depth, list(fields), config)
         struct = struct_of(fields[key].type)
     if struct is None or isinstance(leaf.value, Mapping):
         return None
@@ -259,12 +308,16 @@ def _outside_group(leaf: Leaf) -> _Refusal | None:
     return _Refusal(error, leaf.path)
 
 
-def _unknown(leaf: Leaf, depth: int, siblings: list[str]) -> _Refusal:
+def _unknown(leaf: Leaf, depth: int, siblings: list[str], config: type[Config]) -> _Refusal:
     """Say which setting is unknown, and which one was probably meant, which is its place then."""
     head, key, tail = leaf.path[:depth], leaf.path[depth], leaf.path[depth + 1 :]
     dotted = ".".join(leaf.path[: depth + 1])
     message = f"unknown setting {dotted!r} ({leaf.origin})"
-    paths = {".".join(path): path for path in known_paths(Config)}
+    for old, new in RENAMED.items():
+        if leaf.path[: len(old)] == old:
+            meant = (*new, *leaf.path[len(old) :])
+            return _Refusal(ConfigError(message, hint=f"it is {_spelt(meant, leaf)} now"), meant)
+    paths = {".".join(path): path for path in known_paths(config)}
     for sibling in difflib.get_close_matches(key, siblings):
         paths[".".join((*head, sibling, *tail))] = (*head, sibling, *tail)
     given = ".".join(leaf.path)
@@ -286,39 +339,39 @@ def _spelt(path: Keys, leaf: Leaf) -> str:
     return repr(".".join(path))
 
 
-def _as_text_if_needed(leaf: Leaf) -> Leaf:
+def _as_text_if_needed(leaf: Leaf, config: type[Config]) -> Leaf:
     """Take ``12345`` as it was written where a text is wanted, such as a key or a name."""
-    kind = None if leaf.text is None else field_type(leaf.path, Config)
+    kind = None if leaf.text is None else field_type(leaf.path, config)
     if kind is None or fits(leaf.value, kind) or not fits(leaf.text, kind):
         return leaf
     return replace(leaf, value=leaf.text)
 
 
-def _anchored(leaf: Leaf) -> Leaf:
+def _anchored(leaf: Leaf, config: type[Config]) -> Leaf:
     """Resolve the paths in a setting of the core; those of providers have to wait for plugins."""
-    kind = field_type(leaf.path, Config)
+    kind = field_type(leaf.path, config)
     if kind is None or (struct_of(kind) is not None and not isinstance(leaf.value, Mapping)):
         return leaf
     return replace(leaf, value=anchored(leaf.value, kind, leaf.folder))
 
 
-def _converted(merged: Mapping[Keys, Leaf]) -> Config:
+def _converted(merged: Mapping[Keys, Leaf], struct: type[Config]) -> Config:
     """Return the typed config; an error names the setting, its value and who set it."""
-    tree = _with_sections(merged)
+    tree = _with_sections(merged, struct)
     try:
-        config = msgspec.convert(tree, Config)
+        config = msgspec.convert(tree, struct)
     except msgspec.ValidationError as error:
-        refused = [refusal.error for refusal in _refusals(merged)]
+        refused = [refusal.error for refusal in _refusals(merged, struct)]
         raise ConfigError.together(refused) from error
     config.entries()  # raises where they contradict each other
     return config
 
 
-def _with_sections(merged: Mapping[Keys, Leaf]) -> dict[str, Any]:
+def _with_sections(merged: Mapping[Keys, Leaf], struct: type[Config]) -> dict[str, Any]:
     """Return the tables of a config, with the settings of providers apart from their names."""
     tree = nested({path: leaf.value for path, leaf in merged.items()})
-    default = Config()
-    for section in SECTIONS:
+    default = struct()
+    for section in sections_of(struct):
         own = tree.get(section, {})
         settings = {key: value for key, value in own.items() if key != "use"}
         use = own.get("use", getattr(default, section).use)
@@ -326,11 +379,11 @@ def _with_sections(merged: Mapping[Keys, Leaf]) -> dict[str, Any]:
     return tree
 
 
-def _refusals(merged: Mapping[Keys, Leaf]) -> list[_Refusal]:
+def _refusals(merged: Mapping[Keys, Leaf], struct: type[Config]) -> list[_Refusal]:
     """Return what is wrong with each value, in the order in which they were set."""
     paths = list(merged)
     refusals = []
-    for flaw in flaws(_with_sections(merged), Config):
+    for flaw in flaws(_with_sections(merged, struct), struct):
         own = next((path for path in paths if path == flaw.place[: len(path)]), None)
         text = flaw.text(merged[own].origin if own else "")
         order = paths.index(own) if own else len(paths)
@@ -338,9 +391,9 @@ def _refusals(merged: Mapping[Keys, Leaf]) -> list[_Refusal]:
     return [refusal for _, refusal in sorted(refusals, key=lambda each: each[0])]
 
 
-def _contradictions(merged: Mapping[Keys, Leaf]) -> list[_Refusal]:
+def _contradictions(merged: Mapping[Keys, Leaf], struct: type[Config]) -> list[_Refusal]:
     """Return what is wrong with the models that are set, each of which is right."""
-    config = msgspec.convert(_with_sections(merged), Config)
+    config = msgspec.convert(_with_sections(merged, struct), struct)
     try:
         config.entries()
     except ConfigError as error:
@@ -380,7 +433,7 @@ def _pruned(value: Any, places: Sequence[Place]) -> Any:
 def _tree(config: Config) -> dict[str, Any]:
     """Return a config as the nested tables that a file would hold."""
     tree: dict[str, Any] = msgspec.to_builtins(config)
-    for section in SECTIONS:
+    for section in sections_of(type(config)):
         stated: Component | Group = getattr(config, section)
         tree[section] = {"use": stated.use, **stated.settings}
     return {key: value for key, value in tree.items() if value is not None}

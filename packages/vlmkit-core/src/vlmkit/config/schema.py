@@ -5,15 +5,14 @@ from typing import Any
 
 import msgspec
 
-from vlmkit.config.providers import registry_of
+from vlmkit.config.providers import groups_of, registry_of
 from vlmkit.config.structs import (
     COMPONENTS,
-    GROUPS,
     SECTIONS,
-    Config,
     ModelEntry,
     descriptions,
     struct_of,
+    with_tables,
 )
 from vlmkit.plugins.kinds import Kind
 from vlmkit.plugins.loader import Plugins
@@ -24,7 +23,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema(plugins: Plugins) -> dict[str, Any]:
     """Return the schema of a config file; each component's section has a form per provider."""
-    schema = _struct_schema(Config)
+    schema = _struct_schema(with_tables(plugins.tables))
     for section in COMPONENTS:
         meaning = schema["properties"][section].get("description", "")
         forms = [
@@ -32,9 +31,9 @@ def json_schema(plugins: Plugins) -> dict[str, Any]:
             *_provider_forms(registry_of(plugins, section)),
         ]
         schema["properties"][section] = {"description": meaning, "anyOf": forms}
-    for section in GROUPS:
+    for section in groups_of(plugins):
         meaning = schema["properties"][section].get("description", "")
-        default = () if SECTIONS[section].is_optional else ("auto",)
+        default = () if plugins.sections[section].is_optional else ("auto",)
         form = _group_form(registry_of(plugins, section), default)
         schema["properties"][section] = {"description": meaning, **form}
     files = {"type": ["object", "array"], "items": {"type": "string"}}  # a list means files

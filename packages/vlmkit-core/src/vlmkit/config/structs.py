@@ -1,27 +1,30 @@
 """What can be configured: the names, types and meanings of all settings of the core."""
 
+import functools
 import inspect
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
 from vlmkit.errors import ConfigError
 from vlmkit.kit.model_uri import shown
-from vlmkit.plugins.kinds import KINDS, Kind
+from vlmkit.plugins.kinds import KINDS, Kind, Table
 from vlmkit.settings.bounds import Positive
-from vlmkit_server.settings.fleet import IdleSeconds, OnFailure, When
+from vlmkit.settings.fetch import FetchSettings
+from vlmkit.settings.lifecycle import IdleSeconds, OnFailure, When
 from vlmkit.settings.paths import ModelReference
 from vlmkit.settings.pipeline import PipelineSettings
 from vlmkit.settings.plugins import PluginSettings
-from vlmkit_server.settings.server import ServerSettings
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 SECTIONS: dict[str, Kind[Any]] = {kind.section: kind for kind in KINDS if kind.section}
-"""The kind that each section of providers selects from."""
+"""The kind that each section of a pipeline's providers selects from."""
 COMPONENTS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "one")
 GROUPS = tuple(name for name, kind in SECTIONS.items() if kind.mode == "all")
 ModelAlias = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -67,8 +70,8 @@ def _default(section: str) -> Component:
     return Component(use=SECTIONS[section].default)
 
 
-def _default_group(section: str) -> Group:
-    return Group() if SECTIONS[section].is_optional else Group(use=("auto",))
+def _default_group(kind: Kind[Any]) -> Group:
+    return Group() if kind.is_optional else Group(use=("auto",))
 
 
 def _sections(name: str, fields: Iterable[tuple[str, Any, Any, str]]) -> Any:
@@ -107,7 +110,10 @@ else:
                 (name, Component, _default(name), f"{SECTIONS[name].meaning}.")
                 for name in COMPONENTS
             ),
-            *((name, Group, _default_group(name), f"{SECTIONS[name].meaning}.") for name in GROUPS),
+            *(
+                (name, Group, _default_group(SECTIONS[name]), f"{SECTIONS[name].meaning}.")
+                for name in GROUPS
+            ),
         ],
     )
 
@@ -146,7 +152,7 @@ class ModelEntry(OwnSections, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set.
+    """Everything that can be set of the core; plugins add tables of their own.
 
     Attributes:
         model: a packaged name, a folder, a hub id, or a URI that a plugin knows; a folder that
@@ -155,7 +161,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
         models: several models, in place of ``model``.
         plugins: which plugins are loaded.
         pipeline: bounds of each pipeline.
-        server: the HTTP server.
+        fetch: images named by URL.
     """
 
     model: ModelReference | None = None
@@ -163,7 +169,7 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
     models: tuple[ModelEntry, ...] = ()
     plugins: PluginSettings = PluginSettings()
     pipeline: PipelineSettings = PipelineSettings()
-    server: ServerSettings = ServerSettings()
+    fetch: FetchSettings = FetchSettings()
 
     def entries(self) -> tuple[ModelEntry, ...]:
         """Return the models that are asked for; empty if none is.
@@ -199,9 +205,50 @@ class Config(ProviderSections, frozen=True, kw_only=True, forbid_unknown_fields=
         return base.overridden(own)
 
     def group(self, section: str) -> Group:
-        """Return the section of a kind whose providers are all used."""
-        chosen: Group = getattr(self, section)
+        """Return the section of a kind whose providers are all used.
+
+        It is empty where the owner of the kind was not loaded when the config was read.
+        """
+        chosen: Group = getattr(self, section, Group())
         return chosen
+
+    def table(self, name: str, kind: type[S]) -> S:
+        """Return a table that a plugin decodes; its defaults where that plugin is not loaded."""
+        found = getattr(self, name, None)
+        return found if isinstance(found, kind) else kind()
+
+
+def with_tables(tables: Mapping[str, Table]) -> type[Config]:
+    """Return the config's type with the tables of plugins; always the same for the same ones."""
+    return _with_tables(tuple(tables.items())) if tables else Config
+
+
+@functools.cache
+def _with_tables(tables: tuple[tuple[str, Table], ...]) -> type[Config]:
+    rows: list[tuple[str, type[Any], Any]] = []
+    meanings = ""
+    for name, table in tables:
+        if isinstance(table, Kind):
+            rows.append((name, Group, _default_group(table)))
+            meanings += f"    {name}: {table.meaning}.\n"
+        else:
+            rows.append((name, table, table()))
+            meanings += f"    {name}: {_summary(table)}.\n"
+    config: Any = msgspec.defstruct(
+        "Config",
+        rows,
+        bases=(Config,),
+        namespace={"__doc__": f"Everything that can be set.\n\nAttributes:\n{meanings}"},
+        frozen=True,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+    return cast(type[Config], config)
+
+
+def _summary(struct: type[msgspec.Struct]) -> str:
+    first = (struct.__doc__ or "").partition("\n")[0].rstrip(".")
+    return first[:1].lower() + first[1:]
 
 
 def struct_of(kind: Any) -> type[msgspec.Struct] | None:
@@ -212,6 +259,12 @@ def struct_of(kind: Any) -> type[msgspec.Struct] | None:
         found = [struct for part in typing.get_args(kind) if (struct := struct_of(part))]
         return found[0] if len(found) == 1 else None
     return None
+
+
+def sections_of(config: type[Config]) -> list[str]:
+    """Return the tables of a config in which providers are chosen."""
+    fields = msgspec.structs.fields(config)
+    return [field.encode_name for field in fields if field.type in (Component, Group)]
 
 
 def known_paths(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +64,25 @@ class TextSide(msgspec.Struct, frozen=True, kw_only=True):
         return Checkpoint(self.name, Path(self.path), self.revision)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerProcesses:
+    """The processes that a served model has beside the one that runs it.
+
+    Attributes:
+        num_renderers: how many open files, decode images and make prompts; 0 does that in threads.
+        needs_renderers: whether a model that no renderer can build is refused, not served without.
+        renderer_memory_bytes: memory that a renderer may take besides what it has when idle.
+        compiles_constraints: whether constraints are compiled in a process of their own first.
+    """
+
+    num_renderers: int
+    needs_renderers: bool
+    renderer_memory_bytes: int
+    compiles_constraints: bool
+
+
 def renderers(
-    num: int,
+    workers: WorkerProcesses | None,
     parts: Mapping[str, Any],
     tokenizer: Part,
     config: Config,
@@ -77,7 +95,7 @@ def renderers(
     that cannot be built in them is built in the server alone, and the log says so.
 
     Args:
-        num: how many.
+        workers: how many, and what they may take; none where None.
         parts: of the pipeline, as built here.
         tokenizer: its provider.
         config: all settings.
@@ -87,8 +105,9 @@ def renderers(
     Raises:
         VlmkitError: they cannot build it, and were asked for.
     """
-    if not num:
+    if workers is None or not workers.num_renderers:
         return None
+    num = workers.num_renderers
     context.on_stage("renderers")
     from vlmkit.pipeline import modalities_of  # commands that run none import no arrays
     from vlmkit.running.renderers.pool import RendererPool
@@ -107,14 +126,14 @@ def renderers(
         modalities=modalities_of(parts.get("media_encoder")),
         limits=parts["engine"].limits,
         bounds=config.pipeline,
-        memory_bytes=config.server.renderer_memory_bytes,
+        memory_bytes=workers.renderer_memory_bytes,
         num_threads=max(1, config.pipeline.num_workers // num),
     )
     frame = Frame(msgspec.msgpack.encode(plan))
     try:
         return RendererPool(frame, num, config.pipeline.prepare_timeout_s)
     except VlmkitError as error:
-        if config.server.num_renderers is not None:
+        if workers.needs_renderers:
             raise
         log.warning(
             "model %r: the server process decodes files of clients, since no renderer process can "

@@ -26,7 +26,7 @@ from vlmkit.settings.pipeline import PipelineSettings
 
 if TYPE_CHECKING:
     from vlmkit.kit.image_fetcher import ImageFetcher
-    from vlmkit_server.settings.server import FetchSettings
+    from vlmkit.settings.fetch import FetchSettings
 
 Shown = ImageSource | ImagePart | FilePart
 WEB = ("http://", "https://")
@@ -154,7 +154,7 @@ def _fetched(url: str, fetcher: "ImageFetcher | None") -> bytes:
         raise ImageError(
             "images are not fetched by URL here",
             code="image_url_not_allowed",
-            hint='load(..., server={"fetch": {"enabled": True}}) allows it; or pass its bytes',
+            hint='load(..., fetch={"enabled": True}) allows it; or pass its bytes',
         )
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
         return thread.submit(asyncio.run, fetcher.fetch(url)).result()

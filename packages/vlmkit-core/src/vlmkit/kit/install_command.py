@@ -12,12 +12,13 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-OWN = "vlmkit"
+OWN, CORE = "vlmkit", "vlmkit-core"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _PLAIN = re.compile(r"[\w.:/=+,~-]+", re.ASCII)
 
@@ -35,16 +36,17 @@ def install_command(*requirements: str) -> str:
 
 
 def _origin() -> Mapping[str, Any]:
-    """Return where this copy was installed from, by PEP 610; empty where that was an index."""
-    try:
-        text = importlib.metadata.distribution(OWN).read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    try:
-        stated = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return stated if isinstance(stated, dict) else {}
+    """Return where this copy was installed from, by PEP 610; empty where that was an index.
+
+    Only what a user named has a record: the core, or ``vlmkit``, which requires it.
+    """
+    for name in (CORE, OWN):
+        with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+            text = importlib.metadata.distribution(name).read_text("direct_url.json")
+            stated = json.loads(text or "{}")
+            if stated and isinstance(stated, dict):
+                return stated
+    return {}
 
 
 def _path_of(origin: Mapping[str, Any]) -> Path | None:
@@ -72,7 +74,8 @@ def _from_source(requirements: Iterable[str], root: Path) -> list[str]:
         requirement = pending.pop(0)
         match = _NAME.match(requirement)
         name = match[0] if match else requirement
-        folder = root / "plugins" / name if name != OWN else root / "packages" / name
+        folders = (root / "packages" / name, root / "plugins" / name)
+        folder = next((each for each in folders if each.is_dir()), folders[0])
         if name in found or not folder.is_dir():
             found.setdefault(name, requirement)
             continue

@@ -11,8 +11,10 @@ from typing import Any
 import pluggy
 
 from vlmkit.errors import PluginError
+from vlmkit.kit.install_command import install_command
 from vlmkit.plugins import hookspecs
 from vlmkit.plugins.kinds import Kind
+from vlmkit.plugins.names import OWNERS_OF_TABLES
 from vlmkit.plugins.registries import Registries
 
 
@@ -68,7 +70,8 @@ def _refuse_unmarked(
     for name in dir(plugin):
         if name.startswith("vlmkit_register_") and getattr(plugin, name) not in marked:
             raise PluginError(f"hook {name!r} is not marked", hint="put @hookimpl above it")
-    if not callers and not getattr(plugin, "VLMKIT_KINDS", ()):
+    owns = getattr(plugin, "VLMKIT_KINDS", ()) or getattr(plugin, "VLMKIT_TABLES", ())
+    if not callers and not owns:
         raise PluginError("the plugin implements no hook", hint=f"known: {', '.join(known)}")
 
 
@@ -80,6 +83,11 @@ def _refuse_unknown(caller: pluggy.HookCaller, known: Sequence[str]) -> None:
     is_optional = all(i.optionalhook for i in caller.get_hookimpls())
     if caller.name not in known and not is_optional:
         near = difflib.get_close_matches(caller.name, known, n=1)
+        if owner := OWNERS_OF_TABLES.get(caller.name.removeprefix("vlmkit_register_")):
+            raise PluginError(
+                f"hook {caller.name!r} is of a kind that {owner} owns, which is not loaded",
+                hint=install_command(owner),
+            )
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
         raise PluginError(f"there is no hook {caller.name!r}", hint=hint)
 

@@ -2,25 +2,30 @@
 
 One row each: its hook, its registry, its section of the config, and its place in the reference come
 out of it. A plugin that owns a kind says so: ``VLMKIT_KINDS = (Kind(...),)`` in its module makes a
-hook that other plugins can implement, and ``context.providers(kind)`` is what they offered.
+hook that other plugins can implement, and ``context.providers(kind)`` is what they offered. A
+table of the config that selects among these is another line: ``VLMKIT_TABLES = {"codecs": CODEC}``.
+A table may also have the settings of the plugin itself, as a struct that decodes it:
+``VLMKIT_TABLES = {"cluster": ClusterSettings}``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+import msgspec
+
 from vlmkit.kit.checkpoint import Checkpoint
+from vlmkit.plugins.names import OWNERS_OF_COMMANDS
 from vlmkit.seams.constraint import ConstraintCompiler
 from vlmkit.seams.engine import Engine
 from vlmkit.seams.media_encoder import MediaEncoder
 from vlmkit.seams.media_loader import MediaLoader
-from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit.seams.observer import Observer
 from vlmkit.seams.proposer import Proposer
 from vlmkit.seams.request_field import Changes
 from vlmkit.seams.sampler import Sampler
 from vlmkit.seams.scheduler import Scheduler
 from vlmkit.seams.tokenizer import Tokenizer
-from vlmkit_server.interfaces.tool_source import ToolSource
 
 T = TypeVar("T")
 Mode = Literal["one", "all", "by name"]
@@ -38,7 +43,6 @@ class Kind(Generic[T]):
             named, or each ``by name`` when it is asked for.
         meaning: what a provider of it makes, as the end of a sentence that begins with *what*.
         contract: ``module:Class`` of the tests that a provider must pass; empty without any.
-        part_of: what has them: each model's pipeline, or the server, which has them once.
         is_optional: a pipeline can do without, and does where the config does not choose; where
             one is used, the section says ``none``. Of what is not optional, all that can serve are
             used where the mode is ``all``.
@@ -47,7 +51,9 @@ class Kind(Generic[T]):
         is_late: of a kind that is optional: a provider is built when it is first needed, so that
             one which is installed costs nothing, or before a server is ready, so that nobody waits
             for it; where the config does not choose, one is taken that can serve, if there is any.
-        reserved: names that no provider can have.
+        reserved: names that no provider can have, but those of the distribution that each of them
+            leads to.
+        max_words: words that a name may have, with a blank between two of them.
         serves: what a provider without ``cannot_serve`` can be used for: ``all``, what it is
             ``named`` for, or its ``own`` name alone.
         field_changes: what fields may change that its providers add to requests, by
@@ -60,11 +66,11 @@ class Kind(Generic[T]):
     mode: Mode
     meaning: str
     contract: str = ""
-    part_of: Literal["pipeline", "server"] = "pipeline"
     is_optional: bool = False
     is_dispensable: bool = False
     is_late: bool = False
-    reserved: frozenset[str] = frozenset()
+    reserved: Mapping[str, str] = field(default_factory=dict, hash=False)
+    max_words: int = 1
     serves: Serves = "all"
     field_changes: tuple[Changes, ...] = ()
 
@@ -95,9 +101,12 @@ class Kind(Generic[T]):
 
     @property
     def section(self) -> str:
-        """Its section of the config, if it is a kind of vlmkit's own; empty without one."""
+        """The table of the config that selects among its providers, where there is one."""
         return {"one": self.name, "all": self.plural, "by name": ""}[self.mode]
 
+
+Table = type[msgspec.Struct] | Kind[Any]
+"""What decodes a table of the config: a struct, or the settings of each provider of a kind."""
 
 TOKENIZER: Kind[Tokenizer] = Kind(
     "tokenizer",
@@ -174,24 +183,6 @@ MEDIA_LOADER: Kind[MediaLoader] = Kind(
     "what opens files of images, sounds and the like",
     "vlmkit_testing:MediaLoaderContract",
 )
-TOOL_SOURCE: Kind[ToolSource] = Kind(
-    "tool_source",
-    ToolSource,
-    "all",
-    "what has tools that the server runs for models",
-    "vlmkit_testing:ToolSourceContract",
-    part_of="server",
-    is_optional=True,
-)
-MONITOR: Kind[Monitor] = Kind(
-    "monitor",
-    Monitor,
-    "all",
-    "what looks on a server and shows or sends what it saw",
-    "vlmkit_testing:MonitorContract",
-    part_of="server",
-    is_optional=True,
-)
 MODEL: Kind[Checkpoint] = Kind(
     "model",
     Checkpoint,
@@ -206,12 +197,8 @@ COMMAND: Kind[Any] = Kind(
     "by name",
     "what adds a command to the command line",
     "vlmkit_testing:CommandContract",
-    reserved=frozenset(
-        {
-            *("ask", "chat", "config", "doctor", "help", "keys", "models", "plugins", "serve"),
-            "verify",
-        }
-    ),
+    reserved=OWNERS_OF_COMMANDS,
+    max_words=2,
 )
 KINDS: tuple[Kind[Any], ...] = (
     TOKENIZER,
@@ -223,8 +210,6 @@ KINDS: tuple[Kind[Any], ...] = (
     CONSTRAINT,
     OBSERVER,
     MEDIA_LOADER,
-    TOOL_SOURCE,
-    MONITOR,
     MODEL,
     COMMAND,
 )

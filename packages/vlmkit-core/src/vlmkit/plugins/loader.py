@@ -12,24 +12,32 @@ import importlib.metadata
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
+from vlmkit.deprecated import REMOVED_IN, OldName
 from vlmkit.errors import ConfigError, PluginError
 from vlmkit.kit.one_line import named, one_line
 from vlmkit.plugins import api_version, builtin
 from vlmkit.plugins.aside import Aside
 from vlmkit.plugins.candidates import Candidate, installed
 from vlmkit.plugins.hooks import collect
-from vlmkit.plugins.names import OWN, canonical
+from vlmkit.plugins.kinds import KINDS, Kind, Table
+from vlmkit.plugins.names import OWN, OWN_PLUGINS, canonical
 from vlmkit.plugins.registries import Registries
 from vlmkit.plugins.surroundings import Surroundings
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+RESERVED_TABLES = frozenset({"fetch", "model", "models", "pipeline", "plugins", "revision"})
+"""Tables and settings of the core at the top of the config, but for those of its kinds."""
 HEAVY = frozenset(
     {
         *("torch", "torchvision", "transformers", "tokenizers", "huggingface_hub", "safetensors"),
@@ -90,6 +98,7 @@ class Plugins(Registries):
         found: all of them.
         notes: what is odd about how plugins were chosen, as sentences.
         errors: what is wrong with how they were chosen, where that was not raised.
+        tables: what decodes the tables of the config that plugins own, by their names.
         aside: stood in for standard output; threads of plugins may know it.
     """
 
@@ -98,7 +107,14 @@ class Plugins(Registries):
         self.found: list[Plugin] = []
         self.notes: list[str] = []
         self.errors: list[ConfigError] = []
+        self.tables: dict[str, Table] = {}
         self.aside = Aside()
+
+    @property
+    def sections(self) -> dict[str, Kind[Any]]:
+        """The kind of each table of the config that selects among providers."""
+        owned = {name: kind for name, kind in self.tables.items() if isinstance(kind, Kind)}
+        return {kind.section: kind for kind in KINDS if kind.section} | owned
 
     @property
     def broken(self) -> dict[str, Exception]:
@@ -167,7 +183,7 @@ class _Attempt:
         """Return what a plugin's code returns; it may raise anything, and is held to nothing."""
         around = Surroundings(self._aside)
         try:
-            with around:
+            with around, _old_names(self._remarks):
                 return do()
         except Exception as error:  # noqa: BLE001
             self._note(error)
@@ -186,6 +202,24 @@ class _Attempt:
             error.__cause__ = cause
         self._error = error
         log.info("%s could not be loaded", self.told().who, exc_info=error)
+
+
+@contextmanager
+def _old_names(remarks: list[str]) -> Iterator[None]:
+    """Add a remark for each old name of a module that is imported meanwhile."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", OldName)
+        try:
+            yield
+        finally:
+            for each in caught:
+                if isinstance(each.message, OldName):
+                    old, new = each.message.old, each.message.new
+                    text = f"imports {old}, which is {new} now; vlmkit {REMOVED_IN} removes the"
+                    remarks.append(f"{text} old name")
+    for each in caught:
+        if not isinstance(each.message, OldName):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def load(
@@ -214,7 +248,7 @@ def load(
     errors = [*_unknown_listed(names or (), there)]
     if errors and not is_lenient:
         raise ConfigError.together(errors)
-    listed = None if names is None else set(map(canonical, names))
+    listed = None if names is None else {*map(canonical, names), *OWN_PLUGINS}
     candidates = [Candidate("builtin", OWN, "", builtin), *there, *local]
     named = [name for name in block if name.strip()]
     blocked = set(map(canonical, named))
@@ -242,6 +276,39 @@ def load(
 def _take_kinds(plugin: Any, plugins: Plugins) -> None:
     api_version.check(getattr(plugin, "VLMKIT_API", None))
     plugins.own(getattr(plugin, "VLMKIT_KINDS", ()))
+    _take_tables(getattr(plugin, "VLMKIT_TABLES", {}), plugins)
+
+
+def _take_tables(tables: object, plugins: Plugins) -> None:
+    """Take the tables of the config that a plugin decodes; all or none.
+
+    Raises:
+        PluginError: they are not a mapping of names to structs or kinds of mode ``all``, or a table
+            is another's.
+    """
+    if not isinstance(tables, Mapping):
+        raise PluginError(
+            f"VLMKIT_TABLES is of type {type(tables).__name__!r}",
+            hint='make it a mapping, such as {"cluster": ClusterSettings}',
+        )
+    for name, decoder in tables.items():
+        if not isinstance(name, str) or not name.isidentifier() or not _is_decoder(decoder):
+            raise PluginError(
+                f"VLMKIT_TABLES has {name!r}: {decoder!r}",
+                hint="give a name the subclass of msgspec.Struct that decodes its table, or a kind "
+                "of mode 'all'",
+            )
+        if name in plugins.sections or name in plugins.tables or name in RESERVED_TABLES:
+            raise PluginError(
+                f"there is a table {name!r} in the config already", hint="give it another name"
+            )
+    plugins.tables |= tables
+
+
+def _is_decoder(decoder: object) -> bool:
+    if isinstance(decoder, Kind):
+        return bool(decoder.mode == "all")
+    return isinstance(decoder, type) and issubclass(decoder, msgspec.Struct)
 
 
 def _is_unlisted(candidate: Candidate, there: list[Candidate], listed: set[str] | None) -> bool:

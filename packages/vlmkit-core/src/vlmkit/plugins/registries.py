@@ -42,6 +42,7 @@ class Registries:
                 owner,
                 makes=kind.makes,
                 reserved=kind.reserved,
+                max_words=kind.max_words,
                 serves=kind.serves,
                 field_changes=kind.field_changes,
             )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -47,7 +48,8 @@ class Registry(Generic[T]):
         kind: what it holds, for messages.
         plugin: who fills it.
         makes: the protocol or class of what is built; None leaves the check to who asks for it.
-        reserved: names that are vlmkit's own.
+        reserved: names that only one distribution may give, which each leads to.
+        max_words: words that a name may have.
         serves: what a provider without ``cannot_serve`` can be used for.
         field_changes: what the fields may change that its providers add to requests.
     """
@@ -58,14 +60,16 @@ class Registry(Generic[T]):
         plugin: str = "vlmkit",
         *,
         makes: type | None = None,
-        reserved: Iterable[str] = (),
+        reserved: Mapping[str, str] = MappingProxyType({}),
+        max_words: int = 1,
         serves: Serves = "all",
         field_changes: Iterable[Changes] = (),
     ) -> None:
         self.kind = kind
         self.plugin = plugin
         self._makes = makes
-        self._reserved = frozenset(reserved)
+        self._reserved = reserved
+        self._max_words = max_words
         self._serves = serves
         self._field_changes = tuple(field_changes)
         self._providers: dict[tuple[str, str], Provider[T]] = {}
@@ -98,7 +102,7 @@ class Registry(Generic[T]):
             PluginError: the name is not a plain word or was given before, a scheme is another's, or
                 an argument is of a kind that would break the choice among all providers later on.
         """
-        if not is_plain(name) or name in ("auto", "none"):
+        if not is_plain(name, self._max_words) or name in ("auto", "none"):
             raise PluginError(
                 f"{self.kind} name {name!r} must be letters, digits, '-' or '_'",
                 hint="auto and none mean something of their own",
@@ -395,7 +399,7 @@ class Registry(Generic[T]):
             raise PluginError(f"{self.kind} {new.name!r} adds one field to requests twice")
 
     def _refuse_taken(self, new: Provider[T]) -> None:
-        if new.name in self._reserved:
+        if self._reserved.get(new.name, new.plugin) != new.plugin:
             raise PluginError(
                 f"{self.kind} {new.name!r} from {new.plugin!r} has the name of one of vlmkit's own",
                 hint="give it another name",

@@ -30,8 +30,8 @@ from vlmkit_server.fields.wire_tools import check_tool_types, tool_values
 from vlmkit_server.files.kept import FilesInMemory, KeptFiles
 from vlmkit_server.files.store import FileStore
 from vlmkit_server.http.caller import NOBODY, Caller
-from vlmkit_server.work.offload import OffloadExecutor
 from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.work.offload import OffloadExecutor
 
 _ROLES: dict[type[wire.ChatMessage], Role] = {
     wire.SystemMessage: "system",

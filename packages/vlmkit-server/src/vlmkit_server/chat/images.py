@@ -15,10 +15,10 @@ from vlmkit.errors import ImageError, RequestError
 from vlmkit.kit.image_fetcher import ImageFetcher, not_fetched
 from vlmkit.kit.image_source import WEB, part_of_content
 from vlmkit.seams.runner import RunnerFacts
-from vlmkit_server.together import in_order
-from vlmkit_server.work.offload import OffloadExecutor
 from vlmkit.settings.images import ImageLimits
 from vlmkit_server.settings.server import ServerSettings
+from vlmkit_server.together import in_order
+from vlmkit_server.work.offload import OffloadExecutor
 
 SIZE = "size:"
 Placed = tuple[str, str | bytes]

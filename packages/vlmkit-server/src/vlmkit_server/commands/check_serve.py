@@ -12,6 +12,7 @@ import click
 
 from vlmkit.cli import output
 from vlmkit.errors import ConfigError, VlmkitError
+from vlmkit_server.settings.server import ServerSettings
 
 if TYPE_CHECKING:
     from vlmkit.config import Config, LayeredConfig, ModelEntry
@@ -21,49 +22,20 @@ if TYPE_CHECKING:
 
 def check(layered: "LayeredConfig", plugins: "Plugins", models: Sequence[str]) -> bool:
     """Write every problem and warning to standard error; return whether there is no problem."""
-    from vlmkit.config.providers import paths_of
+    from vlmkit.config.providers import has_all_plugins, paths_of, setting_errors
     from vlmkit_server.preflight import problems, warnings
 
-    config, unsound = layered.config, layered.unsound
+    settings = layered.config.table("server", ServerSettings)
     found = setting_errors(layered, plugins)
-    if _is_complete(layered, plugins):
+    if has_all_plugins(layered, plugins):
         found += _model_errors(layered, plugins, models)
     else:
         click.echo("note: models are not checked before plugins.only is right", err=True)
-    found += problems(config.server, paths_of(config, plugins), unsound)
-    write_all(found)
-    for warning in () if found else warnings(config.server):
+    found += problems(settings, paths_of(layered.config, plugins), layered.unsound)
+    output.errors(found)
+    for warning in () if found else warnings(settings):
         click.echo(f"warning: {warning}", err=True)
     return not found
-
-
-def setting_errors(layered: "LayeredConfig", plugins: "Plugins") -> list[VlmkitError]:
-    """Return what is wrong with settings, those of providers too, and with plugin files."""
-    from vlmkit.config.providers import broken_files, component_errors
-
-    is_complete = _is_complete(layered, plugins)
-    return [
-        *layered.errors,
-        *plugins.errors,
-        *broken_files(layered.config, plugins),
-        *component_errors(layered.config, plugins, is_complete=is_complete),
-    ]
-
-
-def write_all(errors: Iterable[VlmkitError]) -> None:
-    """Write errors to standard error, each once."""
-    each = [one for error in errors for one in _single(error)]
-    for problem in {(str(error), error.hint): error for error in each}.values():
-        output.error(problem)
-
-
-def _is_complete(layered: "LayeredConfig", plugins: "Plugins") -> bool:
-    """Tell whether each plugin that may be loaded is known."""
-    return not plugins.errors and "plugins" not in _sections(layered.unsound)
-
-
-def _single(error: VlmkitError) -> Sequence[VlmkitError]:
-    return error.each() if isinstance(error, ConfigError) else (error,)
 
 
 def _sections(settings: Iterable[str]) -> set[str]:
@@ -82,7 +54,7 @@ def _model_errors(
     from vlmkit.sources import find, name_of
 
     config = layered.config
-    asks_providers = not [*broken_files(config, plugins)]
+    asks_providers = not [*broken_files(config.plugins, plugins)]
     if not models and not config.entries() and _sections(layered.unsound) & {"model", "models"}:
         return  # the one that is meant is wrong, which is reported already
     try:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmkit.cli import options, output
-from vlmkit.cli.group import Subcommands
+from vlmkit.cli.group import CommandGroup
 from vlmkit.settings.scope import SCOPES
+from vlmkit_server.settings.server import ServerSettings
 
 if TYPE_CHECKING:
     from vlmkit_server.identity.key import Key
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 DAY_S = 86_400
 
 
-@click.group(cls=Subcommands)
+@click.group(cls=CommandGroup)
 def keys() -> None:
     """Make, list and revoke API keys.
 
@@ -176,7 +177,7 @@ def _path(key_file: Path | None, config_file: Path | None, assignments: Sequence
     if key_file is not None:
         return key_file
     layered, _ = read_with_plugins(config_file, assignments)
-    if not (named := layered.config.server.keys_file):
+    if not (named := layered.config.table("server", ServerSettings).keys_file):
         raise ConfigError("no file of keys is named", hint="--file FILE, or server.keys_file")
     return Path(named)
 

@@ -10,16 +10,18 @@ import click
 
 from vlmkit.assembly import assemble, find_files
 from vlmkit.cli.loading import Stages
+from vlmkit.config.text_side import WorkerProcesses
 from vlmkit.kit.safetensors_header import weights_of
-from vlmkit_server.offer import Offer
 from vlmkit.sources import name_of
+from vlmkit_server.offer import Offer
+from vlmkit_server.settings.server import ServerSettings
 
 if TYPE_CHECKING:
     from vlmkit.config import Config, ModelEntry
     from vlmkit.kit.checkpoint import Checkpoint
     from vlmkit.plugins.loader import Plugins
-    from vlmkit_server.interfaces.monitor import Monitor
     from vlmkit.seams.runner import Runner
+    from vlmkit_server.interfaces.monitor import Monitor
 
 
 log = logging.getLogger(__name__)
@@ -46,15 +48,22 @@ def offer(
         for name, monitor in monitors.items()
     }
 
+    settings = config.table("server", ServerSettings)
+    workers = WorkerProcesses(
+        num_renderers=settings.renderers,
+        needs_renderers=settings.num_renderers is not None,
+        renderer_memory_bytes=settings.renderer_memory_bytes,
+        compiles_constraints=settings.constraint_workers,
+    )
+
     def load() -> "Runner":
-        num = config.server.renderers
         stages = None
-        if config.server.log_format == "json":
+        if settings.log_format == "json":
             log.info("loading %r", name_of(entry))
         else:
             click.echo(f"loading {name_of(entry)!r}", err=True)
             stages = Stages(lists=True)
-        return assemble(entry, config, plugins, stages, observers, num, is_served=True)
+        return assemble(entry, config, plugins, stages, observers, workers)
 
     def weigh() -> int:
         return weight_bytes(find_files(entry, config, plugins))

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from vlmkit.config import Config
     from vlmkit.plugins.loader import Plugins
     from vlmkit.running.blame import Makers
+    from vlmkit.settings.fetch import FetchSettings
     from vlmkit_server.interfaces.monitor import Monitor
     from vlmkit_server.interfaces.tool_source import ToolSource
     from vlmkit_server.offer import Offer
-    from vlmkit_server.work.service import KnownFields
     from vlmkit_server.settings.server import ServerSettings
+    from vlmkit_server.work.service import KnownFields
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +89,10 @@ def serve(
 ) -> None:
     """Serve MODELs, or those of the config, over HTTP."""
     from vlmkit.cli.loading import read_with_plugins, wanted_entries
-    from vlmkit_server.commands.offers import offer
     from vlmkit.config.providers import check_components, makers_of
-    from vlmkit_server.server_parts import monitors, request_fields, tool_sources
     from vlmkit.sources import find, name_of
+    from vlmkit_server.commands.offers import offer
+    from vlmkit_server.server_parts import monitors, request_fields, tool_sources
 
     stated = {"server.host": host, "server.port": port, "server.log_format": log_format}
     address = options.stated(**stated)
@@ -99,7 +100,7 @@ def serve(
         _check(context, models, config_file, assignments, address)
         return
     layered, plugins = read_with_plugins(config_file, assignments, address)
-    config = layered.config
+    config, settings = layered.config, settings_of(layered.config)
     check_components(config, plugins)
     entries = wanted_entries(models, config, plugins)
     for entry in entries:  # a misspelt name is told before the port opens
@@ -110,10 +111,10 @@ def serve(
         raise click.UsageError("two models have one name; give each its own in [[models]]")
     sources = tool_sources(config, plugins)
     makers = makers_of(plugins, {}, {"tool_sources": sources, "monitors": looking_on})
-    with _shown_log(config.server.log_format, debug=context.obj.debug):
+    with _shown_log(settings.log_format, debug=context.obj.debug):
         _tell_plugins(plugins, config)
         fields = request_fields(plugins)
-        _run(offers, config.server, sources, looking_on, fields, makers)
+        _run(offers, settings, config.fetch, sources, looking_on, fields, makers)
         busy = [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
         if busy:
             log.info("exit while threads are at work: %s", ", ".join(busy))
@@ -124,6 +125,13 @@ def serve(
         os._exit(0)
 
 
+def settings_of(config: "Config") -> "ServerSettings":
+    """Return what a config says of the server."""
+    from vlmkit_server.settings.server import ServerSettings
+
+    return config.table("server", ServerSettings)
+
+
 def _check(
     context: click.Context,
     models: Sequence[str],
@@ -132,8 +140,8 @@ def _check(
     address: Mapping[str, str],
 ) -> None:
     """Write what is wrong, or that nothing is; end with code 1 where something is."""
-    from vlmkit_server.commands.check_serve import check
     from vlmkit.cli.loading import diagnosed
+    from vlmkit_server.commands.check_serve import check
 
     try:
         layered, plugins = diagnosed(config_file, assignments, address)
@@ -146,12 +154,13 @@ def _check(
         click.echo(f"warning: {remark}", err=True)
     if not is_good:
         context.exit(1)
-    click.echo(f"valid: it would listen on {_url(config.server)}")
+    click.echo(f"valid: it would listen on {_url(settings_of(config))}")
 
 
 def _run(
     offers: "dict[str, Offer]",
     settings: "ServerSettings",
+    fetch: "FetchSettings",
     sources: "dict[str, ToolSource]",
     looking_on: "dict[str, Monitor]",
     fields: "KnownFields",
@@ -168,6 +177,7 @@ def _run(
     run_server(
         offers,
         settings,
+        fetch=fetch,
         tool_sources=sources,
         monitors=looking_on,
         request_fields=fields,
@@ -197,7 +207,7 @@ def _tell_plugins(plugins: "Plugins", config: "Config") -> None:
 
 def _exposed(config: "Config") -> Iterator[str]:
     """Yield what an operator may want to set where other machines can reach the server."""
-    server = config.server
+    server = settings_of(config)
     if server.health_metrics and server.is_health_public:
         yield (
             "server.health_metrics is set: any client that reaches server.health_port reads "
@@ -216,7 +226,7 @@ def _exposed(config: "Config") -> Iterator[str]:
 
 def _unset(config: "Config") -> Iterator[str]:
     """Yield which bounds and logs are not set, and what follows."""
-    server = config.server
+    server = settings_of(config)
     limits = "key" if server.asks_for_keys else "address"
     unset = {
         f"server.limits.{limits}": (getattr(server.limits, limits), LIMITLESS[limits]),
@@ -288,7 +298,7 @@ def _shown_log(log_format: str, *, debug: bool) -> Iterator[None]:
 
     form = (JsonFormat if log_format == "json" else TextFormat)(tells_all=debug)
     levels = dict.fromkeys(("uvicorn", *_packages()), logging.WARNING)
-    levels["vlmkit"] = logging.DEBUG if debug else logging.INFO
+    levels |= dict.fromkeys(("vlmkit", "vlmkit_server"), logging.DEBUG if debug else logging.INFO)
     with ExitStack() as after:
         logging.captureWarnings(capture=True)  # on standard error they would show what was sent
         after.callback(logging.captureWarnings, capture=False)

@@ -4,8 +4,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from vlmkit_server.http.errors import ErrorBody
 from vlmkit.settings.scope import Scope
+from vlmkit_server.http.errors import ErrorBody
 
 Access = Literal["open", "key"] | Scope
 """Who may ask: anybody, anybody with a key, or those whose key may do this."""

@@ -12,9 +12,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from vlmkit.settings.scope import Scope
 from vlmkit_server.http.operation import Access
 from vlmkit_server.settings.limits import LimitTexts, limits_of
-from vlmkit.settings.scope import Scope
 
 Name = Annotated[str, Meta(pattern=r"^[\w.@:+-]{1,64}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]

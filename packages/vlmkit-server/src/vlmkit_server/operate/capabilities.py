@@ -14,6 +14,7 @@ from vlmkit._version import __version__
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.seams.runner import CONSTRAINT, RunnerFacts
 from vlmkit.seams.tokenizer import Option
+from vlmkit.settings.images import ImageLimits
 from vlmkit_server.chat.prompt_options import EFFORT
 from vlmkit_server.chat.wire import CHAT
 from vlmkit_server.completions.wire import COMPLETIONS
@@ -34,9 +35,8 @@ from vlmkit_server.prompts.wire_render import (
 )
 from vlmkit_server.prompts.wire_tokens import DETOKENIZE, TOKENIZE
 from vlmkit_server.responses.wire import INPUT_TOKENS, RESPONSES
-from vlmkit_server.work.service import KnownFields, Service
-from vlmkit.settings.images import ImageLimits
 from vlmkit_server.settings.server import FilesSettings
+from vlmkit_server.work.service import KnownFields, Service
 
 _Bodies = Mapping[str, BodyReader[Any]]
 

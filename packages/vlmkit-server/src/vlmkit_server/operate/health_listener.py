@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from http import HTTPStatus
 from typing import NamedTuple
 
-from vlmkit_server.interfaces.monitor import Page
 from vlmkit_server.http.errors import NotStored, Overloaded, Unavailable
 from vlmkit_server.http.open_files import SpareFile
+from vlmkit_server.interfaces.monitor import Page
 
 log = logging.getLogger(__name__)
 

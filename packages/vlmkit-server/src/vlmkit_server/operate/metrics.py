@@ -12,11 +12,11 @@ from typing import Any
 from litestar import Controller, Request, Response, route
 from litestar.di import NamedDependency
 
-from vlmkit_server.interfaces.monitor import ModelState, Page, ServerState
 from vlmkit_server.fleet.served_model import ServedModel
 from vlmkit_server.http.errors import NotStored, Overloaded
 from vlmkit_server.http.methods import READ
 from vlmkit_server.http.operation import Operation
+from vlmkit_server.interfaces.monitor import ModelState, Page, ServerState
 from vlmkit_server.operate.health import readiness_of
 from vlmkit_server.work.service import Service
 

@@ -1,17 +1,9 @@
 """What an operator can set about several models in one server."""
 
-from typing import Annotated, Literal
-
 import msgspec
-from msgspec import Meta
 
 from vlmkit.settings.bounds import Positive, Seconds
-
-When = Literal["start", "use", "request"]
-"""When a model is loaded."""
-OnFailure = Literal["exit", "restart"]
-"""What is done about a model whose engine failed for good."""
-IdleSeconds = Annotated[float, Meta(gt=0.0, le=31_536_000.0)]
+from vlmkit.settings.lifecycle import IdleSeconds, OnFailure, When
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,9 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from vlmkit.settings.bounds import MOST, Count, Positive, Seconds
+from vlmkit.settings.paths import DataPath, InputFile, OutputFile
 from vlmkit_server.settings.fleet import FleetSettings
 from vlmkit_server.settings.limits import LimitsSettings
-from vlmkit.settings.paths import DataPath, InputFile, OutputFile
 
 PUBLIC_RENDERERS = 2
 PUBLIC_TIMEOUT_S = 600.0
@@ -55,26 +55,6 @@ TemplateVariable = Annotated[
         examples=["enable_thinking:bool"],
     ),
 ]
-
-
-class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether, and from where, the server fetches images that a request names by URL.
-
-    Attributes:
-        enabled: fetch at all; when off, only ``data:`` URLs are taken.
-        allowed_hosts: host names to fetch from, exact; empty allows every public host.
-        allow_http: also fetch without encryption.
-        max_redirects: redirects that are followed; each one is checked like the first address.
-        max_bytes: size of one image file.
-        timeout_s: time for one image, redirects included.
-    """
-
-    enabled: bool = False
-    allowed_hosts: tuple[str, ...] = ()
-    allow_http: bool = False
-    max_redirects: Annotated[int, Meta(ge=0, le=10)] = 3
-    max_bytes: Positive = 20 * 2**20
-    timeout_s: Seconds = 10.0
 
 
 class ResponsesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,7 +173,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         constraint_workers: try each constraint in a process of its own, which is killed where it
             takes too much CPU time or memory, before the server compiles it. A model then has one
             more process, which holds its vocabulary.
-        fetch: images named by URL.
         responses: what is kept of the Responses API.
         files: what is kept of the files that clients send by themselves, in memory.
         data: what outlives the process: files and batches.
@@ -244,7 +223,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_renderers: Annotated[int, Meta(ge=0, le=256)] | None = None
     renderer_memory_bytes: Annotated[int, Meta(ge=256 * 2**20, le=MOST)] = 3 * 2**30
     constraint_workers: bool = True
-    fetch: FetchSettings = FetchSettings()
     responses: ResponsesSettings = ResponsesSettings()
     files: FilesSettings = FilesSettings()
     data: DataSettings = DataSettings()

@@ -14,10 +14,10 @@ from vlmkit.ask.tool_call import ToolCallPart
 from vlmkit.errors import ConfigError, RequestError, VlmkitError
 from vlmkit.kit.traces import trace_of
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit_server.interfaces.tool_source import ToolSource
-from vlmkit_server.http.errors import Unavailable
-from vlmkit_server.together import together
 from vlmkit.settings.images import ImageLimits
+from vlmkit_server.http.errors import Unavailable
+from vlmkit_server.interfaces.tool_source import ToolSource
+from vlmkit_server.together import together
 
 log = logging.getLogger(__name__)
 

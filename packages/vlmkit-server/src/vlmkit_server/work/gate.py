@@ -18,9 +18,9 @@ from vlmkit_server.http.caller import speaks_for
 from vlmkit_server.http.errors import CLIENT_GONE, HostRefused, error_response
 from vlmkit_server.limits.entrance import ACCOUNT
 from vlmkit_server.limits.headers import limit_headers
+from vlmkit_server.settings.server import is_loopback
 from vlmkit_server.work.deadline import DEADLINE, HEADER, time_for
 from vlmkit_server.work.service import Service
-from vlmkit_server.settings.server import is_loopback
 
 LARGE_BYTES = 2**18
 TRIM_AFTER_S = 1.0

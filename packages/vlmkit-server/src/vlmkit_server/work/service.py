@@ -17,8 +17,8 @@ from litestar.types import Receive, Scope
 
 from vlmkit.errors import RequestError
 from vlmkit.running.blame import UNKNOWN, Makers
-from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit.seams.request_field import FieldFacts
+from vlmkit.settings.fetch import FetchSettings
 from vlmkit_server.fields.ignored import (
     HEADER,
     STRICT_HEADER,
@@ -32,17 +32,18 @@ from vlmkit_server.fleet.served_model import State
 from vlmkit_server.http.errors import ClientGone, Unavailable, waiting_s
 from vlmkit_server.http.fair_room import Claim
 from vlmkit_server.identity.key_ring import key_ring
+from vlmkit_server.interfaces.monitor import Monitor
 from vlmkit_server.limits.accounts import Accounts
 from vlmkit_server.logs.audit import AuditLog
 from vlmkit_server.logs.line_file import LateLineFile
 from vlmkit_server.offer import Loader, Offer, Served, runner_of
+from vlmkit_server.settings.server import ServerSettings
 from vlmkit_server.tools.toolbox import Toolbox
 from vlmkit_server.work.bodies import Bodies
 from vlmkit_server.work.deadline import TooLate, deadline_of
 from vlmkit_server.work.ledger import Ledger
 from vlmkit_server.work.monitors import Monitors
 from vlmkit_server.work.offload import OffloadExecutor
-from vlmkit_server.settings.server import ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Service:
         request_fields: fields that plugins added to requests, as far as they are known before the
             models are there; those of models that are there are known anyway.
         makers: who made the monitors.
+        fetch: whether images are fetched that requests name by URL; none are when None.
 
     Raises:
         ConfigError: two models have one name, they cannot be within the memory budget, or the file
@@ -78,6 +80,7 @@ class Service:
         monitors: Mapping[str, Monitor] = MappingProxyType({}),
         request_fields: KnownFields = MappingProxyType({}),
         makers: Makers = UNKNOWN,
+        fetch: FetchSettings | None = None,
     ) -> None:
         self.request_fields = dict(request_fields)
         offers = {name: _offer(given) for name, given in models.items()}
@@ -95,6 +98,7 @@ class Service:
                     if facts not in known:
                         self.request_fields[field] = (*known, facts)
         self.settings = settings
+        self.fetch = fetch or FetchSettings()
         self.keys = key_ring(settings)
         self.accounts = Accounts(settings.limits)
         self.access_log = (

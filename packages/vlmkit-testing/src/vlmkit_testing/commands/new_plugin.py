@@ -1,10 +1,14 @@
 """``vlmkit plugins new``: the project of a plugin, with tests that pass."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vlmkit.cli import options, output
+
+if TYPE_CHECKING:
+    from vlmkit.plugins.kinds import Kind
 
 
 def _kinds() -> list[str]:
@@ -23,6 +27,30 @@ def _kind(_: click.Context, parameter: click.Parameter, value: str) -> str:
     return kind.replace("-", "_")
 
 
+def _known(name: str) -> "Kind[Any]":
+    """Return a kind of the core's, or of a part of vlmkit that is installed.
+
+    Raises:
+        PluginUnavailable: what owns it is not installed.
+    """
+    from vlmkit.assembly import load_plugins
+    from vlmkit.cli.streams import apart
+    from vlmkit.errors import PluginUnavailable
+    from vlmkit.kit.install_command import install_command
+    from vlmkit.plugins.names import SERVER
+    from vlmkit.settings.plugins import PluginSettings
+
+    with apart():
+        kinds = load_plugins(PluginSettings(only=())).kinds
+    for kind in kinds:
+        if kind.name == name:
+            return kind
+    raise PluginUnavailable(
+        f"the kind {name!r} belongs to {SERVER}, which is not installed",
+        hint=install_command(SERVER),
+    )
+
+
 @click.command()
 @click.argument("kind", callback=_kind)
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -33,10 +61,9 @@ def new(*, kind: str, folder: Path, name: str | None, as_json: bool) -> None:
 
     It is a working example with tests, to be changed into your own.
     """
-    from vlmkit.plugins import project
-    from vlmkit.plugins.kinds import KINDS
+    from vlmkit_testing import project
 
-    chosen = next(each for each in KINDS if each.name == kind)
+    chosen = _known(kind)
     written = project.write(chosen, folder, name or project.name_of(folder))
     check = " ".join(("vlmkit plugins check", *written.check))
     if as_json:

@@ -17,8 +17,15 @@ from vlmkit.ask.sample import Sample
 from vlmkit.ask.sampling import SamplingParams
 from vlmkit.ask.stage import ImageTimings, Stage
 from vlmkit.errors import EngineError
-from vlmkit_server.interfaces.monitor import HttpEnd, HttpRequest, ModelState, Monitor, Page, ServerState
 from vlmkit.seams.observer import Observer, RequestEnd, RequestFacts
+from vlmkit_server.interfaces.monitor import (
+    HttpEnd,
+    HttpRequest,
+    ModelState,
+    Monitor,
+    Page,
+    ServerState,
+)
 
 ODD = ('"', "\n", "\\", "é", "\ud800", "\0", "{}%s", "x" * 4096)
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -14,8 +14,8 @@ import pytest
 from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.ask.tool_choice import tool_name, tool_schema
 from vlmkit.errors import VlmkitError
-from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit.settings.images import ImageLimits
+from vlmkit_server.interfaces.tool_source import ToolSource
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NONSENSE: tuple[Mapping[str, Any], ...] = (

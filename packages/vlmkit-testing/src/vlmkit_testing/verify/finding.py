@@ -88,6 +88,6 @@ def _line(text: str) -> str:
 def _read(kind: Kind[Any]) -> str:
     """Return where to read what is expected of a kind."""
     protocol = kind.makes and f"{kind.makes.__module__}.{kind.makes.__qualname__}"
-    is_own = kind.contract.startswith("vlmkit.")
+    is_own = kind.contract.startswith("vlmkit_testing:")
     page = f"{PAGE}#{kind.name.replace('_', '-')}" if is_own else ""
     return ", ".join(filter(None, (protocol, page)))

@@ -8,8 +8,8 @@ import pytest
 
 from vlmkit.ask.message import TextPart
 from vlmkit.errors import RequestError
-from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit.settings.images import ImageLimits
+from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit_testing import ToolSourceContract
 from vlmkit_yourname.plugin import NAME, Calculator
 

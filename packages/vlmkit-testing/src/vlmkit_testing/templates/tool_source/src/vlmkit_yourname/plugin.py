@@ -12,8 +12,8 @@ import vlmkit
 from vlmkit.ask.message import ImagePart, TextPart
 from vlmkit.errors import RequestError
 from vlmkit.plugins.registry import BuildContext, Registry
-from vlmkit_server.interfaces.tool_source import ToolSource
 from vlmkit.settings.images import ImageLimits
+from vlmkit_server.interfaces.tool_source import ToolSource
 
 VLMKIT_API = (1, 0)
 NAME = "calculate"

@@ -1,0 +1,1 @@
+"""``vlmkit serve`` and ``vlmkit keys``."""

@@ -1,0 +1,43 @@
+"""The hooks of vlmkit-server, and the kinds and tables of the config that are the server's.
+
+Imports nothing heavy: the build functions do.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vlmkit.plugins.hookspecs import hookimpl
+from vlmkit.plugins.registry import BuildContext, Registry
+from vlmkit_server.interfaces.kinds import MONITOR, TOOL_SOURCE
+from vlmkit_server.settings.server import ServerSettings
+
+if TYPE_CHECKING:
+    import click
+
+VLMKIT_API = (1, 0)
+VLMKIT_KINDS = (TOOL_SOURCE, MONITOR)
+VLMKIT_TABLES = {
+    "tool_sources": TOOL_SOURCE,
+    "monitors": MONITOR,
+    "server": ServerSettings,
+}
+
+
+def _build_serve(_: BuildContext) -> "click.Command":
+    from vlmkit_server.commands.serve import serve
+
+    return serve
+
+
+def _build_keys(_: BuildContext) -> "click.Command":
+    from vlmkit_server.commands.keys import keys
+
+    return keys
+
+
+@hookimpl
+def vlmkit_register_commands(registry: Registry[Any]) -> None:
+    """Offer ``vlmkit serve`` and ``vlmkit keys``."""
+    registry.add(
+        "serve", _build_serve, description="Serve MODELs, or those of the config, over HTTP."
+    )
+    registry.add("keys", _build_keys, description="Make, list and revoke API keys.")

@@ -1,0 +1,1 @@
+"""What an operator can set about the server. Public."""

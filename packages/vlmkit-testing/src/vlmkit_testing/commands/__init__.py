@@ -1,0 +1,1 @@
+"""``vlmkit plugins check``, ``vlmkit plugins new`` and ``vlmkit verify``."""
